@@ -1,0 +1,51 @@
+"""Packaging of k2jax: metadata, dependencies and extras. Tool settings live in pyproject.toml."""
+
+from setuptools import find_packages, setup
+
+PARITY = ["torch==2.13.0", "transformers>=5.23,<6"]
+DATA = ["pyarrow>=15", "datasets>=3"]
+NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
+
+setup(
+    name="k2jax",
+    version="0.1.0",
+    description="Open JAX research codebase for the Kimi K2 family: MoE with MLA, MuonClip, config-file experiments.",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["k2jax", "k2jax.*", "pallas_kernels", "pallas_kernels.*"]),
+    install_requires=[
+        "absl-py>=2.1",
+        "jax>=0.10.2",
+        "flax>=0.12",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.12",
+        "grain>=0.2.18",
+        "tensorstore>=0.1.80",
+        "ml-collections>=1.1",
+        "numpy>=1.26",
+        "safetensors>=0.4",
+        "tokenizers>=0.20",
+        "rich>=13",
+        "matplotlib>=3.8",
+        "tensorboardX>=2.6",
+    ],
+    extras_require={
+        "tpu": ["jax[tpu]"],
+        "cuda": ["jax[cuda13]"],
+        "parity": PARITY,
+        "data": DATA,
+        "notebook": NOTEBOOK,
+        "profile": ["xprof"],
+        "test": [
+            *PARITY,
+            *DATA,
+            *NOTEBOOK,
+            "pytest>=8",
+            "hypothesis>=6.100",
+            "ruff>=0.8",
+            "import-linter>=2.1",
+        ],
+    },
+)
