@@ -75,7 +75,7 @@ class OptimizerConfig:
     schedule: ScheduleConfig = ScheduleConfig()  #: rate over steps
     weight_decay: float = 0.1  #: decoupled decay, on matrices only
     momentum: float = 0.95  #: Muon momentum
-    momentum_form: str = "ema_free"  #: ema_free (M = mu M + G) | nesterov (G + mu M is orthogonalised)
+    momentum_form: str = "heavy_ball"  #: heavy_ball (M is orthogonalised) | nesterov (G + mu M is)
     update_rms: float = 0.2  #: Muon update scale: update_rms * sqrt(max(n, m))
     newton_schulz: str = "muon"  #: coefficient preset: muon | polar_express
     newton_schulz_steps: int = 5  #: Newton-Schulz iterations

@@ -1,0 +1,193 @@
+"""Dataclasses to a locked ConfigDict and back, with types checked and unknown keys named.
+
+``defaults`` gives experiments something to edit and override; ``resolve`` gives the library something typed and frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from k2jax.config import schema
+from k2jax.config.presets import model_preset
+from k2jax.errors import UserError
+
+STAGES = ("pretrain", "sft", "rl", "eval")
+
+
+def defaults(stage: str, model: str = "nano") -> ConfigDict:
+    """A locked ConfigDict with every key of ``schema.Config`` at its default, for ``stage`` and a model preset.
+
+    Example:
+        >>> config = defaults("pretrain", model="moonlight")
+        >>> config.train.steps = 100
+    """
+    if stage not in STAGES:
+        raise UserError(f"unknown stage {stage!r}; there are {', '.join(STAGES)}")
+    config = to_config_dict(schema.Config(stage=stage, model=model_preset(model)))
+    config.lock()
+    return config
+
+
+def source(**fields: Any) -> ConfigDict:
+    """One entry of ``config.data.sources``: ``source(kind="text", path="books/", weight=2.0)``."""
+    known = [field.name for field in dataclasses.fields(schema.SourceConfig)]
+    for key in fields:
+        if key not in known:
+            raise UserError(f"unknown key {key!r} of a data source{nearest(key, known)}")
+    return to_config_dict(schema.SourceConfig(**fields))
+
+
+def to_config_dict(value: Any) -> Any:
+    """A dataclass (or mapping of them) as a ConfigDict; optional fields accept both None and their type."""
+    if isinstance(value, Mapping):
+        return ConfigDict({key: to_config_dict(item) for key, item in value.items()})
+    if not dataclasses.is_dataclass(value):
+        return value
+    types_of = typing.get_type_hints(type(value))
+    result = ConfigDict()
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        inner = _optional(types_of[field.name])
+        if inner is None:
+            result[field.name] = to_config_dict(item)
+        else:
+            result[field.name] = config_dict.placeholder(inner)
+            if item is not None:
+                result[field.name] = item
+    return result
+
+
+def resolve(config: ConfigDict | Mapping[str, Any] | schema.Config) -> schema.Config:
+    """The frozen, type-checked ``schema.Config`` of an edited ConfigDict (or of a parsed ``config.json``).
+
+    Raises:
+        UserError: an unknown key, a value of the wrong type or an impossible combination, in one line that names the
+            key and the nearest valid one.
+    """
+    if not isinstance(config, schema.Config):
+        config = _read(schema.Config, config, "")
+    _check(config)
+    return config
+
+
+def to_json(config: Any) -> str:
+    """The config as indented JSON; ``resolve(json.loads(...))`` is its inverse."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def nearest(key: str, known: list[str]) -> str:
+    """``"; did you mean 'x'?"``, or the list of what there is."""
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
+
+
+def _optional(annotation: Any) -> type | None:
+    """T for ``T | None``, else None."""
+    if isinstance(annotation, types.UnionType):
+        return next(arg for arg in typing.get_args(annotation) if arg is not type(None))
+    return None
+
+
+def _read(annotation: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(annotation):
+        return _read_dataclass(annotation, value, path)
+    if typing.get_origin(annotation) is Mapping:
+        if not isinstance(value, Mapping | ConfigDict) or not len(value):
+            raise UserError(f"config.{path} must be a non-empty mapping of names")
+        inner = typing.get_args(annotation)[1]
+        return {key: _read(inner, value[key], f"{path}.{key}") for key in value}
+    inner = _optional(annotation)
+    if inner is not None:
+        return None if value is None else _read(inner, value, path)
+    if typing.get_origin(annotation) is tuple:
+        item = typing.get_args(annotation)[0]
+        if not isinstance(value, list | tuple):
+            raise UserError(f"config.{path} must be a tuple of {item.__name__}, not {value!r}")
+        return tuple(_read(item, element, path) for element in value)
+    if annotation is float and type(value) is int:
+        return float(value)
+    if type(value) is not annotation:
+        raise UserError(f"config.{path} must be {annotation.__name__}, not {value!r}")
+    return value
+
+
+def _read_dataclass(cls: type, value: Any, path: str) -> Any:
+    if not isinstance(value, Mapping | ConfigDict):
+        raise UserError(f"config.{path} must be a group of keys, not {value!r}")
+    hints = typing.get_type_hints(cls)
+    for key in value:
+        if key not in hints:
+            raise UserError(f"unknown key config.{f'{path}.' if path else ''}{key}{nearest(key, list(hints))}")
+    return cls(**{key: _read(hints[key], value[key], f"{path}.{key}" if path else key) for key in value})
+
+
+_CHOICES = {
+    "optimizer.name": ("muonclip", "muon", "adamw"),
+    "optimizer.momentum_form": ("heavy_ball", "nesterov"),
+    "optimizer.newton_schulz": ("muon", "polar_express"),
+    "optimizer.newton_schulz_dtype": ("auto", "float32", "bfloat16"),
+    "optimizer.schedule.kind": ("wsd", "cosine", "constant"),
+    "optimizer.schedule.decay_shape": ("linear", "cosine"),
+    "data.tokenizer.kind": ("bpe", "file", "bytes"),
+    "data.on_corrupt": ("skip", "fail"),
+    "train.compute_dtype": ("auto", "float32", "bfloat16"),
+    "train.remat": ("none", "full"),
+}
+
+_AT_LEAST_ONE = (
+    "model.layers model.d_model model.heads model.experts model.active_experts train.steps train.batch_size "
+    "train.micro_batches checkpoint.every checkpoint.keep log.every log.plots_every eval.every "
+    "optimizer.newton_schulz_steps"
+).split()
+
+
+def _get(config: schema.Config, path: str) -> Any:
+    value: Any = config
+    for key in path.split("."):
+        value = getattr(value, key)
+    return value
+
+
+def _check(config: schema.Config) -> None:
+    """Refuses combinations that no single key's type rules out."""
+    for path, choices in _CHOICES.items():
+        value = _get(config, path)
+        if value not in choices:
+            raise UserError(f"config.{path} is {value!r}{nearest(value, list(choices))}")
+    for path in _AT_LEAST_ONE:
+        if _get(config, path) < 1:
+            raise UserError(f"config.{path} must be at least 1, not {_get(config, path)}")
+    model, train = config.model, config.train
+    if train.batch_size % train.micro_batches:
+        raise UserError(
+            f"config.train.batch_size {train.batch_size} does not divide into {train.micro_batches} micro-batches; "
+            f"{train.batch_size - train.batch_size % train.micro_batches or train.micro_batches} would"
+        )
+    if config.data.sequence_length < 2:
+        raise UserError("config.data.sequence_length must be at least 2")
+    if not 0 <= model.dense_layers <= model.layers:
+        raise UserError(f"config.model.dense_layers {model.dense_layers} is not in 0..{model.layers} (model.layers)")
+    if model.qk_rope_dim % 2:
+        raise UserError(f"config.model.qk_rope_dim {model.qk_rope_dim} must be even: rotary positions turn pairs")
+    if model.experts % model.expert_groups:
+        raise UserError(
+            f"config.model.experts {model.experts} does not divide into {model.expert_groups} expert_groups"
+        )
+    reachable = model.experts // model.expert_groups * model.active_groups
+    if not 1 <= model.active_groups <= model.expert_groups or model.active_experts > reachable:
+        raise UserError(
+            f"config.model.active_experts {model.active_experts} cannot be chosen from {reachable} experts: "
+            f"{model.active_groups} of {model.expert_groups} groups of {model.experts // model.expert_groups}"
+        )
+    if len(train.profile_steps) not in (0, 2):
+        raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
+    if not 0 <= config.data.held_out < 1:
+        raise UserError(f"config.data.held_out must be in [0, 1), not {config.data.held_out}")

@@ -1,0 +1,81 @@
+"""Architectures by name. Import reads every value from a checkpoint's own config; these are defaults only."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from k2jax.config.schema import ModelConfig, YarnConfig
+from k2jax.errors import UserError
+
+_DEEPSEEK_V3 = ModelConfig(
+    layers=61,
+    dense_layers=3,
+    d_model=7168,
+    heads=128,
+    q_lora_rank=1536,
+    kv_lora_rank=512,
+    qk_nope_dim=128,
+    qk_rope_dim=64,
+    v_dim=128,
+    dense_ffn=18432,
+    expert_ffn=2048,
+    experts=256,
+    active_experts=8,
+    shared_experts=1,
+    expert_groups=8,
+    active_groups=4,
+    routed_scaling=2.5,
+    rope_theta=10000.0,
+    yarn=YarnConfig(factor=40.0, beta_fast=32.0, beta_slow=1.0),
+    norm_eps=1e-6,
+    vocab=129280,
+    init_std=0.006,
+)
+
+PRESETS: dict[str, ModelConfig] = {
+    "nano": ModelConfig(),
+    "moonlight": ModelConfig(
+        layers=27,
+        dense_layers=1,
+        d_model=2048,
+        heads=16,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_nope_dim=128,
+        qk_rope_dim=64,
+        v_dim=128,
+        dense_ffn=11264,
+        expert_ffn=1408,
+        experts=64,
+        active_experts=6,
+        shared_experts=2,
+        routed_scaling=2.446,
+        rope_theta=50000.0,
+        norm_eps=1e-5,
+        vocab=163840,
+    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "k2": dataclasses.replace(
+        _DEEPSEEK_V3,
+        dense_layers=1,
+        heads=64,
+        experts=384,
+        expert_groups=1,
+        active_groups=1,
+        routed_scaling=2.827,
+        rope_theta=50000.0,
+        yarn=YarnConfig(factor=32.0, beta_fast=1.0, beta_slow=1.0),
+        vocab=163840,
+    ),
+}
+
+
+def model_preset(name: str) -> ModelConfig:
+    """The architecture called ``name``.
+
+    Raises:
+        UserError: for an unknown name.
+    """
+    if name not in PRESETS:
+        raise UserError(f"unknown model preset {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,101 @@
+"""Folders that are built once, appear whole or not at all, and are shared by every process that wants the same key.
+
+A folder is built under a hidden temporary name beside its place and renamed into it. A build that was killed leaves
+only the temporary folder, which nobody reads and the next build of the same key removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+import secrets
+import shutil
+import socket
+import time
+
+from k2jax.errors import UserError
+
+
+def cache_root(cache_dir: str) -> Path:
+    """The cache folder: the configured one, else ``$K2JAX_CACHE``, else ``~/.cache/k2jax``."""
+    return Path(cache_dir or os.environ.get("K2JAX_CACHE") or "~/.cache/k2jax").expanduser()
+
+
+def key_of(description: object) -> str:
+    """Sixteen hexadecimal digits that name a JSON-serialisable description."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def get_or_build(
+    folder: Path, build: Callable[[Path], None], *, builder: bool = True, wait_seconds: float = 3600.0
+) -> Path:
+    """The finished folder, built first when it is missing.
+
+    Args:
+        folder: where the finished folder belongs.
+        build: fills the empty folder it is given.
+        builder: whether this process builds; the others wait until the folder appears.
+        wait_seconds: how long a waiting process waits [s].
+
+    Raises:
+        UserError: when the cache cannot be written or the folder does not appear in time.
+    """
+    if builder:
+        if not folder.is_dir():
+            _build_and_publish(folder, build)
+        return folder
+    deadline = time.monotonic() + wait_seconds
+    while not folder.is_dir():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{folder} did not appear within {wait_seconds:.0f} s: process 0 builds it, so the cache folder and the "
+                "data must be ones that every process sees (set data.cache_dir)"
+            )
+        time.sleep(min(0.5, wait_seconds / 10))
+    return folder
+
+
+def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:
+    temporary = folder.parent / f"{_prefix(folder)}{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        temporary.mkdir()
+    except OSError as error:
+        raise UserError(f"cannot write the cache folder {folder.parent}: {error.strerror}; set data.cache_dir") from None
+    try:
+        build(temporary)
+        _rename(temporary, folder)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"no space left in {folder.parent}; set data.cache_dir to a larger disk") from None
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rename(temporary: Path, folder: Path) -> None:
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was first; equal keys mean equal content
+            raise
+
+
+def _prefix(folder: Path) -> str:
+    return f".{folder.name}.tmp-{socket.gethostname()}-"
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes temporary folders of this key whose process on this host is gone."""
+    for left in folder.parent.glob(f"{_prefix(folder)}*"):
+        try:
+            os.kill(int(left.name.removeprefix(_prefix(folder)).split("-")[0]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(left, ignore_errors=True)
+        except (ValueError, PermissionError):
+            continue

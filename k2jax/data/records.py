@@ -1,0 +1,138 @@
+"""Readers of single files and of Hugging Face data sets: each yields ``(name, text)`` and reports what it cannot use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+
+from k2jax.errors import UserError
+
+Report = Callable[[str, str], None]  # (where, why)
+Documents = Iterator[tuple[str, str]]
+ROWS_PER_READ = 256
+
+
+def whole_file(path: Path, field: str, report: Report) -> Documents:
+    """A text file as one document; ``field`` is not used."""
+    try:
+        content = path.read_bytes()
+        yield str(path), content.decode()
+    except OSError as error:
+        report(str(path), f"cannot be read: {error.strerror}")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        report(f"{path}, line {line}, byte {error.start}", "not UTF-8")
+
+
+def jsonl(path: Path, field: str, report: Report) -> Documents:
+    """One document per line: the string at ``field`` of a JSON object. Blank lines are passed over."""
+    try:
+        with path.open("rb") as file:
+            offset = 0
+            for number, line in enumerate(file, start=1):
+                where, offset = f"{path}, line {number}, byte {offset}", offset + len(line)
+                if line.strip() and (text := _from_json(line, field, where, report)) is not None:
+                    yield f"{path}:{number}", text
+    except OSError as error:
+        report(str(path), f"cannot be read: {error.strerror}")
+
+
+def _from_json(line: bytes, field: str, where: str, report: Report) -> str | None:
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return report(where, f"not UTF-8 at byte {error.start} of the line")
+    except json.JSONDecodeError as error:
+        return report(where, f"not JSON: {error.msg} at column {error.colno}")
+    except (ValueError, RecursionError) as error:
+        return report(where, f"not usable JSON: {error}")
+    return checked_text(record, field, where, report)
+
+
+def parquet(path: Path, field: str, report: Report) -> Documents:
+    """One document per row of the string column ``field``; an unreadable row group is one corrupt record."""
+    pyarrow, reader = _extra("pyarrow"), _extra("pyarrow.parquet")
+    try:
+        file = reader.ParquetFile(path, memory_map=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        return report(str(path), f"not readable as parquet: {_first_line(error)}")
+    with file:
+        if field not in file.schema_arrow.names:
+            return report(str(path), f"no column {field!r}, only {', '.join(file.schema_arrow.names)}")
+        row = 0
+        for group in range(file.num_row_groups):
+            end = row + file.metadata.row_group(group).num_rows
+            try:
+                for batch in file.iter_batches(ROWS_PER_READ, row_groups=[group], columns=[field], use_threads=False):
+                    for value in batch.column(0):
+                        where, row = f"{path}, row {row}", row + 1
+                        if (text := _from_arrow(value, field, where, report)) is not None:
+                            yield where, text
+            except (pyarrow.ArrowException, OSError) as error:
+                report(f"{path}, rows {row} to {end - 1}", f"row group {group} is broken: {_first_line(error)}")
+            row = end
+
+
+def _from_arrow(value: object, field: str, where: str, report: Report) -> str | None:
+    try:
+        record = {field: value.as_py()}
+    except UnicodeDecodeError as error:
+        return report(where, f"not UTF-8 at byte {error.start} of the text")
+    return checked_text(record, field, where, report)
+
+
+def huggingface(path: str, subset: str, split: str, field: str, report: Report) -> Documents:
+    """One document per record of a streamed Hugging Face data set.
+
+    Raises:
+        UserError: when the data set cannot be loaded, or reading breaks off: a corpus cut short by a lost connection
+            is never taken for the whole, whatever ``on_corrupt`` says.
+    """
+    datasets = _extra("datasets")
+    what = f"{path}{f' ({subset})' if subset else ''}, split {split}"
+    row = 0
+    try:
+        stream = iter(datasets.load_dataset(path, subset or None, split=split, streaming=True))
+    except Exception as error:
+        raise UserError(f"cannot load the data set {what}: {_first_line(error)}") from None
+    while True:
+        try:
+            record = next(stream)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise UserError(f"reading the data set {what} broke off at row {row}: {_first_line(error)}") from None
+        where, row = f"{path}, split {split}, row {row}", row + 1
+        if (text := checked_text(record, field, where, report)) is not None:
+            yield where, text
+
+
+def checked_text(record: object, field: str, where: str, report: Report) -> str | None:
+    """The string at ``field`` of a record, or None after a report."""
+    if not isinstance(record, dict):
+        return report(where, f"a JSON {type(record).__name__}, not an object")
+    if field not in record:
+        return report(where, f"no field {field!r}, only {', '.join(map(repr, list(record)[:8])) or 'nothing'}")
+    text = record[field]
+    if not isinstance(text, str):
+        return report(where, f"field {field!r} is {'null' if text is None else type(text).__name__}, not a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return report(where, f"field {field!r} holds half a surrogate pair, which no UTF-8 text can")
+    return text
+
+
+def _extra(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.split(".")[0]
+        raise UserError(f'this source needs {package}, which is not installed: pip install "k2jax[data]"') from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

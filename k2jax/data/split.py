@@ -1,0 +1,37 @@
+"""Which documents are held out: a pure function of a document's text, so copies of it land on one side.
+
+A document is held out iff its hash, uniform over 64 bits, is below a threshold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from k2jax.errors import UserError
+
+
+def document_hash(text: bytes) -> int:
+    """A 64-bit hash of a document's UTF-8 bytes, uniform over [0, 2^64)."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def threshold_for(held_out: float) -> int:
+    """The threshold that holds out this fraction of documents in expectation.
+
+    Raises:
+        UserError: when the fraction is not strictly between 0 and 1.
+    """
+    if not 0.0 < held_out < 1.0:
+        raise UserError(f"data.held_out is {held_out}: give a fraction between 0 and 1, both excluded")
+    return int(held_out * 2.0**64)
+
+
+def adjusted_threshold(threshold: int, lowest: int, highest: int) -> int:
+    """The threshold nearest to ``threshold`` that leaves a document on either side.
+
+    Args:
+        threshold: the wanted threshold.
+        lowest: smallest hash among the documents.
+        highest: largest hash among the documents; larger than ``lowest``.
+    """
+    return min(max(threshold, lowest + 1), highest)

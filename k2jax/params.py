@@ -1,0 +1,150 @@
+"""Declare once: every weight is one ParamSpec, and everything else about weights is derived from the tree of them.
+
+Initial values, optimizer groups, weight-decay mask, QK-Clip targets, matrix views for Muon, Hugging Face names and
+layouts, and parameter counts all come from here. No code finds a weight by a substring of its path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import itertools
+import math
+from typing import Any
+import zlib
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+
+Specs = Any  # a nested dict whose leaves are ParamSpec
+
+ROLES = ("matrix", "embedding", "head", "router", "router_bias", "norm", "bias")
+STACK_NAMES = {"gate_up": ("gate_proj", "up_proj")}  # stack axes whose elements have names, not numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamSpec:
+    """One weight, stacked over its layers (and experts).
+
+    Attributes:
+        shape: sizes, one per axis.
+        axes: logical axis names, one per axis.
+        role: one of ``ROLES``; it decides the optimizer group.
+        outputs: axes that together form the output side of the linear map (for vectors: the vector).
+        inputs: axes that together form the input side; empty for vectors.
+        init: ``normal`` | ``zeros`` | ``ones``.
+        hf: Hugging Face tensor name, a template over the stack axes, e.g. ``model.layers.{layers}.mlp.gate.weight``.
+        first_layer: number of the decoder layer at index 0 of the ``layers`` axis.
+        segments: parts of the last axis, as (name, width), where one projection makes several things; their names
+            tell QK-Clip what to scale.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    role: str
+    outputs: tuple[str, ...]
+    hf: str
+    inputs: tuple[str, ...] = ()
+    init: str = "normal"
+    first_layer: int = 0
+    segments: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self):
+        """Checks that the declaration is consistent."""
+        if len(self.shape) != len(self.axes) or self.role not in ROLES:
+            raise ValueError(f"inconsistent ParamSpec: {self}")
+        if self.segments and sum(width for _, width in self.segments) != self.shape[-1]:
+            raise ValueError(f"segments do not fill the last axis: {self}")
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """Axes that count separate matrices or vectors (layers, experts, gate_up), in storage order."""
+        return tuple(axis for axis in self.axes if axis not in self.inputs + self.outputs)
+
+    def size_of(self, axes: tuple[str, ...]) -> int:
+        """Product of the sizes of ``axes``."""
+        return math.prod(self.shape[self.axes.index(axis)] for axis in axes)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+def is_spec(x: Any) -> bool:
+    """True for a ParamSpec: the ``is_leaf`` of spec trees."""
+    return isinstance(x, ParamSpec)
+
+
+def map_specs(function: Callable[..., Any], specs: Specs, *trees: Any) -> Any:
+    """``jax.tree.map`` over a spec tree (and trees of the same structure beside it)."""
+    return jax.tree.map(function, specs, *trees, is_leaf=is_spec)
+
+
+def named_specs(specs: Specs) -> Iterator[tuple[str, ParamSpec]]:
+    """Yields ``("moe/attention/q_b", spec)`` pairs in tree order."""
+    for path, spec in jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)[0]:
+        yield "/".join(str(entry.key) for entry in path), spec
+
+
+def initialize(specs: Specs, key: Array, std: float) -> dict:
+    """Initial float32 weights.
+
+    Each weight draws from its own key, derived from its path, so that adding a weight changes no other.
+
+    Args:
+        specs: spec tree.
+        key: PRNG key.
+        std: standard deviation of the ``normal`` initializer.
+    """
+
+    def one(name: str, spec: ParamSpec) -> Array:
+        if spec.init == "normal":
+            return std * jax.random.normal(
+                jax.random.fold_in(key, zlib.crc32(name.encode())), spec.shape, jnp.float32
+            )
+        return jnp.full(spec.shape, {"zeros": 0.0, "ones": 1.0}[spec.init], jnp.float32)
+
+    leaves = [one(name, spec) for name, spec in named_specs(specs)]
+    return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
+
+
+def abstract(specs: Specs, dtype: Any = jnp.float32) -> dict:
+    """ShapeDtypeStructs of the weights: shapes without memory."""
+    return map_specs(lambda spec: jax.ShapeDtypeStruct(spec.shape, dtype), specs)
+
+
+def count(specs: Specs, where: Callable[[ParamSpec], bool] = lambda spec: True) -> int:
+    """Number of parameters, router biases excluded (they are balancing state, not trained)."""
+    return sum(spec.size for _, spec in named_specs(specs) if spec.role != "router_bias" and where(spec))
+
+
+def to_matrices(spec: ParamSpec, leaf: Array) -> Array:
+    """The weight as a stack of matrices ``[*stack, inputs, outputs]`` (vectors: ``[*stack, outputs]``)."""
+    stack = spec.stack
+    order = [spec.axes.index(axis) for axis in stack + spec.inputs + spec.outputs]
+    shape = tuple(spec.shape[i] for i in order[: len(stack)])
+    shape += (spec.size_of(spec.inputs),) if spec.inputs else ()
+    return leaf.transpose(order).reshape(*shape, spec.size_of(spec.outputs))
+
+
+def from_matrices(spec: ParamSpec, matrices: Array) -> Array:
+    """The inverse of ``to_matrices``."""
+    order = [spec.axes.index(axis) for axis in spec.stack + spec.inputs + spec.outputs]
+    return matrices.reshape([spec.shape[i] for i in order]).transpose(np.argsort(order))
+
+
+def hf_tensors(spec: ParamSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields (Hugging Face tensor name, index into ``to_matrices``' stack axes) for every tensor of the weight.
+
+    The Hugging Face tensor is the transpose, ``[outputs, inputs]``, of the indexed matrix.
+    """
+    stack = spec.stack
+    for index in itertools.product(*(range(spec.size_of((axis,))) for axis in stack)):
+        names = {
+            axis: STACK_NAMES[axis][i] if axis in STACK_NAMES else i + (spec.first_layer if axis == "layers" else 0)
+            for axis, i in zip(stack, index, strict=True)
+        }
+        yield spec.hf.format(**names), index

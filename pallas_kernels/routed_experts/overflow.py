@@ -1,0 +1,78 @@
+"""Copies beyond their expert's capacity, computed block by block in a loop as long as there are blocks.
+
+Blocks are computed in rounds that fill a small buffer of rows, from which tokens gather. So memory does not grow with the
+overflow, no row is scattered, and where nothing overflows no round runs.
+"""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from pallas_kernels.routed_experts import mlp
+from pallas_kernels.routed_experts.plan import Plan, combine, copies_of_block, take
+
+
+def add_forward(y_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, block: int) -> jax.Array:
+    """Add to y_TD what the overflow blocks contribute."""
+    active = gates_TK.shape[1]
+
+    def one_block(i, carry):
+        first, ys_RD = carry
+        expert, copy_B = copies_of_block(plan, first + i, block)
+        h13 = mlp.preactivation(take(x_TD, copy_B // active)[None], _weights(w13_ED2F, expert))
+        ys_BD = mlp.output(h13, _weights(w2_EFD, expert))[0]
+        return first, lax.dynamic_update_slice(ys_RD, ys_BD, (i * block, 0))
+
+    def one_round(carry):
+        first, y_TD = carry
+        ys_RD = jnp.zeros((per_round * block, y_TD.shape[1]), y_TD.dtype)
+        _, ys_RD = lax.fori_loop(0, jnp.minimum(per_round, plan.blocks - first), one_block, (first, ys_RD))
+        place_TK = plan.overflow_place(first, block)
+        return first + per_round, y_TD + combine(ys_RD, place_TK, gates_TK)
+
+    per_round = _blocks_per_round(gates_TK.size, block)
+    return lax.while_loop(lambda carry: carry[0] < plan.blocks, one_round, (jnp.int32(0), y_TD))[1]
+
+
+def add_backward(grads, dy_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, block: int):
+    """Add to grads = (dx_TD, dw13_ED2F, dw2_EFD, dgates_TK) what the overflow blocks contribute."""
+    active = gates_TK.shape[1]
+
+    def one_block(i, carry):
+        first, dxs_RD, dgate_R, dw13_ED2F, dw2_EFD = carry
+        expert, copy_B = copies_of_block(plan, first + i, block)
+        x_BD, dy_BD = take(x_TD, copy_B // active)[None], take(dy_TD, copy_B // active)[None]
+        gate_B = take(gates_TK.reshape(-1), copy_B)[None]
+        w13, w2 = _weights(w13_ED2F, expert), _weights(w2_EFD, expert)
+        h13 = mlp.preactivation(x_BD, w13)
+        dx_BD, dw13, dw2, dgate_B = mlp.backward(x_BD, h13, dy_BD, gate_B, w13, w2)
+        dxs_RD = lax.dynamic_update_slice(dxs_RD, dx_BD[0], (i * block, 0))
+        dgate_R = lax.dynamic_update_slice(dgate_R, dgate_B[0], (i * block,))
+        return first, dxs_RD, dgate_R, _add_to(dw13_ED2F, expert, dw13), _add_to(dw2_EFD, expert, dw2)
+
+    def one_round(carry):
+        first, dx_TD, dw13_ED2F, dw2_EFD, dgates_TK = carry
+        dxs_RD = jnp.zeros((per_round * block, dx_TD.shape[1]), dx_TD.dtype)
+        dgate_R = jnp.zeros((per_round * block,), dgates_TK.dtype)
+        carry = (first, dxs_RD, dgate_R, dw13_ED2F, dw2_EFD)
+        carry = lax.fori_loop(0, jnp.minimum(per_round, plan.blocks - first), one_block, carry)
+        _, dxs_RD, dgate_R, dw13_ED2F, dw2_EFD = carry
+        place_TK = plan.overflow_place(first, block)
+        dx_TD += combine(dxs_RD, place_TK)
+        return first + per_round, dx_TD, dw13_ED2F, dw2_EFD, dgates_TK + take(dgate_R, place_TK)
+
+    per_round = _blocks_per_round(gates_TK.size, block)
+    return lax.while_loop(lambda carry: carry[0] < plan.blocks, one_round, (jnp.int32(0), *grads))[1:]
+
+
+def _blocks_per_round(copies: int, block: int) -> int:
+    """Blocks whose rows are about a quarter of all copies: few rounds, and a buffer smaller than the bulk's."""
+    return -(-copies // (4 * block))
+
+
+def _weights(w_E, expert):
+    return lax.dynamic_slice_in_dim(w_E, expert, 1)
+
+
+def _add_to(total_E, expert, update_1):
+    return lax.dynamic_update_slice_in_dim(total_E, _weights(total_E, expert) + update_1, expert, 0)
