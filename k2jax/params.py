@@ -102,9 +102,7 @@ def initialize(specs: Specs, key: Array, std: float) -> dict:
 
     def one(name: str, spec: ParamSpec) -> Array:
         if spec.init == "normal":
-            return std * jax.random.normal(
-                jax.random.fold_in(key, zlib.crc32(name.encode())), spec.shape, jnp.float32
-            )
+            return std * jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), spec.shape, jnp.float32)
         return jnp.full(spec.shape, {"zeros": 0.0, "ones": 1.0}[spec.init], jnp.float32)
 
     leaves = [one(name, spec) for name, spec in named_specs(specs)]

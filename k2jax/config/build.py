@@ -86,7 +86,9 @@ def to_json(config: Any) -> str:
 def nearest(key: str, known: list[str]) -> str:
     """``"; did you mean 'x'?"``, or the list of what there is."""
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(sorted(known))}" if len(known) <= 12 else ""
 
 
 def _optional(annotation: Any) -> type | None:
@@ -142,11 +144,22 @@ _CHOICES = {
     "train.remat": ("none", "full"),
 }
 
-_AT_LEAST_ONE = (
-    "model.layers model.d_model model.heads model.experts model.active_experts train.steps train.batch_size "
-    "train.micro_batches checkpoint.every checkpoint.keep log.every log.plots_every eval.every "
-    "optimizer.newton_schulz_steps"
-).split()
+_AT_LEAST_ONE = [
+    "model.layers",
+    "model.d_model",
+    "model.heads",
+    "model.experts",
+    "model.active_experts",
+    "train.steps",
+    "train.batch_size",
+    "train.micro_batches",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "log.every",
+    "log.plots_every",
+    "eval.every",
+    "optimizer.newton_schulz_steps",
+]
 
 
 def _get(config: schema.Config, path: str) -> Any:

@@ -6,8 +6,8 @@ checks, the command-line overrides and the generated reference are all derived f
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,9 @@ class ScheduleConfig:
 
     kind: str = "wsd"  #: wsd | cosine (no constant part) | constant (after the warm-up)
     warmup_steps: int = 50  #: linear warm-up from 0 [steps]
-    decay_steps: int = 0  #: length of the decay; 0 gives the last 40 % of training (wsd) or all after warm-up (cosine) [steps]
+    decay_steps: int = (
+        0  #: length of the decay; 0 gives the last 40 % of training (wsd) or all after warm-up (cosine) [steps]
+    )
     decay_shape: str = "linear"  #: linear | cosine
     floor: float = 0.1  #: rate after the decay, as a fraction of the peak
     anneal_steps: int = 0  #: final linear segment from the floor [steps]
@@ -127,7 +129,9 @@ class TokenizerConfig:
 class DataConfig:
     """Where tokens come from and how they are packed."""
 
-    sources: Mapping[str, SourceConfig] = dataclasses.field(default_factory=lambda: {"stdlib": SourceConfig()})  #: corpora by name
+    sources: Mapping[str, SourceConfig] = dataclasses.field(
+        default_factory=lambda: {"stdlib": SourceConfig()}
+    )  #: corpora by name
     tokenizer: TokenizerConfig = TokenizerConfig()  #: text to tokens
     sequence_length: int = 512  #: tokens per row
     held_out: float = 0.02  #: fraction of documents kept for validation, chosen by a hash of their content

@@ -1,0 +1,162 @@
+"""Checkpoints of a workdir: ``checkpoints/STEP/{params,optimizer,meta}``, written in the background, committed by rename.
+
+A step folder appears only when everything in it is written, so a run killed mid-save leaves nothing that could be picked
+up. Parameters and optimizer state are separate items: other commands read the parameters alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+import re
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from k2jax.config.build import resolve
+from k2jax.config.schema import Config
+from k2jax.errors import UserError
+from k2jax.model import model_specs
+from k2jax.params import abstract
+
+FORMAT = 1
+"""Number of the on-disk format; a checkpoint with another one is refused by name."""
+
+FOLDER = "checkpoints"
+
+
+class Checkpoints:
+    """The checkpoints of one workdir.
+
+    Args:
+        workdir: the run's folder.
+        keep: how many of the newest to keep; None keeps all.
+    """
+
+    def __init__(self, workdir: str | Path, keep: int | None = None):
+        self.folder = Path(workdir).absolute() / FOLDER
+        self._manager = ocp.CheckpointManager(
+            self.folder,
+            options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
+            item_names=("params", "optimizer", "meta"),
+        )
+
+    def steps(self) -> list[int]:
+        """Committed steps, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, params: Any, optimizer: Any, meta: dict) -> None:
+        """Starts a save; ``wait`` or ``close`` returns when it is committed.
+
+        Args:
+            step: optimizer steps done.
+            params: parameter tree.
+            optimizer: optimizer state.
+            meta: JSON values that belong to the state: counters, fingerprints.
+        """
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(params),
+                optimizer=ocp.args.StandardSave(optimizer),
+                meta=ocp.args.JsonSave({**meta, "format": FORMAT, "step": step}),
+            ),
+            force=True,
+        )
+
+    def meta(self, step: int) -> dict:
+        """The JSON values saved with ``step``.
+
+        Raises:
+            UserError: the checkpoint is damaged or of another format.
+        """
+        restored = self._restore(step, meta=ocp.args.JsonRestore())["meta"]
+        if not isinstance(restored, dict) or restored.get("format") != FORMAT:
+            raise UserError(
+                f"{self.folder / str(step)} has checkpoint format {(restored or {}).get('format')}, this version reads "
+                f"{FORMAT}; use the version of k2jax that wrote it"
+            )
+        return restored
+
+    def restore(self, step: int, params: Any, optimizer: Any) -> tuple[Any, Any]:
+        """Parameters and optimizer state of ``step``.
+
+        Args:
+            step: a committed step.
+            params: ShapeDtypeStructs (with shardings) of the parameters.
+            optimizer: the same of the optimizer state.
+
+        Raises:
+            UserError: the checkpoint is damaged, or belongs to another model or optimizer.
+        """
+        restored = self._restore(
+            step, params=ocp.args.StandardRestore(params), optimizer=ocp.args.StandardRestore(optimizer)
+        )
+        return restored["params"], restored["optimizer"]
+
+    def restore_params(self, step: int, params: Any) -> Any:
+        """The parameters of ``step`` alone; see ``restore``."""
+        return self._restore(step, params=ocp.args.StandardRestore(params))["params"]
+
+    def _restore(self, step: int, **items: Any) -> Any:
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:  # orbax and tensorstore raise many kinds; each means this step cannot be read
+            reason = " ".join(str(error).split())[:200]
+            others = [other for other in self.steps() if other != step]
+            mend = f"delete it to go on from step {others[-1]}" if others else "no other step is left"
+            raise UserError(f"checkpoint {self.folder / str(step)} cannot be read ({reason}); {mend}") from error
+
+    def wait(self) -> None:
+        """Returns when every save that was started is committed."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, then releases the background threads."""
+        self.wait()
+        self._manager.close()
+
+
+def run_config(workdir: str | Path) -> Config:
+    """The configuration a workdir was made with.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    path = Path(workdir) / "config.json"
+    if not path.is_file():
+        raise UserError(f"{workdir} is not the workdir of a run: it has no config.json")
+    try:
+        return resolve(json.loads(path.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+
+
+def load_params(checkpoint: str | Path) -> tuple[Config, Any, int]:
+    """Reads the parameters of a workdir, or of ``WORKDIR/checkpoints/STEP``.
+
+    Returns:
+        The run's configuration, the float32 parameter tree and the step.
+
+    Raises:
+        UserError: there is no checkpoint, or it cannot be read.
+    """
+    path = Path(checkpoint).absolute()
+    wanted = int(path.name) if re.fullmatch(r"\d+", path.name) and path.parent.name == FOLDER else None
+    workdir = path if wanted is None else path.parent.parent
+    config = run_config(workdir)
+    checkpoints = Checkpoints(workdir)
+    try:
+        steps = checkpoints.steps()
+        step = wanted if wanted is not None else (steps[-1] if steps else None)
+        if step not in steps:
+            raise UserError(f"no checkpoint {path}; there are steps {steps}")
+        checkpoints.meta(step)
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        shapes = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), abstract(model_specs(config.model))
+        )
+        return config, checkpoints.restore_params(step, shapes), step
+    finally:
+        checkpoints.close()

@@ -1,0 +1,141 @@
+"""What every command shares: config flags, one-line errors with exit code 2, and a quiet choice of platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import os
+import re
+import sys
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from k2jax.config.build import nearest
+from k2jax.config.reference import keys, reference_text
+from k2jax.errors import UserError
+
+USER_ERROR = 2
+
+
+def run(main: Callable[[flags.FlagValues], int | None], define: Callable[[flags.FlagValues], None], doc: str) -> None:
+    """Parses the command line, runs ``main`` and exits with its code.
+
+    Args:
+        main: takes the parsed flags; its result is the exit code, None meaning 0.
+        define: adds the command's flags to the FlagValues it is given.
+        doc: printed by ``--help``, above the flags.
+    """
+    try:
+        sys.exit(main(parse(sys.argv, define, doc)) or 0)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+
+
+def define_config(values: flags.FlagValues) -> None:
+    """Adds ``--config=FILE.py`` with its ``--config.a.b=value`` overrides."""
+    config_flags.DEFINE_config_file(
+        "config", None, "Experiment file, e.g. experiments/pretrain/nano.py.", flag_values=values
+    )
+
+
+def parse(argv: Sequence[str], define: Callable[[flags.FlagValues], None], doc: str) -> flags.FlagValues:
+    """The parsed flags of ``argv`` (program name first).
+
+    Raises:
+        UserError: for anything the user got wrong: an unknown flag or key, a value of the wrong type, a missing file.
+    """
+    values = flags.FlagValues()
+    define(values)
+    if any(arg in ("-h", "--help") for arg in argv[1:]):
+        print(f"{doc.strip()}\n\nFlags:\n{values.get_help()}")
+        if "config" in values:
+            print(f"\nConfig keys, each overridden by --config.KEY=VALUE:\n\n{reference_text()}")
+        sys.exit(0)
+    _check_config_file(argv)
+    argv, emptied = _check_overrides(argv)
+    try:
+        rest = values(list(argv))
+        if "config" in values and values.config is not None:  # reading it loads the file
+            values.config.update_from_flattened_dict(emptied)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(_explain(error, values)) from error
+    if len(rest) > 1 and "arguments" not in values:
+        raise UserError(f"unexpected argument {rest[1]!r}; flags are written --name=value")
+    return values
+
+
+def require(values: flags.FlagValues, *names: str) -> None:
+    """Raises UserError where a flag was not given."""
+    for name in names:
+        if values[name].value is None:
+            raise UserError(f"--{name} is required; --help shows an example")
+
+
+def _check_config_file(argv: Sequence[str]) -> None:
+    for i, arg in enumerate(argv):
+        match = re.fullmatch(r"--?config(?:=(.*))?", arg)
+        if match is None:
+            continue
+        path = match[1] if match[1] is not None else argv[i + 1] if i + 1 < len(argv) else ""
+        path = path.split(":")[0]
+        if not os.path.isfile(path):
+            folder = os.path.dirname(path) or "."
+            there = sorted(f for f in os.listdir(folder) if f.endswith(".py")) if os.path.isdir(folder) else []
+            raise UserError(f"no config file {path!r}" + (nearest(os.path.basename(path), there) if there else ""))
+
+
+def _check_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, None]]:
+    """Refuses unknown ``--config.KEY`` flags by name; takes out ``KEY=None``, which config_flags cannot parse."""
+    known = {key.path: key for key in keys()}
+    rest, emptied = [], {}
+    for arg in argv:
+        match = re.match(r"--?config\.([^=]+)(?:=(.*))?$", arg, re.DOTALL)
+        if match is None:
+            rest.append(arg)
+            continue
+        path = re.sub(r"^(data\.sources)\.[^.]+\.", r"\1.NAME.", match[1])
+        if path not in known:
+            raise UserError(f"unknown key config.{match[1]}{nearest(path, list(known))}")
+        if match[2] == "None" and "None" in known[path].type:
+            emptied[match[1]] = None
+        else:
+            rest.append(arg)
+    return rest, emptied
+
+
+def _explain(error: Exception, values: flags.FlagValues) -> str:
+    """One line for what absl or config_flags raised."""
+    text = " ".join(str(error.args[0] if error.args else error).split())
+    if isinstance(error, KeyError):
+        return f"unknown config key {text}"
+    text = re.sub(r" Other fields present: .*?(?=Did you mean|$)", " ", text).strip("'\" ")
+    unknown = re.search(r"Unknown command line flag '([^']+)'", text)
+    if unknown:
+        return f"unknown flag --{unknown[1]}{nearest(unknown[1], list(values))}"
+    return text
+
+
+def use_config_platform() -> None:
+    """Chooses the platform before jax starts: with libtpu installed and no TPU, jax would print an error and go on."""
+    if "JAX_PLATFORMS" not in os.environ and not _tpu_present():
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ["JAX_PLATFORMS"] = "cuda,cpu" if os.path.exists("/dev/nvidiactl") and _has_cuda_plugin() else "cpu"
+
+
+def _tpu_present() -> bool:
+    return any(os.path.exists(path) for path in ("/dev/accel0", "/dev/vfio/0")) or "TPU_NAME" in os.environ
+
+
+def _has_cuda_plugin() -> bool:
+    from importlib.util import find_spec
+
+    return any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+
+
+def config_of(values: flags.FlagValues) -> Any:
+    """The resolved ``schema.Config`` of ``--config`` and its overrides."""
+    from k2jax.config import resolve
+
+    return resolve(values.config)

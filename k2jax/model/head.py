@@ -1,0 +1,117 @@
+"""Log-probabilities of tokens without ever holding ``[B, S, V]`` logits.
+
+4k tokens of 163,840 float32 logits are 2.7 GB a sequence. Here logits exist for one chunk of tokens and one chunk of the
+vocabulary at a time, forward and backward: the forward pass keeps a running log-sum-exp, the backward pass recomputes
+each chunk and turns it into its share of the two gradients. Gradients are written as a custom VJP so that nothing of
+size tokens x vocabulary is saved.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+import numpy as np
+
+CHUNK_ELEMENTS = 1 << 22  # logits alive at a time; 16 MB of float32
+CHUNK_TOKENS = 4096
+
+
+def token_logprobs(hidden: Array, parent: Array, tokens: Array, head: Array, temperature: float | Array = 1.0) -> Array:
+    """log p(token t | hidden state at parent[t]) for every token.
+
+    Args:
+        hidden: ``[B, S, D]`` after the final norm.
+        parent: ``[B, S]`` int32, index in the row of the predicting position; -1 where there is none.
+        tokens: ``[B, S]`` int32 targets.
+        head: ``[V, D]`` output projection.
+        temperature: divides the logits; a scalar or ``[B, S]``, belonging to the target. It gets no gradient.
+
+    Returns:
+        ``[B, S]`` float32; 0 where parent is -1, and no gradient from there.
+    """
+    batch, sequence, width = hidden.shape
+    predicted = jnp.take_along_axis(hidden, jnp.maximum(parent, 0)[..., None], axis=1).reshape(-1, width)
+    inverse = jnp.broadcast_to(1.0 / jnp.asarray(temperature, jnp.float32), tokens.shape).reshape(-1)
+    logprobs = _in_token_chunks(predicted, tokens.reshape(-1), lax.stop_gradient(inverse), head)
+    return jnp.where(parent < 0, 0.0, logprobs.reshape(batch, sequence))
+
+
+def _in_token_chunks(hidden: Array, tokens: Array, inverse: Array, head: Array) -> Array:
+    total = hidden.shape[0]
+    if total <= CHUNK_TOKENS:
+        return _logprobs(hidden, tokens, inverse, head)
+    chunks = -(-total // CHUNK_TOKENS)
+    padded = [
+        jnp.pad(a, [(0, chunks * CHUNK_TOKENS - total)] + [(0, 0)] * (a.ndim - 1)) for a in (hidden, tokens, inverse)
+    ]
+    split = [a.reshape(chunks, CHUNK_TOKENS, *a.shape[1:]) for a in padded]
+    return lax.map(lambda c: _logprobs(*c, head), tuple(split)).reshape(-1)[:total]
+
+
+def _vocab_chunks(head: Array, tokens: int) -> tuple[Array, Array]:
+    """The head as ``[chunks, V', D]`` and each chunk's first vocabulary index; padded rows are masked by index."""
+    vocab, width = head.shape
+    wanted = max(1, -(-vocab * tokens // CHUNK_ELEMENTS))
+    even = next((n for n in range(wanted, 2 * wanted) if vocab % n == 0), None)
+    chunks = even or wanted
+    size = -(-vocab // chunks)
+    padded = head if even else jnp.pad(head, ((0, chunks * size - vocab), (0, 0)))
+    return padded.reshape(chunks, size, width), jnp.arange(chunks, dtype=jnp.int32) * size
+
+
+def _chunk_logits(hidden: Array, inverse: Array, weight: Array, start: Array, vocab: int) -> Array:
+    """Float32 logits ``[T, V']`` over temperature; -inf past the end of the vocabulary."""
+    logits = jnp.einsum("td,vd->tv", hidden, weight, preferred_element_type=jnp.float32) * inverse[:, None]
+    if vocab % weight.shape[0]:
+        logits = jnp.where(start + np.arange(weight.shape[0]) < vocab, logits, -jnp.inf)
+    return logits
+
+
+def _target_logits(hidden: Array, tokens: Array, inverse: Array, head: Array) -> Array:
+    return jnp.einsum("td,td->t", hidden, head[tokens], preferred_element_type=jnp.float32) * inverse
+
+
+@jax.custom_vjp
+def _logprobs(hidden: Array, tokens: Array, inverse: Array, head: Array) -> Array:
+    return _forward(hidden, tokens, inverse, head)[0]
+
+
+def _forward(hidden: Array, tokens: Array, inverse: Array, head: Array):
+    weights, starts = _vocab_chunks(head, hidden.shape[0])
+    chunk = functools.partial(_chunk_logits, hidden, inverse, vocab=head.shape[0])
+
+    def add(carry, piece):
+        top, total = carry
+        logits = chunk(*piece)
+        new_top = jnp.maximum(top, logits.max(-1))
+        return (new_top, total * jnp.exp(top - new_top) + jnp.exp(logits - new_top[:, None]).sum(-1)), None
+
+    start = (jnp.full(tokens.shape, -jnp.inf), jnp.zeros(tokens.shape))
+    (top, total), _ = lax.scan(add, start, (weights, starts))
+    lse = top + jnp.log(total)
+    return _target_logits(hidden, tokens, inverse, head) - lse, (hidden, tokens, inverse, head, lse)
+
+
+def _backward(saved, cotangent: Array):
+    hidden, tokens, inverse, head, lse = saved
+    vocab = head.shape[0]
+    weights, starts = _vocab_chunks(head, hidden.shape[0])
+    scaled = cotangent * inverse
+
+    def add(d_hidden, piece):
+        weight, start = piece
+        logits = _chunk_logits(hidden, inverse, weight, start, vocab)
+        is_target = tokens[:, None] == start + jnp.arange(weight.shape[0])
+        d_logits = (scaled[:, None] * (is_target - jnp.exp(logits - lse[:, None]))).astype(hidden.dtype)
+        d_hidden = d_hidden + jnp.einsum("tv,vd->td", d_logits, weight, preferred_element_type=jnp.float32)
+        return d_hidden, jnp.einsum("tv,td->vd", d_logits, hidden, preferred_element_type=jnp.float32)
+
+    d_hidden, d_head = lax.scan(add, jnp.zeros(hidden.shape, jnp.float32), (weights, starts))
+    d_head = d_head.reshape(-1, head.shape[1])[:vocab]
+    return d_hidden.astype(hidden.dtype), None, None, d_head.astype(head.dtype)
+
+
+_logprobs.defvjp(_forward, _backward)

@@ -1,0 +1,105 @@
+"""The same random weights in transformers' DeepseekV3ForCausalLM and in k2jax."""
+
+import copy
+import tempfile
+
+import numpy as np
+from safetensors.numpy import load_file
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+from k2jax.config import ModelConfig
+from k2jax.model import model_specs
+from k2jax.params import from_matrices, hf_tensors, map_specs
+
+
+def hf_model(config: ModelConfig, seed: int = 0) -> DeepseekV3ForCausalLM:
+    """A float32 transformers model of ``config`` with random weights, norms and selection biases included."""
+    yarn = config.yarn
+    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if yarn.factor > 1:
+        rope |= {
+            "rope_type": "yarn",
+            "factor": yarn.factor,
+            "beta_fast": yarn.beta_fast,
+            "beta_slow": yarn.beta_slow,
+            "mscale": yarn.mscale,
+            "mscale_all_dim": yarn.mscale_all_dim,
+            "original_max_position_embeddings": yarn.original_positions,
+        }
+    hf_config = DeepseekV3Config(
+        vocab_size=config.vocab,
+        hidden_size=config.d_model,
+        intermediate_size=config.dense_ffn,
+        moe_intermediate_size=config.expert_ffn,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        n_shared_experts=config.shared_experts,
+        n_routed_experts=config.experts,
+        routed_scaling_factor=config.routed_scaling,
+        kv_lora_rank=config.kv_lora_rank,
+        q_lora_rank=config.q_lora_rank,
+        qk_rope_head_dim=config.qk_rope_dim,
+        v_head_dim=config.v_dim,
+        qk_nope_head_dim=config.qk_nope_dim,
+        n_group=config.expert_groups,
+        topk_group=config.active_groups,
+        num_experts_per_tok=config.active_experts,
+        first_k_dense_replace=config.dense_layers,
+        norm_topk_prob=config.normalize_gates,
+        rms_norm_eps=config.norm_eps,
+        tie_word_embeddings=config.tied_head,
+        max_position_embeddings=int(yarn.original_positions * yarn.factor),
+        rope_parameters=rope,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(seed)
+    model = DeepseekV3ForCausalLM(hf_config).float().eval()
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if "norm" in name:
+                tensor.copy_(1 + 0.2 * torch.randn_like(tensor))
+            elif "correction_bias" in name:
+                tensor.copy_(0.1 * torch.randn_like(tensor))
+            elif tensor.ndim >= 2:
+                tensor.copy_(0.05 * torch.randn_like(tensor))
+    return model
+
+
+def checkpoint_tensors(model: DeepseekV3ForCausalLM) -> dict[str, np.ndarray]:
+    """The tensors by their names in a checkpoint folder, as transformers writes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return {name: t for name, t in load_file(f"{folder}/model.safetensors").items() if t.size}  # no experts: empty
+
+
+def gradient_tensors(model: DeepseekV3ForCausalLM) -> dict[str, np.ndarray]:
+    """The gradients by checkpoint names: a copy of the model that holds them as weights is saved."""
+    holder = copy.deepcopy(model)
+    with torch.no_grad():
+        for (name, tensor), source in zip(holder.named_parameters(), model.parameters(), strict=True):
+            assert source.grad is not None, name
+            tensor.copy_(source.grad)
+    return checkpoint_tensors(holder)
+
+
+def to_params(tensors: dict[str, np.ndarray], config: ModelConfig) -> dict:
+    """k2jax's tree of the same numbers, by the Hugging Face names of the weight table."""
+    unused = set(tensors)
+
+    def one(spec):
+        stack = [spec.size_of((axis,)) for axis in spec.stack]
+        inputs = [spec.size_of(spec.inputs)] if spec.inputs else []
+        matrices = np.zeros([*stack, *inputs, spec.size_of(spec.outputs)], np.float32)
+        for name, index in hf_tensors(spec):
+            unused.discard(name)
+            matrices[index] = tensors[name].T
+        return np.asarray(from_matrices(spec, matrices))
+
+    params = map_specs(one, model_specs(config))
+    assert not unused, f"tensors that no spec names: {sorted(unused)}"
+    return params

@@ -1,0 +1,81 @@
+"""Logits, loss and every gradient equal transformers' DeepseekV3ForCausalLM with the same random weights."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from k2jax.config import ModelConfig, YarnConfig
+from k2jax.model import K2, head_weight, model_specs, token_logprobs
+from k2jax.params import hf_tensors, named_specs, to_matrices
+from tests.model.oracle import checkpoint_tensors, gradient_tensors, hf_model, to_params
+
+TINY = ModelConfig(
+    layers=3, dense_layers=1, d_model=48, heads=4, q_lora_rank=24, kv_lora_rank=16, qk_nope_dim=16, qk_rope_dim=8,
+    v_dim=12, dense_ffn=64, expert_ffn=32, experts=8, active_experts=2, shared_experts=1, vocab=97,
+)  # fmt: skip
+VARIANTS = {
+    "q_lora": {},
+    "no q_lora, two shared experts, eps 1e-5": {"q_lora_rank": None, "shared_experts": 2, "norm_eps": 1e-5},
+    "no shared experts": {"shared_experts": 0},
+    "yarn": {"yarn": YarnConfig(factor=4.0, beta_fast=32.0, beta_slow=1.0, original_positions=16)},
+    "yarn with K2's betas": {"yarn": YarnConfig(factor=32.0, beta_fast=1.0, beta_slow=1.0), "rope_theta": 50000.0},
+    "yarn with an attention factor": {"yarn": YarnConfig(factor=8.0, mscale=0.7, mscale_all_dim=1.3)},
+    "yarn without mscale_all_dim": {"yarn": YarnConfig(factor=8.0, mscale_all_dim=0.0)},
+    "group-limited": {"expert_groups": 4, "active_groups": 2},
+    "gates not normalised": {"normalize_gates": False},
+    "three dense layers": {"layers": 5, "dense_layers": 3},
+    "tied head": {"tied_head": True},
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda name: name.replace(" ", "-"))
+def pair(request):
+    """(config, transformers model, k2jax params, tokens [2, 40])."""
+    config = dataclasses.replace(TINY, **VARIANTS[request.param])
+    model = hf_model(config)
+    tokens = np.random.default_rng(0).integers(0, config.vocab, (2, 40))
+    return config, model, to_params(checkpoint_tensors(model), config), tokens
+
+
+def test_logits_agree(pair):
+    config, model, params, tokens = pair
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens)).logits.numpy()
+    logits = K2(config).apply({"params": params}, jnp.asarray(tokens)).logits
+    assert np.abs(np.asarray(logits) - expected).max() <= 2e-4
+    assert np.abs(expected).max() > 0.1  # the comparison is about something
+
+
+def test_every_gradient_agrees(pair):
+    config, model, params, tokens = pair
+    model.zero_grad()
+    expected_loss = model(torch.tensor(tokens), labels=torch.tensor(tokens)).loss
+    expected_loss.backward()
+    expected = gradient_tensors(model)
+
+    def loss(params):
+        hidden = K2(config).apply({"params": params}, jnp.asarray(tokens), return_logits=False).hidden
+        parent = jnp.broadcast_to(jnp.arange(tokens.shape[1]) - 1, tokens.shape)
+        return -token_logprobs(hidden, parent, jnp.asarray(tokens), head_weight(params)).sum() / (
+            tokens.shape[0] * (tokens.shape[1] - 1)
+        )
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    assert abs(float(value) - expected_loss.item()) <= 1e-5
+    specs = model_specs(config)
+    compared = 0
+    for (_, spec), grad in zip(named_specs(specs), jax.tree.leaves(grads), strict=True):
+        if spec.role == "router_bias":
+            assert not np.asarray(grad).any()
+            continue
+        matrices = np.asarray(to_matrices(spec, grad))
+        for name, index in hf_tensors(spec):
+            oracle = expected[name].T
+            error = np.linalg.norm(matrices[index] - oracle)
+            assert error <= 1e-4 * np.linalg.norm(oracle) + 1e-9, name
+            compared += 1
+    assert compared == sum(1 for name in expected if "correction_bias" not in name)
