@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from absl import flags
+from absl import flags, logging
 from ml_collections import config_flags
 
 from k2jax.config.build import nearest
@@ -18,16 +18,24 @@ from k2jax.errors import UserError
 USER_ERROR = 2
 
 
-def run(main: Callable[[flags.FlagValues], int | None], define: Callable[[flags.FlagValues], None], doc: str) -> None:
+def run(
+    main: Callable[..., int | None],
+    define: Callable[[flags.FlagValues], None],
+    doc: str,
+    positional: tuple[str, ...] = (),
+) -> None:
     """Parses the command line, runs ``main`` and exits with its code.
 
     Args:
-        main: takes the parsed flags; its result is the exit code, None meaning 0.
+        main: takes the parsed flags and one string per positional argument; its result is the exit code, None being 0.
         define: adds the command's flags to the FlagValues it is given.
         doc: printed by ``--help``, above the flags.
+        positional: names of the required arguments that are not flags.
     """
+    logging.set_verbosity(logging.ERROR)  # orbax and grain report every routine step through absl
     try:
-        sys.exit(main(parse(sys.argv, define, doc)) or 0)
+        values, arguments = parse(sys.argv, define, doc, positional)
+        sys.exit(main(values, *arguments) or 0)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
@@ -40,8 +48,13 @@ def define_config(values: flags.FlagValues) -> None:
     )
 
 
-def parse(argv: Sequence[str], define: Callable[[flags.FlagValues], None], doc: str) -> flags.FlagValues:
-    """The parsed flags of ``argv`` (program name first).
+def parse(
+    argv: Sequence[str],
+    define: Callable[[flags.FlagValues], None],
+    doc: str,
+    positional: tuple[str, ...] = (),
+) -> tuple[flags.FlagValues, list[str]]:
+    """The parsed flags and positional arguments of ``argv`` (program name first).
 
     Raises:
         UserError: for anything the user got wrong: an unknown flag or key, a value of the wrong type, a missing file.
@@ -61,9 +74,12 @@ def parse(argv: Sequence[str], define: Callable[[flags.FlagValues], None], doc: 
             values.config.update_from_flattened_dict(emptied)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_explain(error, values)) from error
-    if len(rest) > 1 and "arguments" not in values:
-        raise UserError(f"unexpected argument {rest[1]!r}; flags are written --name=value")
-    return values
+    arguments = rest[1:]
+    if len(arguments) > len(positional):
+        raise UserError(f"unexpected argument {arguments[len(positional)]!r}; flags are written --name=value")
+    if len(arguments) < len(positional):
+        raise UserError(f"{positional[len(arguments)]} is missing; --help shows an example")
+    return values, arguments
 
 
 def require(values: flags.FlagValues, *names: str) -> None:
@@ -117,7 +133,7 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
     return text
 
 
-def use_config_platform() -> None:
+def use_platform() -> None:
     """Chooses the platform before jax starts: with libtpu installed and no TPU, jax would print an error and go on."""
     if "JAX_PLATFORMS" not in os.environ and not _tpu_present():
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios against named baselines, measured interleaved in one process."""

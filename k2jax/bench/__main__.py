@@ -1,0 +1,50 @@
+"""Benchmarks: ratios of medians against a named baseline, interleaved in one process. Ratio > 1 means ours is better.
+
+Example:
+    python -m k2jax.bench pretrain      # one training step of nano against transformers + torch (extra [parity])
+    python -m k2jax.bench experts       # routed experts against lax.ragged_dot and one dense batched matmul
+    python -m k2jax.bench muon          # the Muon update against optax.contrib.muon, on nano's weights
+    python -m k2jax.bench attention     # MLA attention against dense scores, and what the max logit costs a step
+    python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
+"""
+
+from importlib import import_module
+import json
+import sys
+
+from absl import flags
+
+from k2jax import cli
+from k2jax.config.build import nearest
+from k2jax.errors import UserError
+from k2jax.report.table import significant, text_table
+
+NAMES = ("pretrain", "experts", "muon", "attention")
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    flags.DEFINE_bool("json", False, "Print a JSON list instead of a table.", flag_values=values)
+    flags.DEFINE_integer("rounds", 10, "How often each candidate is timed.", lower_bound=1, flag_values=values)
+
+
+def main(values: flags.FlagValues, name: str) -> None:
+    """Runs the command."""
+    if name not in NAMES:
+        raise UserError(f"no benchmark {name!r}{nearest(name, list(NAMES))}")
+    cli.use_platform()
+    rows = import_module(f"k2jax.bench.{name}").measure(values.rounds)
+    if values.json:
+        print(json.dumps([row._asdict() for row in rows], indent=2))
+        return
+    cells = [
+        (row.name, row.baseline_name, f"{significant(row.ours)} {row.unit}", f"{significant(row.baseline)} {row.unit}",
+         f"{row.ratio:.2f}")
+        for row in rows
+    ]  # fmt: skip
+    print(text_table(("what", "against", "ours", "baseline", "ratio"), cells))
+    print(f"on {rows[0].device}, jax {sys.modules['jax'].__version__}, medians of {values.rounds} interleaved rounds")
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__, positional=("NAME",))

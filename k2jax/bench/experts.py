@@ -1,0 +1,73 @@
+"""Routed experts, forward and backward, at nano's sizes: against ``lax.ragged_dot`` and against perfect dense work."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from k2jax.bench.timing import Row, interleaved, time_row
+from k2jax.config import model_preset
+from k2jax.train.report import device_name
+from pallas_kernels.routed_experts import expert_counts, routed_experts
+
+TOKENS = 2048
+
+
+def measure(rounds: int = 10) -> list[Row]:
+    """Times value and gradients with respect to tokens, both weights and gates; routing is given."""
+    model = model_preset("nano")
+    experts, active, width, hidden = model.experts, model.active_experts, model.d_model, model.expert_ffn
+    keys = jax.random.split(jax.random.key(0), 4)
+    x = jax.random.normal(keys[0], (TOKENS, width))
+    w13 = 0.05 * jax.random.normal(keys[1], (experts, width, 2, hidden))
+    w2 = 0.05 * jax.random.normal(keys[2], (experts, hidden, width))
+    gates, random_ids = lax.top_k(jax.nn.sigmoid(jax.random.normal(keys[3], (TOKENS, experts))), active)
+    even = ((jnp.arange(TOKENS)[:, None] * active + jnp.arange(active)) % experts).astype(jnp.int32)
+    rows = []
+    for routing, ids in (("random", random_ids.astype(jnp.int32)), ("even", even)):
+        candidates = {
+            "ours": _gradients(functools.partial(routed_experts, capacity_factor=model.capacity_factor)),
+            "lax.ragged_dot": _gradients(_ragged),
+            "dense": _gradients(_dense),
+        }
+        seconds = interleaved({n: functools.partial(f, x, w13, w2, gates, ids) for n, f in candidates.items()}, rounds)
+        name = f"experts, forward + backward, {TOKENS} tokens, {active} of {experts}, {routing} routing"
+        rows += [
+            time_row(name, seconds["ours"], seconds["lax.ragged_dot"], "lax.ragged_dot", device_name()),
+            time_row(name, seconds["ours"], seconds["dense"], "same FLOPs, one dense batched matmul", device_name()),
+        ]
+    return rows
+
+
+def _gradients(function):
+    def loss(x, w13, w2, gates, ids):
+        return (function(x, w13, w2, ids, gates) ** 2).sum()
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+
+
+def _swiglu(gate_up: Array) -> Array:
+    gate, up = jnp.split(gate_up, 2, axis=-1)
+    return jax.nn.silu(gate) * up
+
+
+def _ragged(x: Array, w13: Array, w2: Array, ids: Array, gates: Array) -> Array:
+    """The textbook dropless layer: sort, two ragged products, unsort."""
+    active = ids.shape[1]
+    order = jnp.argsort(ids.reshape(-1))
+    counts = expert_counts(ids, w13.shape[0])
+    hidden = _swiglu(lax.ragged_dot(x[order // active], w13.reshape(*w13.shape[:2], -1), counts))
+    out = lax.ragged_dot(hidden, w2, counts)[jnp.argsort(order)]
+    return (out.reshape(*ids.shape, -1) * gates[..., None]).sum(1)
+
+
+def _dense(x: Array, w13: Array, w2: Array, ids: Array, gates: Array) -> Array:
+    """The same FLOPs without routing: every expert gets an equal, contiguous share of the token copies."""
+    experts, active = w13.shape[0], ids.shape[1]
+    shares = jnp.tile(x, (active, 1)).reshape(experts, -1, x.shape[1])
+    hidden = _swiglu(jnp.einsum("ecd,edf->ecf", shares, w13.reshape(*w13.shape[:2], -1)))
+    out = jnp.einsum("ecf,efd->ecd", hidden, w2).reshape(active, *x.shape)
+    return (out * gates.T[..., None]).sum(0)

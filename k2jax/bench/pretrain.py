@@ -1,0 +1,136 @@
+"""Training speed of nano against transformers' ``DeepseekV3ForCausalLM`` with torch's AdamW.
+
+Same configuration, batch, float32, AdamW and learning rate; compilation excluded; every core for both. The baseline takes
+each of transformers' experts implementations and the fastest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from k2jax import optim
+from k2jax.batch import PackedBatch, pack_row, stack_rows
+from k2jax.bench.timing import Row, interleaved, rate_row
+from k2jax.config import Config, ModelConfig, OptimizerConfig, TrainConfig, model_preset
+from k2jax.errors import UserError
+from k2jax.model import model_specs
+from k2jax.train.report import device_name
+from k2jax.train.state import init_state
+from k2jax.train.step import make_train_step
+
+ROWS, SEQUENCE = 8, 256
+EXPERT_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
+
+
+def measure(rounds: int = 10) -> list[Row]:
+    """Tokens per second of one whole step: forward, backward, clipping and update."""
+    model = model_preset("nano")
+    tokens = np.random.default_rng(0).integers(0, model.vocab, (ROWS, SEQUENCE))
+    candidates = {"k2jax": jax_step(model, tokens)}
+    for name in EXPERT_IMPLEMENTATIONS:
+        try:
+            step = torch_step(model, tokens, name)
+            step()
+        except (RuntimeError, ValueError, KeyError, NotImplementedError) as error:
+            print(f"transformers with experts {name} does not run here: {str(error).splitlines()[0]}")
+            continue
+        candidates[name] = step
+    seconds = interleaved(candidates, rounds)
+    for name, value in seconds.items():
+        print(f"{name}: {value * 1e3:.0f} ms a step")
+    best = min((name for name in seconds if name != "k2jax"), key=seconds.__getitem__)
+    count = ROWS * SEQUENCE
+    return [
+        rate_row(
+            f"nano training, AdamW, {ROWS} x {SEQUENCE} tokens",
+            count / seconds["k2jax"],
+            count / seconds[best],
+            "tokens/s",
+            f"transformers + torch, experts {best}",
+            device_name(),
+        )
+    ]
+
+
+def experiment(model: ModelConfig) -> Config:
+    """The experiment that both sides run."""
+    return Config(
+        model=model,
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3, grad_clip=1.0),
+        train=TrainConfig(batch_size=ROWS, steps=10_000),
+    )
+
+
+def jax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
+    """One k2jax training step per call, on a state that it keeps."""
+    config = experiment(model)
+    optimizer = optim.build(config.optimizer, config.router, model_specs(model), config.train.steps)
+    state = jax.jit(lambda: init_state(config, optimizer))()
+    step = jax.jit(make_train_step(config, optimizer), donate_argnums=0)
+    batch: PackedBatch = jax.tree.map(jnp.asarray, stack_rows([pack_row([row], SEQUENCE) for row in tokens]))
+
+    def run() -> Any:
+        nonlocal state
+        state, metrics = step(state, batch)
+        return metrics
+
+    return run
+
+
+def torch_step(model: ModelConfig, tokens: np.ndarray, experts: str) -> Callable[[], Any]:
+    """One transformers training step per call.
+
+    Raises:
+        UserError: without the extra ``[parity]``.
+    """
+    try:
+        import torch
+        from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+    except ImportError as error:
+        raise UserError('the baseline needs torch and transformers: pip install -e ".[parity]"') from error
+    torch.set_num_threads(os.cpu_count() or 1)
+    torch.manual_seed(0)
+    network = DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            vocab_size=model.vocab,
+            hidden_size=model.d_model,
+            intermediate_size=model.dense_ffn,
+            moe_intermediate_size=model.expert_ffn,
+            num_hidden_layers=model.layers,
+            num_attention_heads=model.heads,
+            num_key_value_heads=model.heads,
+            n_shared_experts=model.shared_experts,
+            n_routed_experts=model.experts,
+            routed_scaling_factor=model.routed_scaling,
+            kv_lora_rank=model.kv_lora_rank,
+            q_lora_rank=model.q_lora_rank,
+            qk_rope_head_dim=model.qk_rope_dim,
+            v_head_dim=model.v_dim,
+            qk_nope_head_dim=model.qk_nope_dim,
+            n_group=model.expert_groups,
+            topk_group=model.active_groups,
+            num_experts_per_tok=model.active_experts,
+            first_k_dense_replace=model.dense_layers,
+            attn_implementation="sdpa",
+            experts_implementation=experts,
+            pad_token_id=None,
+        )
+    ).float()
+    adamw = torch.optim.AdamW(network.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    inputs = torch.tensor(tokens)
+
+    def run() -> Any:
+        adamw.zero_grad()
+        loss = network(inputs, labels=inputs, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        adamw.step()
+        return loss.item()
+
+    return run

@@ -1,0 +1,187 @@
+"""``report.md``: one page a person reads after a run, built from what is known and silent about the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import json
+from pathlib import Path
+from typing import Any
+
+from k2jax.report.files import write_atomic
+from k2jax.report.metrics import read_metrics
+from k2jax.report.plots import FOLDER as PLOTS
+from k2jax.report.samples import Sample, read_samples
+from k2jax.report.summary import RunSummary, complete
+from k2jax.report.table import duration, fenced, markdown_table, percent, quantity, significant
+
+FILE = "report.md"
+CAPTIONS = {
+    "loss": "Loss and held-out bits per byte",
+    "max_logit": "Largest attention logits",
+    "expert_load": "Load of the experts",
+    "learning_rate": "Learning rate and gradient norm",
+    "throughput": "Throughput",
+}
+
+
+def write_report(workdir: Path | str, summary: RunSummary) -> Path:
+    """Write ``report.md`` from the summary, the workdir's metrics, samples and plots, and return its path.
+
+    Fields of the summary that are None are taken from ``metrics.jsonl`` where it knows them (see RunSummary). Draw the
+    plots before: the report links those it finds.
+    """
+    workdir = Path(workdir)
+    summary = complete(summary, read_metrics(workdir))
+    sections = [
+        f"# {summary.title}\n",
+        _headline(summary),
+        _section("Result", _result(summary)),
+        _section("Run", _run(summary)),
+        _section("Training", _training(summary)),
+        _section("MuonClip", _muonclip(summary)),
+        _section("Expert balance", _balance(summary)),
+        _section("Data", _data(summary)),
+        _section("Plots", _plots(workdir)),
+        _section("Samples", _samples(workdir)),
+        _section("Continue", _continue(summary)),
+    ]
+    return write_atomic(workdir / FILE, "\n".join(section for section in sections if section))
+
+
+def _section(title: str, body: str) -> str:
+    return f"## {title}\n\n{body}" if body else ""
+
+
+def _known(value: Any, form: Callable[[Any], str]) -> str | None:
+    return None if value is None else form(value)
+
+
+def _facts(rows: list[tuple[str, str | None]]) -> str:
+    return "".join(f"- {name}: {value}\n" for name, value in rows if value is not None)
+
+
+def _headline(s: RunSummary) -> str:
+    """One sentence: how far, how good, how long."""
+    parts = []
+    if s.step is not None:
+        of = f" of {s.total_steps:,}" if s.total_steps else ""
+        parts.append(f"{s.step:,}{of} steps")
+    if s.val_bits_per_byte is not None:
+        share = s.val_bits_per_byte / s.baselines.unigram_entropy if s.baselines.unigram_entropy else None
+        of = "" if share is None else f", {percent(share)} of the unigram byte entropy"
+        parts.append(f"**{s.val_bits_per_byte:.3f} bits per byte** on held-out text{of}")
+    elif s.val_loss is not None:
+        parts.append(f"**validation loss {s.val_loss:.3f}**")
+    if s.seconds is not None:
+        parts.append(duration(s.seconds))
+    status = f"{s.status[:1].upper()}{s.status[1:]}: " if s.status and parts else s.status or ""
+    text = status + "; ".join(parts)
+    return f"{text}.\n" if text else ""
+
+
+def _result(s: RunSummary) -> str:
+    bits = [] if s.val_bits_per_byte is None else [("this model", s.val_bits_per_byte)]
+    rows = [*bits, *s.baselines.items()]
+    if not rows:
+        return ""
+    entropy = s.baselines.unigram_entropy
+    if entropy:
+        table = markdown_table(
+            ("held-out text", "bits per byte", "of unigram entropy"),
+            [(name, f"{value:.3f}", percent(value / entropy)) for name, value in rows],
+        )
+    else:
+        table = markdown_table(("held-out text", "bits per byte"), [(name, f"{value:.3f}") for name, value in rows])
+    return table + (f"\nHeld-out text: {s.held_out}.\n" if s.held_out else "")
+
+
+def _run(s: RunSummary) -> str:
+    parameters = None
+    if s.parameters_total is not None:
+        active = "" if s.parameters_active is None else f", {quantity(s.parameters_active)} active per token"
+        parameters = f"{quantity(s.parameters_total)} in all{active}"
+    versions = ", ".join(f"{name} {version}" for name, version in s.versions.items()) or None
+    facts = _facts([("stage", s.stage), ("parameters", parameters), ("device", s.device), ("versions", versions)])
+    config = markdown_table(("key", "value"), [(f"`{k}`", f"`{v}`") for k, v in s.config.items()]) if s.config else ""
+    return "\n".join(part for part in (facts, config) if part)
+
+
+def _training(s: RunSummary) -> str:
+    steps = None
+    if s.step is not None:
+        steps = f"{s.step:,}" + (f" of {s.total_steps:,}" if s.total_steps else "")
+    return _facts(
+        [
+            ("steps", steps),
+            ("tokens", _known(s.tokens, quantity)),
+            ("time", _known(s.seconds, duration)),
+            ("throughput", _known(s.tokens_per_second, lambda rate: f"{significant(rate)} tokens/s (median)")),
+            ("model FLOPs utilisation", _known(s.mfu, lambda mfu: f"{percent(mfu)} (median)")),
+            ("peak memory", _known(s.memory_gb, lambda size: f"{significant(size)} GB")),
+            ("training loss, last steps", _known(s.loss, "{:.3f} nats per token".format)),
+            ("validation loss", _known(s.val_loss, "{:.3f} nats per token".format)),
+            ("loss spikes", _known(s.spikes, "{:,}".format)),
+        ]
+    )
+
+
+def _muonclip(s: RunSummary) -> str:
+    logit = clipped = None
+    if s.max_logit is not None:
+        logit = significant(s.max_logit, 4) + (f" at step {s.max_logit_step:,}" if s.max_logit_step is not None else "")
+    if s.clipped_heads is not None:
+        steps = f" in {s.clipped_steps:,} of the logged steps" if s.clipped_heads and s.clipped_steps else ""
+        clipped = f"{s.clipped_heads:,}{steps}"
+    return _facts(
+        [
+            ("highest attention logit", logit),
+            ("QK-Clip threshold", _known(s.qk_clip_tau, "{:g}".format)),
+            ("heads clipped", clipped),
+            (
+                "Newton-Schulz, of the training FLOPs of its matrices",
+                _known(s.newton_schulz_share, lambda share: percent(share, 2)),
+            ),
+        ]
+    )
+
+
+def _balance(s: RunSummary) -> str:
+    if s.max_violation_first is None or s.max_violation_last is None:
+        return ""
+    return (
+        f"Max violation of the worst layer (load of the busiest expert / mean load - 1): "
+        f"{significant(s.max_violation_first)} in the first steps, {significant(s.max_violation_last)} in the last.\n"
+    )
+
+
+def _data(s: RunSummary) -> str:
+    if not s.sources:
+        return ""
+    rows = []
+    for source in s.sources:
+        tokens, epochs = _known(source.tokens, quantity), _known(source.epochs, "{:.2f}".format)
+        rows.append((source.name, tokens, epochs, source.skipped))
+    return markdown_table(("source", "tokens", "epochs used", "records skipped"), rows)
+
+
+def _plots(workdir: Path) -> str:
+    names = [name for name in CAPTIONS if (workdir / PLOTS / f"{name}.png").exists()]
+    return "\n".join(f"![{CAPTIONS[name]}]({PLOTS}/{name}.png)\n" for name in names)
+
+
+def _samples(workdir: Path) -> str:
+    by_step = {step: samples for step, samples in read_samples(workdir).items() if samples}
+    steps = sorted({min(by_step), max(by_step)}) if by_step else []
+    return "\n".join(f"### Step {step:,}\n\n" + "\n".join(map(_sample, by_step[step])) for step in steps)
+
+
+def _sample(sample: Sample) -> str:
+    # The prompt as a quoted string: its line breaks must show, and backticks cannot close the code span.
+    prompt = json.dumps(sample.prompt, ensure_ascii=False).replace("`", "\\u0060")
+    return f"After `{prompt}`:\n\n{fenced(sample.prompt + sample.text)}"
+
+
+def _continue(s: RunSummary) -> str:
+    if not s.command:
+        return ""
+    return f"The run resumes from its last checkpoint by itself:\n\n{fenced(s.command, 'sh')}"

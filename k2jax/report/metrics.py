@@ -1,0 +1,196 @@
+"""``metrics.jsonl``: one JSON object a line, in step order, each step once, whatever killed the run in between.
+
+The keys a run writes where it knows them; everything else is kept as it comes:
+
+===================  ==================================================================================
+step                 optimizer steps done
+loss, val_loss       cross-entropy [nats per token]
+val_bits_per_byte    held-out cross-entropy [bits per byte of text]
+learning_rate        peak group's rate at this step
+grad_norm            global gradient norm before clipping
+tokens_per_second    throughput of this step or logging interval [tokens/s]
+mfu                  model FLOPs utilisation, a fraction of the device's peak
+max_logit            largest attention logit of the step, over all layers and heads
+max_logit_heads      the same for each layer and head, [layers][heads]
+clipped_heads        heads that QK-Clip rescaled at this step
+max_violation        largest (load of the busiest expert) / (mean load) - 1 over the MoE layers
+max_violation_layers the same for each MoE layer
+expert_tokens        tokens routed to each expert, [MoE layers][experts]
+balance_loss         sequence-level balance loss
+spikes               loss spikes since step 0
+memory_gb            peak memory of the device, or of the process on CPU [GB]
+seconds              training time since step 0, earlier runs included [s]
+tokens               training tokens since step 0 [tokens]
+===================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import json
+import math
+from pathlib import Path
+import time
+from typing import Any
+
+from k2jax.errors import UserError
+from k2jax.report.files import write_atomic
+
+FILE = "metrics.jsonl"
+RESERVED = ("step", "non_finite")
+
+
+class MetricsLog:
+    """The writer of a workdir's ``metrics.jsonl`` and, on request, of its TensorBoard events.
+
+    Args:
+        workdir: folder of the run; created.
+        resume_step: the restored step. Lines of later steps, which the run will write again, and a half-written
+            last line are removed in one rename. A run from scratch passes 0.
+        tensorboard: also write every finite scalar to ``tensorboard/``; later events of an earlier run are purged.
+
+    Raises:
+        UserError: a line other than the last is not a JSON object with a step.
+    """
+
+    def __init__(self, workdir: Path | str, *, resume_step: int, tensorboard: bool):
+        self._path = Path(workdir) / FILE
+        records, whole = _read(self._path)
+        kept = [record for record in records if record["step"] <= resume_step]
+        if not whole or len(kept) < len(records):
+            self._replace(kept)
+        self._last = kept[-1]["step"] if kept else None
+        self._inherited = self._last if self._last == resume_step else None  # the one line that may be written again
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self._path, "ab")  # noqa: SIM115 (closed by close)
+        self._events = _event_writer(Path(workdir) / "tensorboard", resume_step) if tensorboard else None
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append the line of ``step`` and hand it to the operating system before returning.
+
+        ``values`` holds numbers, strings, arrays (anything with ``tolist``) and nested lists; a None is left out.
+        NaN and infinities become null, with their place and value under ``non_finite``. Only the line of the step
+        that the run resumed from may be written again; it replaces the old one.
+
+        Raises:
+            ValueError: the step does not follow the last one, or a key is reserved.
+        """
+        step = int(step)
+        again = step == self._inherited
+        if self._last is not None and step <= self._last and not again:
+            raise ValueError(f"metrics of step {step} after step {self._last}: steps must increase")
+        record = to_record(step, values)
+        if again:
+            self._rewrite_last(record)
+        else:
+            self._file.write(_line(record))
+            self._file.flush()
+        self._last, self._inherited = step, None
+        if self._events is not None:
+            for key, value in record.items():
+                if key != "step" and isinstance(value, (int, float)):
+                    self._events.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        """Close the file and flush the TensorBoard events; further calls do nothing."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _rewrite_last(self, record: dict[str, Any]) -> None:
+        self._file.close()
+        self._replace([*_read(self._path)[0][:-1], record])  # one rename: the old line or the new one, never none
+        self._file = open(self._path, "ab")  # noqa: SIM115 (closed by close)
+
+    def _replace(self, records: list[dict[str, Any]]) -> None:
+        write_atomic(self._path, b"".join(map(_line, records)))
+
+
+def read_metrics(workdir: Path | str) -> list[dict[str, Any]]:
+    """The records of a workdir in step order, null as None; a half-written last line is left out, no file is [].
+
+    Raises:
+        UserError: a line other than the last is not a JSON object with a step.
+    """
+    return _read(Path(workdir) / FILE)[0]
+
+
+def to_record(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON-ready object of one line: plain Python values, no NaN and no infinity (see MetricsLog.write)."""
+    record: dict[str, Any] = {"step": step}
+    non_finite: dict[str, str] = {}
+    for key, value in values.items():
+        if key in RESERVED:
+            raise ValueError(f"the metrics key {key!r} is reserved")
+        if value is not None:
+            record[key] = _plain(value, key, non_finite)
+    if non_finite:
+        record["non_finite"] = non_finite
+    return record
+
+
+def _plain(value: Any, place: str, non_finite: dict[str, str]) -> Any:
+    if hasattr(value, "tolist"):  # NumPy and JAX scalars and arrays, without importing either
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{place}[{index}]", non_finite) for index, item in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    value = float(value)  # a TypeError here names a value that no metric should have
+    if math.isfinite(value):
+        return value
+    non_finite[place] = str(value)
+    return None
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The records of a file by ascending step, and whether its bytes are exactly the lines of those records."""
+    if not path.exists():
+        return [], True
+    lines = path.read_bytes().split(b"\n")
+    whole = lines[-1] == b""
+    if whole:
+        lines.pop()
+    records: dict[int, dict[str, Any]] = {}
+    last = -1
+    for number, line in enumerate(lines, 1):
+        record = _parse(line)
+        if record is None:
+            if number < len(lines):
+                raise UserError(f"{path}: line {number} is not a JSON object with a step; remove or mend that line")
+            whole = False
+            break
+        whole = whole and record["step"] > last
+        last = record["step"]
+        records[last] = record  # of a step written twice (two runs in one workdir), the later line counts
+    return [records[step] for step in sorted(records)], whole
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:  # bad JSON and bad UTF-8
+        return None
+    is_record = isinstance(record, dict) and type(record.get("step")) is int
+    return record if is_record else None
+
+
+def _event_writer(folder: Path, resume_step: int) -> Any:
+    from tensorboardX import SummaryWriter
+
+    resumed = folder.exists()
+    # Event files are named by the second: two openings within one would share a file, and the later erase the earlier.
+    return SummaryWriter(
+        str(folder), purge_step=resume_step + 1 if resumed else None, filename_suffix=f".{time.time_ns()}"
+    )

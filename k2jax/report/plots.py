@@ -1,0 +1,40 @@
+"""The pictures of a workdir: ``plots/*.png``, redrawn from ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from k2jax.report.figures import (
+    expert_load_figure,
+    learning_rate_figure,
+    loss_figure,
+    max_logit_figure,
+    throughput_figure,
+)
+from k2jax.report.metrics import read_metrics
+from k2jax.report.style import save_figure
+from k2jax.report.summary import NO_BASELINES, Baselines
+
+FOLDER = "plots"
+
+
+def draw_plots(
+    workdir: Path | str, *, baselines: Baselines = NO_BASELINES, qk_clip_tau: float | None = None
+) -> list[Path]:
+    """Draw what the workdir's metrics allow and return the files written, each replaced in one rename.
+
+    Args:
+        workdir: folder of the run.
+        baselines: yardsticks for the bits per byte of the held-out text.
+        qk_clip_tau: threshold of QK-Clip; None leaves its line out.
+    """
+    records = read_metrics(workdir)
+    figures = {
+        "loss": loss_figure(records, baselines),
+        "max_logit": max_logit_figure(records, qk_clip_tau),
+        "expert_load": expert_load_figure(records),
+        "learning_rate": learning_rate_figure(records),
+        "throughput": throughput_figure(records),
+    }
+    folder = Path(workdir) / FOLDER
+    return [save_figure(figure, folder / f"{name}.png") for name, figure in figures.items() if figure is not None]

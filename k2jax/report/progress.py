@@ -1,0 +1,111 @@
+"""Progress of a run: a bar on a terminal, a plain line every few seconds in a log file, a notebook or a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
+
+from k2jax.report.table import duration, significant
+
+SHOWN = (("loss", "loss {}"), ("reward", "reward {}"), ("tokens_per_second", "{} tokens/s"))
+
+
+class Progress:
+    """A context manager that shows where a run stands; leaving it, by an exception too, restores the terminal.
+
+    Args:
+        total: the step at which the run ends.
+        start: the step it begins from (the restored one).
+        log: where to write, standard output by default; ``Console(quiet=True)`` on processes that keep silent.
+        interval: time between plain lines [s].
+        clock: seconds from any origin; tests pass their own.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        start: int = 0,
+        log: Console | None = None,
+        *,
+        interval: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._total, self._step, self._interval, self._clock = total, start, interval, clock
+        self._console = log if log is not None else Console()
+        self._begin = self._printed_at = clock()
+        self._printed_step = start
+        self._first: tuple[int, float] | None = None  # step and time of the first update
+        self._values: dict[str, float] = {}
+        self._bar: RichProgress | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            # On a narrow terminal everything but the step may be cut.
+            step_column = Column(no_wrap=True, min_width=len(f"step {total:,}/{total:,}"))
+            self._bar = RichProgress(
+                TextColumn("step {task.completed:,.0f}/{task.total:,.0f}", table_column=step_column),
+                BarColumn(bar_width=None),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[shown]}"),
+                TextColumn("[dim]{task.fields[left]}"),
+                console=self._console,
+                expand=True,
+            )
+            self._task = self._bar.add_task("", total=total, completed=start, shown="compiling", left="")
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._step != self._printed_step:
+            self._print_line()
+
+    def update(self, step: int, values: Mapping[str, Any]) -> None:
+        """Show that ``step`` is done; of ``values`` (the metrics of the step) loss, reward and tokens/s are shown."""
+        first = self._first is None
+        if first:
+            self._first = (step, self._clock())
+        self._step = step
+        self._values |= {key: values[key] for key, _ in SHOWN if values.get(key) is not None}
+        if self._bar is not None:
+            left = self.seconds_left()
+            text = "" if left is None else f"{duration(left)} left"
+            self._bar.update(self._task, completed=step, shown=self._shown(), left=text)
+        elif first or step >= self._total or self._clock() - self._printed_at >= self._interval:
+            self._print_line(
+                f"first step {duration(self._clock() - self._begin)}, compilation included" if first else ""
+            )
+
+    def note(self, text: str) -> None:
+        """Print a line of its own, above the bar where there is one."""
+        # soft_wrap: rich would otherwise fold lines at 80 columns where the output is a file.
+        self._console.print(Text(text), soft_wrap=True)
+
+    def seconds_left(self) -> float | None:
+        """Estimated time to the last step [s]; None before the second update.
+
+        It is measured from the end of the first step on: compilation happens once and would spoil the estimate.
+        """
+        if self._first is None or self._step <= self._first[0]:
+            return None
+        per_step = (self._clock() - self._first[1]) / (self._step - self._first[0])
+        return per_step * max(0, self._total - self._step)
+
+    def _shown(self) -> str:
+        return " · ".join(form.format(significant(self._values[key])) for key, form in SHOWN if key in self._values)
+
+    def _print_line(self, remark: str = "") -> None:
+        left = self.seconds_left()
+        time_left = f"{duration(left)} left" if left else ""
+        parts = [f"step {self._step:,}/{self._total:,}", self._shown(), remark, time_left]
+        self.note(" · ".join(part for part in parts if part))
+        self._printed_at, self._printed_step = self._clock(), self._step

@@ -1,0 +1,118 @@
+"""What is known about a run, for its report: given by the command, completed from the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from k2jax.report.series import Records, scalars
+
+
+@dataclasses.dataclass(frozen=True)
+class Baselines:
+    """Yardsticks measured on the held-out text that the model is evaluated on [bits per byte]."""
+
+    unigram_entropy: float | None = None  #: entropy of the byte frequencies
+    gzip: float | None = None  #: gzip -9
+    xz: float | None = None  #: xz
+
+    def items(self) -> list[tuple[str, float]]:
+        """(name, bits per byte) of the known ones."""
+        named = [("unigram byte entropy", self.unigram_entropy), ("gzip -9", self.gzip), ("xz", self.xz)]
+        return [(name, value) for name, value in named if value is not None]
+
+
+NO_BASELINES = Baselines()
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSource:
+    """What a run took from one corpus."""
+
+    name: str
+    tokens: int | None = None  #: tokens the corpus holds
+    epochs: float | None = None  #: passes made over it
+    skipped: int | None = None  #: corrupt records skipped
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """Everything a report may say; None is not known and not printed.
+
+    The fields from ``step`` on are taken from ``metrics.jsonl`` where they are None.
+    """
+
+    title: str  #: name of the run
+    stage: str | None = None  #: pretrain | sft | rl
+    status: str | None = None  #: how it ended, e.g. "finished", "stopped by SIGTERM"
+    command: str | None = None  #: the command that continues the run
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  #: configuration highlights by key
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  #: package versions
+    device: str | None = None  #: e.g. "8 x TPU v5p", "CPU, 2 cores"
+    parameters_total: int | None = None  #: all parameters
+    parameters_active: int | None = None  #: parameters used per token
+    total_steps: int | None = None  #: steps the configuration asks for
+    held_out: str | None = None  #: the validation text in words, e.g. "2 % of the documents, 251 kB"
+    baselines: Baselines = NO_BASELINES  #: on the same held-out text
+    sources: Sequence[DataSource] = ()  #: training data
+    newton_schulz_share: float | None = None  #: FLOPs of Newton-Schulz over the training FLOPs of its matrices
+    qk_clip_tau: float | None = None  #: threshold of QK-Clip
+    step: int | None = None  #: optimizer steps done
+    loss: float | None = None  #: last training loss, a mean over the last records [nats per token]
+    val_loss: float | None = None  #: last validation loss [nats per token]
+    val_bits_per_byte: float | None = None  #: last validation
+    tokens: int | None = None  #: training tokens seen
+    seconds: float | None = None  #: training time, earlier runs included [s]
+    tokens_per_second: float | None = None  #: median
+    mfu: float | None = None  #: median fraction of peak FLOP/s
+    memory_gb: float | None = None  #: peak [GB]
+    max_logit: float | None = None  #: highest attention logit of the run
+    max_logit_step: int | None = None  #: where it was seen
+    clipped_heads: int | None = None  #: rescalings of a head by QK-Clip, over all logged steps
+    clipped_steps: int | None = None  #: logged steps in which a head was clipped
+    max_violation_first: float | None = None  #: mean of the first tenth of the records, at most 20
+    max_violation_last: float | None = None  #: mean of the last tenth of the records, at most 20
+    spikes: int | None = None  #: loss spikes
+
+
+def complete(summary: RunSummary, records: Records) -> RunSummary:
+    """``summary`` with every field that is None and that the metrics know filled in."""
+    derived = {key: value for key, value in _from_metrics(records).items() if getattr(summary, key) is None}
+    return dataclasses.replace(summary, **derived)
+
+
+def _from_metrics(records: Records) -> dict[str, Any]:
+    known: dict[str, Any] = {}
+    if records:
+        known["step"] = records[-1]["step"]
+    for key in ("val_loss", "val_bits_per_byte", "tokens", "seconds", "spikes"):
+        _put(known, key, records, key, lambda values: values[-1])
+    for key in ("tokens_per_second", "mfu"):  # the median leaves out steps that compiled or validated
+        _put(known, key, records, key, np.median)
+    _put(known, "loss", records, "loss", lambda values: values[-_window(values) :].mean())
+    _put(known, "memory_gb", records, "memory_gb", np.max)
+    _put(known, "max_logit", records, "max_logit", np.max)
+    _put(known, "clipped_heads", records, "clipped_heads", np.sum)
+    _put(known, "clipped_steps", records, "clipped_heads", np.count_nonzero)
+    _put(known, "max_violation_first", records, "max_violation", lambda values: values[: _window(values)].mean())
+    _put(known, "max_violation_last", records, "max_violation", lambda values: values[-_window(values) :].mean())
+    logits = scalars(records, "max_logit")
+    if logits is not None:
+        known["max_logit_step"] = int(logits[0][np.nanargmax(logits[1])])
+    for key in ("tokens", "spikes", "clipped_heads", "clipped_steps"):
+        if key in known:
+            known[key] = int(known[key])
+    return known
+
+
+def _put(known: dict[str, Any], field: str, records: Records, key: str, reduce) -> None:
+    found = scalars(records, key)
+    if found is not None:
+        known[field] = float(reduce(found[1][np.isfinite(found[1])]))
+
+
+def _window(values: np.ndarray) -> int:
+    return max(1, min(20, len(values) // 10))

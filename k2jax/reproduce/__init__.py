@@ -1,0 +1,1 @@
+"""Reproductions: small studies of the reports' claims, run from ``experiments/reproduce`` and summed up honestly."""

@@ -1,0 +1,33 @@
+"""Runs a reproduction: every run of ``experiments/reproduce/NAME.py``, then its table and picture.
+
+Each run has its own workdir under --workdir; runs that are done are kept, one that was killed resumes. The results are
+``table.md`` and ``NAME.png`` in the workdir.
+
+Example:
+    python -m k2jax.reproduce qk_clip --workdir=runs/qk_clip
+    python -m k2jax.reproduce muon_vs_adamw --workdir=runs/muon_vs_adamw --steps=20   # a quick look
+"""
+
+from absl import flags
+
+from k2jax import cli
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    flags.DEFINE_string("workdir", None, "Folder of the study.", flag_values=values)
+    flags.DEFINE_integer("steps", None, "Override every run's number of steps.", lower_bound=1, flag_values=values)
+
+
+def main(values: flags.FlagValues, name: str) -> int:
+    """Runs the command."""
+    cli.require(values, "workdir")
+    cli.use_platform()
+
+    from k2jax.reproduce.study import reproduce
+
+    return reproduce(name, values.workdir, values.steps)
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__, positional=("NAME",))

@@ -1,0 +1,123 @@
+"""Runs the experiments of a study one after another and sums them up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+import importlib.util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from k2jax.config import Config, resolve
+from k2jax.errors import UserError
+from k2jax.report.files import write_atomic
+from k2jax.report.metrics import read_metrics
+from k2jax.report.style import save_figure
+from k2jax.train.loop import train
+
+FOLDER = Path("experiments/reproduce")
+
+
+class RunResult(NamedTuple):
+    """One run of a study.
+
+    Attributes:
+        config: what it ran.
+        records: its metrics, one dict per step.
+        exit_code: of its training; 3 is a run that stopped on a non-finite value, which is a result, too.
+    """
+
+    config: Config
+    records: list[dict[str, Any]]
+    exit_code: int
+
+
+class Summary(NamedTuple):
+    """What a study shows: a Markdown table with its explanation, and a picture."""
+
+    markdown: str
+    figure: Figure
+
+
+def reproduce(name: str, workdir: str | Path, steps: int | None = None) -> int:
+    """Runs study ``name`` and writes ``table.md`` and ``NAME.png``.
+
+    Args:
+        name: a file of ``experiments/reproduce`` and a module of this package.
+        workdir: folder of the study.
+        steps: overrides every run's number of steps.
+
+    Returns:
+        The exit code: 0, or that of the run that was interrupted.
+
+    Raises:
+        UserError: an unknown study.
+    """
+    experiment = _load(name)
+    workdir = Path(workdir)
+    results = {}
+    runs = experiment.runs()
+    for number, (run, overrides) in enumerate(runs.items(), start=1):
+        config = experiment.get_config()
+        config.update_from_flattened_dict(overrides if steps is None else {**overrides, "train.steps": steps})
+        resolved = resolve(config)
+        print(f"\n[{number}/{len(runs)}] {run}", flush=True)
+        code = _train(resolved, workdir / run)
+        if code not in (0, 3):
+            return code
+        results[run] = RunResult(resolved, read_metrics(workdir / run), code)
+    summary = import_module(f"k2jax.reproduce.{name}").summarize(results)
+    write_atomic(workdir / "table.md", summary.markdown)
+    save_figure(summary.figure, workdir / f"{name}.png")
+    print(f"\n{summary.markdown}\n{workdir / 'table.md'}, {workdir / name}.png")
+    return 0
+
+
+def _train(config: Config, workdir: Path) -> int:
+    """Trains unless the run is done; a run that stopped on a non-finite value is not tried again."""
+    done = workdir / "exit_code"
+    if done.exists():
+        return int(done.read_text())
+    code = train(config, workdir)
+    if code in (0, 3):
+        write_atomic(done, str(code))
+    return code
+
+
+def _load(name: str) -> Any:
+    path = FOLDER / f"{name}.py"
+    if not path.is_file():
+        there = sorted(p.stem for p in FOLDER.glob("*.py"))
+        hint = f"there are {', '.join(there)}" if there else f"run from the repository's root, where {FOLDER}/ is"
+        raise UserError(f"no study {name!r}; {hint}")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def curve(result: RunResult, key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of a metric, where it was written."""
+    points = [(record["step"], record[key]) for record in result.records if record.get(key) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def final(result: RunResult, key: str) -> float:
+    """The last value of a metric; infinity for a run that stopped or never wrote it."""
+    values = curve(result, key)[1]
+    return values[-1] if values and result.exit_code == 0 else float("inf")
+
+
+def seconds_at(result: RunResult, step: int) -> float:
+    """Training time at ``step``, its steps counted at the median step time: compilation and noise stay out [s]."""
+    times = [record["seconds"] for record in result.records]
+    per_step = sorted(b - a for a, b in zip(times, times[1:], strict=False))
+    return step * per_step[len(per_step) // 2] if per_step else float("nan")
+
+
+def spread(values: Mapping[Any, float] | list[float]) -> str:
+    """``mean (lowest to highest)`` of a few seeds."""
+    numbers = list(values.values()) if isinstance(values, Mapping) else values
+    return f"{sum(numbers) / len(numbers):.3f} ({min(numbers):.3f} to {max(numbers):.3f})"

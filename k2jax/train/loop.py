@@ -1,0 +1,239 @@
+"""The training loop: prepare or resume, step, validate, save, report.
+
+The state of a run is (checkpoint, step): data order is a function of the step, randomness a function of the seed, so a
+run killed at any moment and started again repeats the same losses bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+from pathlib import Path
+import signal
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from k2jax import optim
+from k2jax.checkpoint import Checkpoints, load_params
+from k2jax.config.schema import Config
+from k2jax.data import Data, build
+from k2jax.errors import UserError
+from k2jax.model import model_specs
+from k2jax.report.metrics import MetricsLog
+from k2jax.report.progress import Progress
+from k2jax.report.samples import write_sample
+from k2jax.train.record import Recorder
+from k2jax.train.report import print_start, write_results
+from k2jax.train.sample import make_sampler, sample_texts
+from k2jax.train.state import TrainState, init_state
+from k2jax.train.step import StepMetrics, make_eval_step, make_train_step
+from k2jax.train.workdir import open_workdir
+
+NON_FINITE = 3  # exit code
+_STOP_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+def train(config: Config, workdir: str | Path) -> int:
+    """Trains to ``config.train.steps``, resuming from the workdir's newest checkpoint.
+
+    Args:
+        config: the experiment.
+        workdir: the run's folder; see the package's documentation for what it holds.
+
+    Returns:
+        The exit code of ``python -m k2jax.train``.
+
+    Raises:
+        UserError: for a mistake in the config, the data or the workdir.
+    """
+    path = open_workdir(workdir, config)
+    with contextlib.closing(Run(config, path)) as run:
+        return run.run()
+
+
+class Run:
+    """One process's part of one run: everything that lives from the first step to the last."""
+
+    def __init__(self, config: Config, workdir: Path):
+        self.config, self.workdir = config, workdir
+        train = config.train
+        self.data: Data = build(config.data, batch_size=train.batch_size, seed=train.seed, steps=train.steps, log=print)
+        if self.data.tokenizer.vocab_size > config.model.vocab:
+            raise UserError(
+                f"the tokenizer has {self.data.tokenizer.vocab_size} tokens, config.model.vocab only "
+                f"{config.model.vocab}; raise it"
+            )
+        self.data.tokenizer.save(workdir / "tokenizer")
+        self.optimizer = optim.build(config.optimizer, config.router, model_specs(config.model), train.steps)
+        self.learning_rate = optim.learning_rate(config.optimizer, train.steps)
+        self.checkpoints = Checkpoints(workdir, config.checkpoint.keep)
+        self.state, meta = self._initial_state()
+        self.start = int(self.state.step)
+        self.recorder = Recorder(config, meta)
+        self.step_fn = jax.jit(make_train_step(config, self.optimizer), donate_argnums=0)
+        self.eval_fn = jax.jit(make_eval_step(config))
+        self.sampler = jax.jit(make_sampler(config))
+        self.stop_signal: int | None = None
+
+    def close(self) -> None:
+        """Commits saves that were started and releases threads."""
+        self.checkpoints.close()
+
+    def _initial_state(self) -> tuple[TrainState, dict]:
+        make = jax.jit(lambda: init_state(self.config, self.optimizer))
+        steps = self.checkpoints.steps()
+        if steps:
+            return self._restore(steps[-1], jax.eval_shape(make))
+        state = make()
+        if self.config.init_from:
+            _, params, step = load_params(self.config.init_from)
+            _check_shapes(self.config.init_from, params, state.params)
+            print(f"parameters from {self.config.init_from}, step {step}")
+            state = state.replace(params=params)
+        return state, {}
+
+    def _restore(self, step: int, shapes: TrainState) -> tuple[TrainState, dict]:
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), shapes)
+        meta = self.checkpoints.meta(step)
+        if meta["data"] != self.data.fingerprint:
+            raise UserError(
+                f"the corpus or the tokenizer changed since {self.workdir} was begun; put the old files back, or "
+                "start in a new --workdir"
+            )
+        params, opt_state = self.checkpoints.restore(step, placed.params, placed.opt_state)
+        print(f"resumed from step {step:,}")
+        return TrainState(jax.numpy.int32(step), params, opt_state, jax.numpy.bool_(True)), meta
+
+    def run(self) -> int:
+        """Steps to the end, a signal or a non-finite value; returns the exit code."""
+        print_start(self.config, self.data, self.start)
+        if self.start >= self.config.train.steps:
+            print(f"already at step {self.start:,}; raise config.train.steps to train on")
+            return 0
+        metrics = MetricsLog(self.workdir, resume_step=self.start, tensorboard=self.config.log.tensorboard)
+        progress = Progress(self.config.train.steps, self.start)
+        with _signals(self), metrics as self.metrics, progress as self.progress:
+            code = self._steps()
+        self.checkpoints.wait()
+        write_results(self.config, self.workdir, self.data, int(self.state.step), _status(code))
+        return code
+
+    def _steps(self) -> int:
+        config, last = self.config, self.config.train.steps
+        batches = self._batches()
+        self.state = jax.block_until_ready(self.state)
+        for step in range(self.start + 1, last + 1):
+            began = time.perf_counter()
+            with _profiled(self.workdir, step, config.train.profile_steps):
+                self.state, on_device = self.step_fn(self.state, next(batches))
+                result = jax.device_get(on_device)
+            record = self._record(step, result, time.perf_counter() - began)
+            if not result.healthy:
+                return self._stop_unhealthy(step, result)
+            if step % config.eval.every == 0 or step == last:
+                record |= self._validate(step, final=step == last)
+            if step % config.log.every == 0 or step == last:
+                self.metrics.write(step, record)
+            self.progress.update(step, record)
+            if step % config.checkpoint.every == 0 or step == last or self.stop_signal:
+                self._save(step)
+            if self.stop_signal:
+                self.progress.note(f"stopping at step {step:,} as asked; the checkpoint is being saved")
+                return _STOP_CODES[self.stop_signal]
+            if step % config.log.plots_every == 0 and step != last:
+                write_results(config, self.workdir, self.data, step, "running")
+        return 0
+
+    def _batches(self) -> Iterator[Any]:
+        for batch in self.data.loader.batches(self.start):
+            if not batch.weights.sum() > 0:
+                raise UserError("a batch holds no target token; check the corpus and config.data.sequence_length")
+            yield batch
+
+    def _record(self, step: int, result: StepMetrics, seconds: float) -> dict:
+        return self.recorder.values(step, result, float(self.learning_rate(step - 1)), seconds)
+
+    def _validate(self, step: int, final: bool) -> dict:
+        rows = self.config.eval.final_rows if final else self.config.eval.rows
+        nll = targets = 0.0
+        for batch in self.data.held_out.batches(self.config.train.batch_size, rows):
+            part = jax.device_get(self.eval_fn(self.state.params, batch))
+            nll, targets = nll + float(part[0]), targets + float(part[1])
+        if not targets:
+            return {}
+        bits = self.data.held_out.bits_per_byte(nll, targets)
+        self.progress.note(f"step {step:,}: held-out loss {nll / targets:.4f}, {bits:.4f} bits per byte")
+        if self.config.eval.sample_tokens and self.config.eval.prompts:
+            for prompt, text in sample_texts(self.sampler, self.state.params, self.data.tokenizer, self.config, step):
+                write_sample(self.workdir, step, prompt, text)
+        return {"val_loss": nll / targets, "val_bits_per_byte": bits}
+
+    def _save(self, step: int) -> None:
+        meta = {**self.recorder.meta(), "data": self.data.fingerprint}
+        self.checkpoints.save(step, self.state.params, self.state.opt_state, meta)
+
+    def _stop_unhealthy(self, step: int, result: StepMetrics) -> int:
+        """The state is still that of the step before: the step refused to apply itself. It is saved and named."""
+        good = int(self.state.step)
+        if good > self.start and good not in self.checkpoints.steps():
+            self._save(good)
+        logits = np.asarray(result.stats.max_logit)
+        where = [f"layer {layer} head {head}" for layer, head in np.argwhere(~(logits < np.inf))[:3]]
+        self.progress.note(
+            f"stopped: step {step:,} is not finite (loss {float(result.loss)}, gradient norm {float(result.grad_norm)}"
+            + (f", max logit in {', '.join(where)}" if where else "")
+            + f"); the last good step is {good:,} and no weight of step {step:,} was written. "
+            "Lower config.optimizer.learning_rate or config.optimizer.grad_clip and run again."
+        )
+        return NON_FINITE
+
+
+def _check_shapes(name: str, params: Any, expected: Any) -> None:
+    given, wanted = (
+        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (params, expected)
+    )
+    for key in sorted(given.keys() | wanted.keys()):
+        if given.get(key) != wanted.get(key):
+            raise UserError(
+                f"init_from {name} is another model: {key} is {given.get(key)} there and {wanted.get(key)} in the config"
+            )
+
+
+def _status(code: int) -> str:
+    names = {0: "finished", NON_FINITE: "stopped on a non-finite value", 143: "stopped by SIGTERM", 130: "interrupted"}
+    return names[code]
+
+
+@contextlib.contextmanager
+def _signals(run: Run):
+    """SIGTERM and Ctrl-C ask the loop to save and stop after the current step; a second one is not caught."""
+
+    def ask(number: int, frame: Any) -> None:
+        run.stop_signal = number
+        signal.signal(number, old[number])
+
+    try:
+        old = {number: signal.signal(number, ask) for number in _STOP_CODES}
+    except ValueError:  # not in the main thread, as in some notebooks: signals stay as they are
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _profiled(workdir: Path, step: int, steps: tuple[int, ...]):
+    """Traces the steps from the first to the last of ``steps``."""
+    if steps and step == steps[0]:
+        jax.profiler.start_trace(str(workdir / "profile"))
+    yield
+    if steps and step == steps[1]:
+        jax.profiler.stop_trace()

@@ -1,0 +1,115 @@
+"""What a run says about itself: the lines at its start, the plots and ``report.md``."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+import os
+from pathlib import Path
+
+import jax
+
+from k2jax import optim
+from k2jax.config.schema import Config
+from k2jax.data import Data
+from k2jax.model import active_parameters, model_specs, total_parameters
+from k2jax.report.markdown import write_report
+from k2jax.report.plots import draw_plots
+from k2jax.report.summary import Baselines, DataSource, RunSummary
+from k2jax.report.table import percent, quantity, text_table
+
+PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
+
+
+def device_name() -> str:
+    """The devices in words, e.g. ``8 x TPU v5p`` or ``CPU, 2 cores``."""
+    if jax.default_backend() == "cpu":
+        return f"CPU, {os.cpu_count()} cores"
+    return f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+
+
+def newton_schulz_share(config: Config) -> float | None:
+    """FLOPs of Newton-Schulz over those of training the same matrices at this batch size; None without Muon."""
+    if config.optimizer.name == "adamw":
+        return None
+    tokens = config.train.batch_size * config.data.sequence_length
+    expert_share = config.model.active_experts / config.model.experts
+    return optim.newton_schulz_share(model_specs(config.model), config.optimizer, tokens, expert_share)
+
+
+def print_start(config: Config, data: Data, start: int) -> None:
+    """Prints the model's size, the table of weights and their optimizer groups, and the data."""
+    rows = optim.group_table(model_specs(config.model), config.optimizer)
+    print(text_table(("weight", "shape", "optimizer", "decay"), [[str(cell) for cell in row] for row in rows]))
+    total, active = total_parameters(config.model), active_parameters(config.model)
+    print(f"{quantity(total)} parameters, {quantity(active)} active per token, on {device_name()}")
+    share = newton_schulz_share(config)
+    if share is not None:
+        print(
+            f"Newton-Schulz costs {percent(share)} of the training FLOPs of its matrices at "
+            f"{config.train.batch_size * config.data.sequence_length:,} tokens a step"
+        )
+    for name, epochs in data.loader.epochs(config.train.steps).items():
+        tokens = data.manifests[name]["splits"]["train"]["tokens"]
+        print(f"data {name}: {quantity(tokens)} tokens, {epochs:.2f} epochs over the run")
+    if start == 0:
+        print("compiling; the first step takes a while")
+
+
+def baselines(data: Data) -> Baselines:
+    """Entropy and compressors on the held-out text; over several sources their means by bytes."""
+    parts = [m["splits"]["held_out"] for m in data.manifests.values()]
+    total = sum(part["bytes"] for part in parts)
+
+    def mean(key: str) -> float:
+        return sum(part[key] * part["bytes"] for part in parts) / total
+
+    return Baselines(mean("byte_entropy_bits"), mean("gzip_bits_per_byte"), mean("xz_bits_per_byte"))
+
+
+def write_results(config: Config, workdir: Path, data: Data, step: int, status: str) -> None:
+    """Redraws the plots and rewrites ``report.md``."""
+    tau = config.optimizer.qk_clip_tau if config.optimizer.name == "muonclip" else None
+    yardsticks = baselines(data)
+    draw_plots(workdir, baselines=yardsticks, qk_clip_tau=tau)
+    held_out = data.held_out
+    summary = RunSummary(
+        title=f"{config.stage} {workdir.name}",
+        stage=config.stage,
+        status=status,
+        command=f"python -m k2jax.train --config=EXPERIMENT.py --workdir={workdir}",
+        config=_highlights(config),
+        versions={name: version(name) for name in PACKAGES},
+        device=device_name(),
+        parameters_total=total_parameters(config.model),
+        parameters_active=active_parameters(config.model),
+        total_steps=config.train.steps,
+        held_out=f"{held_out.documents:,} documents, {held_out.bytes / 1e3:,.0f} kB",
+        baselines=yardsticks,
+        sources=_sources(data, step),
+        newton_schulz_share=newton_schulz_share(config),
+        qk_clip_tau=tau,
+    )
+    write_report(workdir, summary)
+
+
+def _sources(data: Data, step: int) -> list[DataSource]:
+    epochs = data.loader.epochs(step)
+    return [
+        DataSource(name, manifest["splits"]["train"]["tokens"], epochs[name], manifest["skipped"]["count"])
+        for name, manifest in data.manifests.items()
+    ]
+
+
+def _highlights(config: Config) -> dict[str, object]:
+    model, optimizer, train = config.model, config.optimizer, config.train
+    return {
+        "layers": f"{model.layers} ({model.dense_layers} dense)",
+        "d_model": model.d_model,
+        "heads": model.heads,
+        "experts": f"{model.experts} routed, {model.active_experts} active, {model.shared_experts} shared",
+        "optimizer": optimizer.name,
+        "learning_rate": optimizer.learning_rate,
+        "schedule": optimizer.schedule.kind,
+        "batch": f"{train.batch_size} x {config.data.sequence_length} tokens, {train.micro_batches} micro-batches",
+        "seed": train.seed,
+    }

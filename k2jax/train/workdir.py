@@ -1,0 +1,55 @@
+"""A run's folder: who may continue in it, and what it records about itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from k2jax.checkpoint import run_config
+from k2jax.config.build import to_json
+from k2jax.config.schema import Config
+from k2jax.errors import UserError
+from k2jax.report.files import write_atomic
+
+FIXED = ("stage", "model", "data", "optimizer.name", "train.batch_size", "train.seed", "init_from")
+"""Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""
+
+FREE = ("data.on_corrupt", "data.cache_dir", "model.capacity_factor")
+"""Keys below FIXED ones that change neither."""
+
+
+def open_workdir(workdir: str | Path, config: Config) -> Path:
+    """Makes the workdir, or checks that it belongs to the same run, and writes ``config.json``.
+
+    Raises:
+        UserError: it holds a run of another model, corpus, seed or batch size.
+    """
+    path = Path(workdir)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--workdir {path} is a file; name a folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--workdir {path} cannot be made: {error.strerror}") from error
+    if (path / "config.json").exists():
+        _check_same(path, run_config(path), config)
+    write_atomic(path / "config.json", to_json(config))
+    return path
+
+
+def _check_same(path: Path, old: Config, new: Config) -> None:
+    before, now = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
+    for key in sorted(before.keys() | now.keys()):
+        fixed = any(key == f or key.startswith(f + ".") for f in FIXED) and key not in FREE
+        if fixed and before.get(key) != now.get(key):
+            raise UserError(
+                f"{path} holds another run: config.{key} is {before.get(key)!r} there and {now.get(key)!r} here; "
+                "use a new --workdir, or the value that it has"
+            )
+
+
+def _flatten(value: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, item in value.items():
+        flat |= _flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
+    return flat

@@ -1,0 +1,99 @@
+"""The report: says what is known, in numbers that come from the metrics, and is silent about the rest."""
+
+from k2jax.report.markdown import write_report
+from k2jax.report.metrics import MetricsLog
+from k2jax.report.samples import write_sample
+from k2jax.report.summary import Baselines, DataSource, RunSummary
+from tests.report.synthetic import records
+
+
+def log(workdir) -> None:
+    with MetricsLog(workdir, resume_step=0, tensorboard=False) as metrics:
+        for line in records():
+            metrics.write(line["step"], {key: value for key, value in line.items() if key != "step"})
+
+
+def full(workdir) -> str:
+    log(workdir)
+    (workdir / "plots").mkdir()
+    (workdir / "plots" / "loss.png").write_bytes(b"")
+    for step, text in ((40, "first"), (80, "middle"), (120, "last ``` one")):
+        write_sample(workdir, step, "import os\n", text)
+    summary = RunSummary(
+        "Quick start",
+        stage="pretrain",
+        status="finished",
+        command="python -m k2jax.train --config=quick.py --workdir=runs/quick",
+        config={"model.layers": 4},
+        versions={"jax": "0.10.2"},
+        device="CPU, 2 cores",
+        parameters_total=8_612_345,
+        parameters_active=3_100_000,
+        total_steps=150,
+        held_out="251 kB",
+        baselines=Baselines(unigram_entropy=4.6, gzip=1.93, xz=1.62),
+        sources=[DataSource("stdlib", 3_400_000, 0.72, 3)],
+        newton_schulz_share=0.11,
+        qk_clip_tau=100.0,
+    )
+    return write_report(workdir, summary).read_text()
+
+
+def test_a_report_tells_the_whole_run(tmp_path):
+    text = full(tmp_path)
+    assert text.startswith(
+        "# Quick start\n\nFinished: 120 of 150 steps; **1.380 bits per byte** on held-out text, 30.0 %"
+    )
+    for line in (
+        "| this model           |         1.380 |             30.0 % |",
+        "| unigram byte entropy |         4.600 |              100 % |",
+        "| gzip -9              |         1.930 |             42.0 % |",
+        "- parameters: 8.61M in all, 3.10M active per token",
+        "- versions: jax 0.10.2",
+        "| `model.layers` | `4`   |",
+        "- steps: 120 of 150",
+        "- tokens: 492k",
+        "- time: 1 min 00 s",
+        "- throughput: 6,800 tokens/s (median)",
+        "- model FLOPs utilisation: 30.0 % (median)",
+        "- peak memory: 2.00 GB",
+        "- validation loss: 2.880 nats per token",
+        "- loss spikes: 1",
+        "- heads clipped: 6 in 3 of the logged steps",
+        "- QK-Clip threshold: 100",
+        "- Newton-Schulz, of the training FLOPs of its matrices: 11 %",
+        "0.517 in the first steps, 0.0175 in the last",
+        "| stdlib | 3.40M  |        0.72 |               3 |",
+        "![Loss and held-out bits per byte](plots/loss.png)",
+        "python -m k2jax.train --config=quick.py --workdir=runs/quick",
+    ):
+        assert line in text, line
+    highest = max(records(), key=lambda record: record["max_logit"])
+    assert f"- highest attention logit: {highest['max_logit']:.1f} at step {highest['step']}" in text
+
+
+def test_samples_of_the_first_and_the_last_step_are_shown_unbroken(tmp_path):
+    text = full(tmp_path)
+    assert "### Step 40\n" in text and "### Step 120\n" in text and "middle" not in text
+    assert "````text\nimport os\nlast ``` one\n````\n" in text
+
+
+def test_only_existing_plots_are_linked(tmp_path):
+    assert "max_logit.png" not in full(tmp_path)
+
+
+def test_what_is_given_wins_over_the_metrics(tmp_path):
+    log(tmp_path)
+    text = write_report(tmp_path, RunSummary("x", val_bits_per_byte=1.234, spikes=7)).read_text()
+    assert "1.234" in text and "loss spikes: 7" in text and "of unigram entropy" not in text
+
+
+def test_nothing_known_is_a_title(tmp_path):
+    assert write_report(tmp_path, RunSummary("Bare")).read_text() == "# Bare\n"
+
+
+def test_null_metrics_are_unknown(tmp_path):
+    with MetricsLog(tmp_path, resume_step=0, tensorboard=False) as metrics:
+        metrics.write(1, {"loss": float("nan"), "max_logit": float("-inf"), "tokens": 10})
+    text = write_report(tmp_path, RunSummary("x")).read_text()
+    assert "nan" not in text and "None" not in text and "tokens: 10" in text
