@@ -133,23 +133,6 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
     return text
 
 
-def use_platform() -> None:
-    """Chooses the platform before jax starts: with libtpu installed and no TPU, jax would print an error and go on."""
-    if "JAX_PLATFORMS" not in os.environ and not _tpu_present():
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-        os.environ["JAX_PLATFORMS"] = "cuda,cpu" if os.path.exists("/dev/nvidiactl") and _has_cuda_plugin() else "cpu"
-
-
-def _tpu_present() -> bool:
-    return any(os.path.exists(path) for path in ("/dev/accel0", "/dev/vfio/0")) or "TPU_NAME" in os.environ
-
-
-def _has_cuda_plugin() -> bool:
-    from importlib.util import find_spec
-
-    return any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
-
-
 def config_of(values: flags.FlagValues) -> Any:
     """The resolved ``schema.Config`` of ``--config`` and its overrides."""
     from k2jax.config import resolve

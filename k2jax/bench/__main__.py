@@ -14,7 +14,7 @@ import sys
 
 from absl import flags
 
-from k2jax import cli
+from k2jax import cli, runtime
 from k2jax.config.build import nearest
 from k2jax.errors import UserError
 from k2jax.report.table import significant, text_table
@@ -32,7 +32,7 @@ def main(values: flags.FlagValues, name: str) -> None:
     """Runs the command."""
     if name not in NAMES:
         raise UserError(f"no benchmark {name!r}{nearest(name, list(NAMES))}")
-    cli.use_platform()
+    runtime.prepare()
     rows = import_module(f"k2jax.bench.{name}").measure(values.rounds)
     if values.json:
         print(json.dumps([row._asdict() for row in rows], indent=2))

@@ -1,7 +1,7 @@
 """Training speed of nano against transformers' ``DeepseekV3ForCausalLM`` with torch's AdamW.
 
-Same configuration, batch, float32, AdamW and learning rate; compilation excluded; every core for both. The baseline takes
-each of transformers' experts implementations and the fastest counts.
+Same configuration, batch, float32, AdamW and learning rate; compilation excluded; every core for both. The baseline
+takes each of transformers' experts implementations and the fastest counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checkpoints of a workdir: ``checkpoints/STEP/{params,optimizer,meta}``, written in the background, committed by rename.
+"""Checkpoints of a workdir: ``checkpoints/STEP/{params,optimizer,meta}``, written in the background.
 
-A step folder appears only when everything in it is written, so a run killed mid-save leaves nothing that could be picked
-up. Parameters and optimizer state are separate items: other commands read the parameters alone.
+A step folder appears, by a rename, only when everything in it is written, so a run killed mid-save leaves nothing that
+could be picked up. Parameters and optimizer state are separate items: other commands read the parameters alone.
 """
 
 from __future__ import annotations

@@ -50,18 +50,16 @@ class ModelConfig:
     vocab: int = 4096  #: vocabulary size; 0 takes the tokenizer's
     tied_head: bool = False  #: the head is the transposed embedding
     init_std: float = 0.02  #: standard deviation of the normal initializer
-    capacity_factor: float = 1.25  #: share of expert work done as one batched matmul; the overflow goes block by block
+    capacity_factor: float = 1.06  #: share of expert work done as one batched matmul; the overflow goes block by block
 
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleConfig:
-    """Learning rate over steps: linear warm-up, constant, decay to a floor, optional annealing to zero or a last rate."""
+    """Learning rate over steps: linear warm-up, constant, decay to a floor, optional annealing to a last rate."""
 
     kind: str = "wsd"  #: wsd | cosine (no constant part) | constant (after the warm-up)
     warmup_steps: int = 50  #: linear warm-up from 0 [steps]
-    decay_steps: int = (
-        0  #: length of the decay; 0 gives the last 40 % of training (wsd) or all after warm-up (cosine) [steps]
-    )
+    decay_steps: int = 0  #: length of the decay; 0 is 40 % of training (wsd) or all after warm-up (cosine) [steps]
     decay_shape: str = "linear"  #: linear | cosine
     floor: float = 0.1  #: rate after the decay, as a fraction of the peak
     anneal_steps: int = 0  #: final linear segment from the floor [steps]
@@ -115,6 +113,11 @@ class SourceConfig:
     max_documents: int = 0  #: read at most this many documents; 0 is all
 
 
+def _default_sources() -> dict[str, SourceConfig]:
+    """Real text on every machine, without a download."""
+    return {"stdlib": SourceConfig()}
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
     """Text to tokens."""
@@ -129,12 +132,10 @@ class TokenizerConfig:
 class DataConfig:
     """Where tokens come from and how they are packed."""
 
-    sources: Mapping[str, SourceConfig] = dataclasses.field(
-        default_factory=lambda: {"stdlib": SourceConfig()}
-    )  #: corpora by name
+    sources: Mapping[str, SourceConfig] = dataclasses.field(default_factory=_default_sources)  #: corpora by name
     tokenizer: TokenizerConfig = TokenizerConfig()  #: text to tokens
     sequence_length: int = 512  #: tokens per row
-    held_out: float = 0.02  #: fraction of documents kept for validation, chosen by a hash of their content
+    held_out: float = 0.05  #: fraction of documents kept for validation, chosen by a hash of their content
     on_corrupt: str = "skip"  #: skip (reported and counted) | fail
     cache_dir: str = ""  #: tokenised shards and trained tokenizers; empty is $K2JAX_CACHE or ~/.cache/k2jax
 

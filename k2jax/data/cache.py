@@ -52,8 +52,8 @@ def get_or_build(
     while not folder.is_dir():
         if time.monotonic() > deadline:
             raise UserError(
-                f"{folder} did not appear within {wait_seconds:.0f} s: process 0 builds it, so the cache folder and the "
-                "data must be ones that every process sees (set data.cache_dir)"
+                f"{folder} did not appear within {wait_seconds:.0f} s: process 0 builds it, so the cache folder and "
+                "the data must be ones that every process sees (set data.cache_dir)"
             )
         time.sleep(min(0.5, wait_seconds / 10))
     return folder
@@ -66,7 +66,9 @@ def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:
         _remove_abandoned(folder)
         temporary.mkdir()
     except OSError as error:
-        raise UserError(f"cannot write the cache folder {folder.parent}: {error.strerror}; set data.cache_dir") from None
+        raise UserError(
+            f"cannot write the cache folder {folder.parent}: {error.strerror}; set data.cache_dir"
+        ) from None
     try:
         build(temporary)
         _rename(temporary, folder)

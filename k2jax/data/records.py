@@ -1,4 +1,4 @@
-"""Readers of single files and of Hugging Face data sets: each yields ``(name, text)`` and reports what it cannot use."""
+"""Readers of files and of Hugging Face data sets: each yields ``(name, text)`` and reports what it cannot use."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterat
     Raises:
         UserError: when the source is missing or holds no documents.
     """
-    if source.kind == "huggingface":
+    if source.kind == "huggingface" and source.path:
         found = records.huggingface(source.path, source.subset, source.split, source.field, report)
     else:
         read = {"jsonl": records.jsonl, "parquet": records.parquet}.get(source.kind, records.whole_file)
@@ -74,7 +74,9 @@ def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterat
     limited = itertools.islice(nonempty, source.max_documents or None)
     first = next(limited, None)
     if first is None:
-        why = f"{report.count} records were skipped, the first in {report.shown[0]}" if report.count else "all is empty"
+        why = "nothing but empty text"
+        if report.count:
+            why = f"{report.count} records were skipped, the first in {report.shown[0]}"
         raise UserError(f"source {name!r} has no documents in {source.path or source.kind}: {why}")
     yield first
     yield from limited
@@ -88,7 +90,9 @@ def describe(name: str, source: SourceConfig) -> dict:
     """
     settings = {key: getattr(source, key) for key in ("kind", "field", "max_documents")}
     if source.kind == "huggingface":
-        return settings | {"path": source.path, "subset": source.subset, "split": source.split}
+        settings |= {"path": source.path, "subset": source.subset, "split": source.split}
+        if not Path(source.path).exists():
+            return settings
     stats = [(str(path), path.stat()) for path in files(name, source)]
     return settings | {"files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
 
@@ -106,7 +110,7 @@ def files(name: str, source: SourceConfig) -> list[Path]:
     if not source.path:
         raise UserError(f"source {name!r} of kind {source.kind} needs a path: set data.sources.{name}.path")
     path = Path(source.path).expanduser()
-    suffix = "" if source.kind == "text" else f".{source.kind}"
+    suffix = f".{source.kind}" if source.kind in ("jsonl", "parquet") else ""
     if path.is_dir():
         found = [p for p in path.rglob(f"*{suffix}") if not _is_hidden(p.relative_to(path))]
     elif path.exists():
@@ -115,15 +119,18 @@ def files(name: str, source: SourceConfig) -> list[Path]:
         found = [Path(p) for p in glob.glob(str(path), recursive=True)]
     found = sorted((Path(os.path.abspath(p)) for p in found if p.is_file()), key=Path.as_posix)
     if not found:
-        what = f"holds no *{suffix or ''} files" if path.is_dir() else "does not exist and matches no files"
-        raise UserError(f"source {name!r}: {path} {what}")
+        empty = f"holds no *{suffix} files" if suffix else "holds no files"
+        why = empty if path.is_dir() else "does not exist and matches no files"
+        raise UserError(f"source {name!r}: {path} {why}")
     return found
 
 
 def _stdlib_files() -> list[Path]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    found = [p for p in root.rglob("*.py") if NOT_LIBRARY.isdisjoint(p.relative_to(root).parts) and p.is_file()]
-    return sorted(found, key=lambda p: p.relative_to(root).as_posix())
+    found = []
+    for folder, subfolders, names in os.walk(sysconfig.get_paths()["stdlib"]):
+        subfolders[:] = [name for name in subfolders if name not in NOT_LIBRARY]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted((path for path in found if path.is_file()), key=Path.as_posix)
 
 
 def _is_hidden(path: Path) -> bool:

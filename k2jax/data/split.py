@@ -19,10 +19,10 @@ def threshold_for(held_out: float) -> int:
     """The threshold that holds out this fraction of documents in expectation.
 
     Raises:
-        UserError: when the fraction is not strictly between 0 and 1.
+        UserError: when the fraction is not in [0, 1).
     """
-    if not 0.0 < held_out < 1.0:
-        raise UserError(f"data.held_out is {held_out}: give a fraction between 0 and 1, both excluded")
+    if not 0.0 <= held_out < 1.0:
+        raise UserError(f"data.held_out is {held_out}: give a fraction in [0, 1); 0 holds out a single document")
     return int(held_out * 2.0**64)
 
 

@@ -1,9 +1,9 @@
 """Log-probabilities of tokens without ever holding ``[B, S, V]`` logits.
 
-4k tokens of 163,840 float32 logits are 2.7 GB a sequence. Here logits exist for one chunk of tokens and one chunk of the
-vocabulary at a time, forward and backward: the forward pass keeps a running log-sum-exp, the backward pass recomputes
-each chunk and turns it into its share of the two gradients. Gradients are written as a custom VJP so that nothing of
-size tokens x vocabulary is saved.
+4k tokens of 163,840 float32 logits are 2.7 GB a sequence. Here logits exist for one chunk of tokens and one chunk of
+the vocabulary at a time, forward and backward: the forward pass keeps a running log-sum-exp, the backward pass
+recomputes each chunk and turns it into its share of the two gradients. Gradients are written as a custom VJP so that
+nothing of size tokens x vocabulary is saved.
 """
 
 from __future__ import annotations

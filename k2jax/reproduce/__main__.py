@@ -10,7 +10,7 @@ Example:
 
 from absl import flags
 
-from k2jax import cli
+from k2jax import cli, runtime
 
 
 def define(values: flags.FlagValues) -> None:
@@ -22,7 +22,7 @@ def define(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues, name: str) -> int:
     """Runs the command."""
     cli.require(values, "workdir")
-    cli.use_platform()
+    runtime.prepare()
 
     from k2jax.reproduce.study import reproduce
 

@@ -49,8 +49,8 @@ def _verdict(name: str, by_experts: dict[int, list[float]]) -> str:
     way = "lower" if change < 0 else "higher"
     clear = "more" if abs(change) > noise else "not more"
     return (
-        f"At {name}, {most} experts end {abs(change):.3f} {way} than {fewest}, {clear} than the widest range over seeds "
-        f"({noise:.3f})."
+        f"At {name}, {most} experts end {abs(change):.3f} {way} than {fewest}, {clear} than the widest range over "
+        f"seeds ({noise:.3f})."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 import importlib.util
+import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +114,7 @@ def final(result: RunResult, key: str) -> float:
 def seconds_at(result: RunResult, step: int) -> float:
     """Training time at ``step``, its steps counted at the median step time: compilation and noise stay out [s]."""
     times = [record["seconds"] for record in result.records]
-    per_step = sorted(b - a for a, b in zip(times, times[1:], strict=False))
+    per_step = sorted(b - a for a, b in itertools.pairwise(times))
     return step * per_step[len(per_step) // 2] if per_step else float("nan")
 
 

@@ -21,8 +21,9 @@ from k2jax.errors import UserError
 FILE_NAME = "tokenizer.json"
 BOS, EOS = "[BOS]", "[EOS]"
 SMALLEST_BPE = 256 + 2  # every byte and the two special tokens, so that any text round-trips
-BOS_NAMES = (BOS, "<s>", "<|begin_of_text|>", "<bos>", "<｜begin▁of▁sentence｜>", "<|startoftext|>", "<|endoftext|>")
-EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>", "<|endoftext|>")
+_DEEPSEEK = "<\uff5c{}\u2581of\u2581sentence\uff5c>"  # a full-width bar and a low line
+BOS_NAMES = (BOS, "<s>", "<|begin_of_text|>", "<bos>", _DEEPSEEK.format("begin"), "<|startoftext|>", "<|endoftext|>")
+EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", _DEEPSEEK.format("end"), "<|endoftext|>")
 
 
 class Tokenizer:

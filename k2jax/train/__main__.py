@@ -10,7 +10,7 @@ logit; 143 after SIGTERM and 130 after Ctrl-C, with a checkpoint saved; 1 a bug.
 
 from absl import flags
 
-from k2jax import cli
+from k2jax import cli, runtime
 
 
 def define(values: flags.FlagValues) -> None:
@@ -23,7 +23,7 @@ def main(values: flags.FlagValues) -> int:
     """Runs the command."""
     cli.require(values, "config", "workdir")
     config = cli.config_of(values)
-    cli.use_platform()
+    runtime.prepare()
 
     from k2jax.train.loop import train
 

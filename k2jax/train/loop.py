@@ -200,7 +200,7 @@ def _check_shapes(name: str, params: Any, expected: Any) -> None:
     for key in sorted(given.keys() | wanted.keys()):
         if given.get(key) != wanted.get(key):
             raise UserError(
-                f"init_from {name} is another model: {key} is {given.get(key)} there and {wanted.get(key)} in the config"
+                f"init_from {name} is another model: {key} is {given.get(key)} there, {wanted.get(key)} in the config"
             )
 
 

@@ -31,9 +31,9 @@ def newton_schulz_share(config: Config) -> float | None:
     """FLOPs of Newton-Schulz over those of training the same matrices at this batch size; None without Muon."""
     if config.optimizer.name == "adamw":
         return None
-    tokens = config.train.batch_size * config.data.sequence_length
-    expert_share = config.model.active_experts / config.model.experts
-    return optim.newton_schulz_share(model_specs(config.model), config.optimizer, tokens, expert_share)
+    return optim.newton_schulz_share(
+        model_specs(config.model), config, config.train.batch_size * config.data.sequence_length
+    )
 
 
 def print_start(config: Config, data: Data, start: int) -> None:

@@ -1,7 +1,7 @@
 """Copies beyond their expert's capacity, computed block by block in a loop as long as there are blocks.
 
-Blocks are computed in rounds that fill a small buffer of rows, from which tokens gather. So memory does not grow with the
-overflow, no row is scattered, and where nothing overflows no round runs.
+Blocks are computed in rounds that fill a small buffer of rows, from which tokens gather. So memory does not grow with
+the overflow, no row is scattered, and where nothing overflows no round runs.
 """
 
 import jax
@@ -9,7 +9,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels.routed_experts import mlp
-from pallas_kernels.routed_experts.plan import Plan, combine, copies_of_block, take
+from pallas_kernels.routed_experts.plan import Plan, combine, copies_of_block, materialize, take, tokens_of
 
 
 def add_forward(y_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, block: int) -> jax.Array:
@@ -19,7 +19,7 @@ def add_forward(y_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, block: int) 
     def one_block(i, carry):
         first, ys_RD = carry
         expert, copy_B = copies_of_block(plan, first + i, block)
-        h13 = mlp.preactivation(take(x_TD, copy_B // active)[None], _weights(w13_ED2F, expert))
+        h13 = mlp.preactivation(take(x_TD, tokens_of(copy_B, active))[None], _weights(w13_ED2F, expert))
         ys_BD = mlp.output(h13, _weights(w2_EFD, expert))[0]
         return first, lax.dynamic_update_slice(ys_RD, ys_BD, (i * block, 0))
 
@@ -30,7 +30,7 @@ def add_forward(y_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, block: int) 
         place_TK = plan.overflow_place(first, block)
         return first + per_round, y_TD + combine(ys_RD, place_TK, gates_TK)
 
-    per_round = _blocks_per_round(gates_TK.size, block)
+    per_round = blocks_per_round(gates_TK.size, block)
     return lax.while_loop(lambda carry: carry[0] < plan.blocks, one_round, (jnp.int32(0), y_TD))[1]
 
 
@@ -41,8 +41,9 @@ def add_backward(grads, dy_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, blo
     def one_block(i, carry):
         first, dxs_RD, dgate_R, dw13_ED2F, dw2_EFD = carry
         expert, copy_B = copies_of_block(plan, first + i, block)
-        x_BD, dy_BD = take(x_TD, copy_B // active)[None], take(dy_TD, copy_B // active)[None]
-        gate_B = take(gates_TK.reshape(-1), copy_B)[None]
+        token_B = tokens_of(copy_B, active)
+        x_BD, dy_BD = take(x_TD, token_B)[None], take(dy_TD, token_B)[None]
+        gate_B = materialize(take(gates_TK.reshape(-1), copy_B))[None]
         w13, w2 = _weights(w13_ED2F, expert), _weights(w2_EFD, expert)
         h13 = mlp.preactivation(x_BD, w13)
         dx_BD, dw13, dw2, dgate_B = mlp.backward(x_BD, h13, dy_BD, gate_B, w13, w2)
@@ -61,11 +62,11 @@ def add_backward(grads, dy_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, blo
         dx_TD += combine(dxs_RD, place_TK)
         return first + per_round, dx_TD, dw13_ED2F, dw2_EFD, dgates_TK + take(dgate_R, place_TK)
 
-    per_round = _blocks_per_round(gates_TK.size, block)
+    per_round = blocks_per_round(gates_TK.size, block)
     return lax.while_loop(lambda carry: carry[0] < plan.blocks, one_round, (jnp.int32(0), *grads))[1:]
 
 
-def _blocks_per_round(copies: int, block: int) -> int:
+def blocks_per_round(copies: int, block: int) -> int:
     """Blocks whose rows are about a quarter of all copies: few rounds, and a buffer smaller than the bulk's."""
     return -(-copies // (4 * block))
 

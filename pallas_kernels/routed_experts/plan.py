@@ -1,7 +1,7 @@
 """Where each token copy goes: a slot of its expert's capacity, a row of an overflow block, or nowhere.
 
-A plan is made of integers only. It maps places to copies and copies to places, so that every permutation of rows, forward
-or backward, is a gather. "Copy" n = t * K + k is the k-th expert choice of token t.
+A plan is made of integers only. It maps places to copies and copies to places, so that every permutation of rows,
+forward or backward, is a gather. "Copy" n = t * K + k is the k-th expert choice of token t.
 """
 
 import math
@@ -93,17 +93,28 @@ def make_plan(expert_ids_TK: jax.Array, experts: int, slots: int, block: int) ->
     place_N = jnp.where(rank_N < slots, expert_N * slots + rank_N, overflow_N)
     place_N = jnp.where(expert_N < experts, place_N, jnp.iinfo(jnp.int32).max)
     place_of_copy_N = jnp.zeros_like(place_N).at[copy_N].set(place_N, unique_indices=True)
-    return Plan(copy_of_slot_EC, place_of_copy_N.reshape(expert_ids_TK.shape), copy_N, start_E, count_E, block_end_E)
+    place_of_copy_TK = place_of_copy_N.reshape(expert_ids_TK.shape)
+    return materialize(Plan(copy_of_slot_EC, place_of_copy_TK, copy_N, start_E, count_E, block_end_E))
 
 
 def copies_of_block(plan: Plan, index: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
-    """Return the expert (int32 []) of overflow block `index` and its copies (int32 [block]), T * K where it is empty."""
+    """Return the expert (int32 []) of overflow block `index` and its copies (int32 [block]; T * K where empty)."""
     copies, slots = plan.copy_sorted_N.size, plan.copy_of_slot_EC.shape[1]
-    expert = jnp.searchsorted(plan.block_end_E, index, side="right").astype(jnp.int32)
+    expert = jnp.sum(plan.block_end_E <= index, dtype=jnp.int32)
     first = jnp.where(expert > 0, plan.block_end_E[expert - 1], 0)
     rank = slots + (index - first) * block + jnp.arange(block, dtype=jnp.int32)
     position = jnp.where(rank < plan.count_E[expert], plan.start_E[expert] + rank, copies)
-    return expert, take(plan.copy_sorted_N, position, fill=copies)
+    return materialize((expert, take(plan.copy_sorted_N, position, fill=copies)))
+
+
+def tokens_of(copies: jax.Array, active: int) -> jax.Array:
+    """The tokens of copies; T where a copy is T * K."""
+    return materialize(copies // active)
+
+
+def materialize(indices):
+    """Keep XLA from recomputing small integers and gates for every element of the row gathers that read them."""
+    return lax.optimization_barrier(indices)
 
 
 def take(array: jax.Array, index: jax.Array, fill: float = 0) -> jax.Array:

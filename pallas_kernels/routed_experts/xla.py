@@ -1,7 +1,7 @@
 """Dropless routed experts in plain JAX: the bulk as one capacity einsum, what overflows it block by block.
 
-Everything is inside one custom VJP, so that permutations of rows are gathers forward and backward (a scatter-add of rows
-is slow on CPU and TPU) and the residuals are few: the inputs, the plan and the bulk's pre-activation.
+Everything is inside one custom VJP, so that permutations of rows are gathers forward and backward (a scatter-add of
+rows is slow on CPU and TPU) and the residuals are few: the inputs, the plan and the bulk's pre-activation.
 """
 
 from functools import partial
@@ -9,7 +9,7 @@ from functools import partial
 import jax
 
 from pallas_kernels.routed_experts import mlp, overflow
-from pallas_kernels.routed_experts.plan import capacity, combine, make_plan, take
+from pallas_kernels.routed_experts.plan import combine, make_plan, materialize, take, tokens_of
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -20,7 +20,7 @@ def experts_xla(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block):
 
 def _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block):
     plan = make_plan(expert_ids_TK, w13_ED2F.shape[0], slots, block)
-    xs_ECD = take(x_TD, plan.copy_of_slot_EC // gates_TK.shape[1])
+    xs_ECD = take(x_TD, tokens_of(plan.copy_of_slot_EC, gates_TK.shape[1]))
     h13_EC2F = mlp.preactivation(xs_ECD, w13_ED2F)
     y_TD = combine(_rows(mlp.output(h13_EC2F, w2_EFD)), plan.place_of_copy_TK, gates_TK)
     y_TD = overflow.add_forward(y_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan, block)
@@ -30,8 +30,9 @@ def _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block):
 def _backward(slots, block, residuals, dy_TD):
     x_TD, w13_ED2F, w2_EFD, gates_TK, plan, h13_EC2F = residuals
     copy_EC, place_TK = plan.copy_of_slot_EC, plan.place_of_copy_TK
-    xs_ECD, dys_ECD = take(x_TD, copy_EC // gates_TK.shape[1]), take(dy_TD, copy_EC // gates_TK.shape[1])
-    gate_EC = take(gates_TK.reshape(-1), copy_EC)
+    token_EC = tokens_of(copy_EC, gates_TK.shape[1])
+    xs_ECD, dys_ECD = take(x_TD, token_EC), take(dy_TD, token_EC)
+    gate_EC = materialize(take(gates_TK.reshape(-1), copy_EC))
     dxs_ECD, dw13_ED2F, dw2_EFD, dgate_EC = mlp.backward(xs_ECD, h13_EC2F, dys_ECD, gate_EC, w13_ED2F, w2_EFD)
     grads = combine(_rows(dxs_ECD), place_TK), dw13_ED2F, dw2_EFD, take(dgate_EC.reshape(-1), place_TK)
     grads = overflow.add_backward(grads, dy_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan, block)

@@ -1,0 +1,111 @@
+"""QK-Clip: after the update, shrink the query and key projections of heads whose attention logits passed a threshold.
+
+What is scaled follows from the segments of a projection, never from its name; a head that stayed below the threshold
+keeps its update to the last bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from k2jax.params import ParamSpec, Specs, is_spec
+
+
+def qk_clip_gamma(max_logit: Array, tau: float) -> Array:
+    """Per-head factor: ``tau / S`` where ``S > tau``, else exactly 1 (Kimi K2, section 2.1).
+
+    S ≤ 0 and −inf (nothing seen, or everything masked) give 1. +inf and NaN give NaN: ``tau / inf = 0`` would erase the
+    head, so the run has to stop instead.
+
+    Args:
+        max_logit: float32, any shape: the step's maximum attention logit, scaled and masked.
+        tau: threshold, above 0.
+
+    Returns:
+        float32 of the shape of ``max_logit``, in (0, 1] or NaN.
+    """
+    s = jnp.asarray(max_logit, jnp.float32)
+    exceeds = s > tau
+    gamma = jnp.where(exceeds, tau / jnp.where(exceeds, s, 1.0), 1.0)
+    return jnp.where(jnp.isnan(s) | (s == jnp.inf), jnp.nan, gamma)
+
+
+def qk_clip(specs: Specs, *, tau: float = 100.0, alpha: float = 0.5) -> optax.GradientTransformationExtraArgs:
+    """QK-Clip as the last transformation of a chain (Kimi K2, algorithm 1, lines 8 to 16).
+
+    With γ of a head, its columns of W + update are scaled: ``q_nope`` by γ^alpha, ``k_nope`` by γ^(1 − alpha),
+    ``q_rope`` by γ; ``v`` and the shared rope key are untouched. A non-finite maximum (+inf, NaN) makes the update of
+    the head's projections NaN: check that updates are finite before writing weights.
+
+    ``update`` needs the float32 (master) parameters and ``max_logit``, ``[L, H]`` over all layers of the model in
+    order: the maximum over the step's micro-batches and data ranks, never over layers or heads.
+
+    Args:
+        specs: spec tree of the parameters; projections with ``segments`` and ``heads`` and ``layers`` axes are scaled.
+        tau: threshold on the maximum logit.
+        alpha: share of the rescaling that goes to the queries.
+
+    Raises:
+        ValueError: nothing to scale, an unknown segment, layers that do not add up; from ``update``: no ``max_logit``,
+            one of another shape, no parameters, or parameters that are not float32.
+    """
+    exponents = {"q_nope": alpha, "q_rope": 1.0, "k_nope": 1.0 - alpha, "v": 0.0}
+    spec_list, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
+    shape = _statistic_shape(spec_list, exponents)
+
+    def update(updates: Any, state: Any, params: Any = None, *, max_logit: Array | None = None, **extra: Any):
+        del extra
+        if params is None or max_logit is None:
+            raise ValueError("QK-Clip needs the parameters and the step's max_logit [layers, heads]")
+        if max_logit.shape != shape:
+            raise ValueError(f"max_logit has shape {max_logit.shape}; the model has {shape} layers and heads")
+        gamma_LH = qk_clip_gamma(max_logit, tau)
+        leaves = zip(spec_list, treedef.flatten_up_to(updates), treedef.flatten_up_to(params), strict=True)
+        return treedef.unflatten(_clip(spec, exponents, gamma_LH, u, w) if spec.segments else u for spec, u, w in leaves), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _clip(spec: ParamSpec, exponents: dict[str, float], gamma_LH: Array, update: Array, weight: Array) -> Array:
+    """The update that leads to the scaled weight; bit-identical where γ = 1 or the exponent is 0."""
+    if weight.dtype != jnp.float32:
+        raise ValueError(f"QK-Clip scales float32 master weights; {spec.hf} is {weight.dtype}")
+    layers = spec.size_of(("layers",))
+    widths = [width for _, width in spec.segments]
+    exponent_C = np.repeat([exponents[name] for name, _ in spec.segments], widths).astype(np.float32)
+    gamma_LH1 = gamma_LH[spec.first_layer : spec.first_layer + layers, :, None]
+    factor = _spread(spec, gamma_LH1**exponent_C)
+    clipped = _spread(spec, (gamma_LH1 != 1.0) & (exponent_C != 0.0))
+    return jnp.where(clipped, factor * (weight + update) - weight, update)
+
+
+def _spread(spec: ParamSpec, x_LHC: Array) -> Array:
+    """``[layers, heads, last axis]`` broadcastable against the leaf."""
+    names = ("layers", "heads", spec.axes[-1])
+    ordered = x_LHC.transpose([names.index(axis) for axis in spec.axes if axis in names])
+    return ordered.reshape([size if axis in names else 1 for axis, size in zip(spec.axes, spec.shape, strict=True)])
+
+
+def _statistic_shape(spec_list: list[ParamSpec], exponents: dict[str, float]) -> tuple[int, int]:
+    """(layers, heads) that the targets ask for; checks that they cover every layer once with queries and once with keys."""
+    targets = [spec for spec in spec_list if spec.segments]
+    covered = {"q": [], "k": []}
+    for spec in targets:
+        names = [name for name, _ in spec.segments]
+        if unknown := set(names) - set(exponents):
+            raise ValueError(f"QK-Clip does not know the segments {sorted(unknown)} of {spec.hf}")
+        layers = range(spec.first_layer, spec.first_layer + spec.size_of(("layers",)))
+        for side, layer_list in covered.items():
+            if any(name.startswith(side) for name in names):
+                layer_list.extend(layers)
+    heads = {spec.size_of(("heads",)) for spec in targets}
+    count = len(covered["q"])
+    if not count or len(heads) != 1 or any(sorted(c) != list(range(count)) for c in covered.values()):
+        raise ValueError(f"QK-Clip needs queries and keys of every layer, with one number of heads: {covered}, {heads}")
+    return count, heads.pop()

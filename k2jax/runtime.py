@@ -1,0 +1,42 @@
+"""Settings of the process that must be made before jax starts: which platform, and how freed memory is kept."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.util import find_spec
+import os
+import sys
+
+
+def prepare() -> None:
+    """Chooses the platform quietly and, on a CPU, keeps freed memory in the process. Commands call it first."""
+    choose_platform()
+    if os.environ["JAX_PLATFORMS"] == "cpu":
+        keep_freed_memory()
+
+
+def choose_platform() -> None:
+    """Sets JAX_PLATFORMS where the user has not: with libtpu but no TPU, jax would print an error before going on."""
+    if "JAX_PLATFORMS" in os.environ:
+        return
+    if any(os.path.exists(path) for path in ("/dev/accel0", "/dev/vfio/0")) or "TPU_NAME" in os.environ:
+        os.environ["JAX_PLATFORMS"] = "tpu,cpu"
+    elif os.path.exists("/dev/nvidiactl") and any(find_spec(f"jax_cuda{number}_plugin") for number in (12, 13)):
+        os.environ["JAX_PLATFORMS"] = "cuda,cpu"
+    else:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc to reuse freed memory instead of returning it to the system.
+
+    XLA:CPU allocates a program's temporaries anew at every call. Above 32 MB glibc maps and unmaps them each time, and
+    page faults cost more than a tenth of a small training step. Does nothing where there is no glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        return
+    m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # from malloc.h
+    mallopt(m_mmap_max, 0)
+    mallopt(m_trim_threshold, 2**31 - 1)
+    mallopt(m_top_pad, 1 << 26)

@@ -1,0 +1,52 @@
+"""Small corpora and a token stream in memory, for the tests of this folder."""
+
+import json
+
+import numpy as np
+
+from k2jax.config.schema import DataConfig, SourceConfig, TokenizerConfig
+
+
+class ListStream:
+    """A TokenStream over documents in memory; by default token values are stream positions plus one."""
+
+    def __init__(self, lengths):
+        self.offsets = np.cumsum([0, *lengths])
+        self.documents, self.tokens = len(lengths), int(self.offsets[-1])
+        self.targets = self.tokens - self.documents
+        self.bytes = 3 * self.tokens
+        self._content = np.arange(1, self.tokens + 1, dtype=np.int32)
+
+    def read(self, start, stop):
+        return self._content[start:stop]
+
+
+def text_folder(folder, texts):
+    """Writes each text as a file; returns the source that reads the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, text in enumerate(texts):
+        (folder / f"{i:04d}.txt").write_bytes(text.encode() if isinstance(text, str) else text)
+    return SourceConfig(kind="text", path=str(folder))
+
+
+def jsonl_file(path, texts):
+    """Writes each text as a line; returns the source that reads the file."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return SourceConfig(kind="jsonl", path=str(path))
+
+
+def data_config(cache, sources, **fields):
+    """A DataConfig with the byte tokenizer and its cache under ``cache``."""
+    fields = {"tokenizer": TokenizerConfig(kind="bytes"), "held_out": 0.2, "sequence_length": 16} | fields
+    return DataConfig(sources=sources, cache_dir=str(cache), **fields)
+
+
+def words(count, seed=0):
+    """``count`` distinct short texts."""
+    rng = np.random.default_rng(seed)
+    return [f"{seed}-{i} " + "".join(rng.choice(list("abc é\n"), rng.integers(1, 40))) for i in range(count)]
+
+
+def equal(a, b):
+    """Whether two PackedBatches are equal in every field."""
+    return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in a.__dataclass_fields__)

@@ -1,0 +1,189 @@
+import dataclasses
+import hashlib
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from k2jax.data import build_shards
+from k2jax.data.build_shards import SplitWriter, prepare_shards
+from k2jax.data.measure import TextMeasure
+from k2jax.data.shards import TokenStream, open_shards
+from k2jax.errors import UserError
+from k2jax.text import byte_tokenizer
+from tests.data.corpora import data_config, jsonl_file, text_folder, words
+
+BYTES = byte_tokenizer()
+
+
+def prepared(tmp_path, texts, **fields):
+    source = text_folder(tmp_path / "corpus", texts)
+    return prepare_shards("s", data_config(tmp_path / "cache", {"s": source}, **fields), BYTES)
+
+
+def existing(tmp_path, **fields):
+    """The configuration of what ``prepared`` wrote."""
+    return data_config(tmp_path / "cache", {"s": text_folder(tmp_path / "corpus", [])}, **fields)
+
+
+def stored(stream):
+    """The texts of a split, checking that each lies between bos and eos."""
+    texts = []
+    for i in range(stream.documents):
+        bos, *ids, eos = stream.read(int(stream.offsets[i]), int(stream.offsets[i + 1])).tolist()
+        assert (bos, eos) == (0, 1) and not {0, 1} & set(ids)
+        texts.append(bytes(i - 2 for i in ids).decode())
+        assert stream.document_bytes[i] == len(ids)
+    return texts
+
+
+def cache_folder(tmp_path):
+    (folder,) = (tmp_path / "cache" / "shards").iterdir()
+    return folder
+
+
+def test_every_document_is_stored_once_whole_and_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_shards, "TOKENS_PER_SHARD", 100)
+    monkeypatch.setattr(build_shards, "BATCH_BYTES", 50)
+    texts = [*words(60), "[BOS][EOS] spelled out", "long " * 100]
+    shards = prepared(tmp_path, texts)
+    train, held_out = stored(shards.train), stored(shards.held_out)
+    assert sorted(train + held_out) == sorted(texts) and held_out
+    assert train == [text for text in texts if text in train]
+    for stream, split in ((shards.train, train), (shards.held_out, held_out)):
+        sizes = [len(text.encode()) for text in split]
+        assert (stream.documents, stream.bytes) == (len(split), sum(sizes))
+        assert (stream.tokens, stream.targets) == (sum(sizes) + 2 * len(split), sum(sizes) + len(split))
+        assert stream.document_bytes.tolist() == sizes
+    files = sorted(p.name for p in (cache_folder(tmp_path) / "train").glob("tokens-*"))
+    assert files == [f"tokens-{i:05d}.bin" for i in range(-(-shards.train.tokens // 100))]
+
+
+def test_the_manifest_says_what_is_there(tmp_path):
+    shards = prepared(tmp_path, [*words(40), b"\xff"])
+    folder, manifest = cache_folder(tmp_path), shards.manifest
+    assert manifest["format"] == 1
+    assert manifest["tokenizer"]["fingerprint"] == BYTES.fingerprint
+    assert manifest["skipped"]["count"] == 1 and "0040.txt" in manifest["skipped"]["first"][0]
+    on_disk = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    del on_disk["manifest.json"]
+    assert manifest["files"] == {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in on_disk.items()
+    }
+    measure = TextMeasure()
+    for text in stored(shards.held_out):
+        measure.add(text.encode())
+    counts = {"documents": shards.held_out.documents, "tokens": shards.held_out.tokens, "bytes": shards.held_out.bytes}
+    assert manifest["splits"]["held_out"] == counts | measure.finish()
+    assert set(manifest["splits"]["train"]) == set(counts)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=2), min_size=2, max_size=12), st.sampled_from([0.0, 0.05, 0.5, 0.95])
+)
+def test_copies_land_on_one_side_and_both_sides_have_documents(tmp_path_factory, texts, fraction):
+    folder = tmp_path_factory.mktemp("x")
+    source = jsonl_file(folder / "x.jsonl", texts)
+    config = data_config(folder / "cache", {"s": source}, held_out=fraction)
+    if len(set(texts)) == 1:
+        with pytest.raises(UserError, match="all with the same text: training and validation need at least two"):
+            prepare_shards("s", config, BYTES)
+        return
+    shards = prepare_shards("s", config, BYTES)
+    train, held_out = stored(shards.train), stored(shards.held_out)
+    assert train and held_out and not set(train) & set(held_out)
+    assert sorted(train + held_out) == sorted(texts)
+
+
+def test_one_document_is_not_enough(tmp_path):
+    with pytest.raises(UserError, match=r"has one document: .*cut the text into several files"):
+        prepared(tmp_path, ["only one"])
+    assert list((tmp_path / "cache" / "shards").iterdir()) == []
+
+
+def test_shards_are_built_once_and_again_when_files_or_settings_change(tmp_path, monkeypatch):
+    prepared(tmp_path, words(10))
+    config = existing(tmp_path)
+    build, built = build_shards._build, []
+    monkeypatch.setattr(build_shards, "_build", lambda folder, **rest: (built.append(1), build(folder, **rest)))
+    prepare_shards("s", config, BYTES)
+    prepare_shards("s", dataclasses.replace(config, sequence_length=99), BYTES)
+    assert not built
+    prepare_shards("s", dataclasses.replace(config, held_out=0.3), BYTES)
+    (tmp_path / "corpus" / "0000.txt").write_text("changed")
+    shards = prepare_shards("s", config, BYTES)
+    assert "changed" in stored(shards.train) + stored(shards.held_out)
+    assert len(built) == 2
+
+
+def test_corrupt_records_in_the_cache_still_fail_when_asked_to(tmp_path):
+    prepared(tmp_path, [*words(10), b"\xff"])
+    with pytest.raises(UserError, match=r"'s' has 1 corrupt records, the first in .*0010\.txt"):
+        prepare_shards("s", existing(tmp_path, on_corrupt="fail"), BYTES)
+
+
+DAMAGE = {
+    "train/tokens-00000.bin": [("truncated", "bytes long instead of"), ("altered", "altered"), ("gone", "missing")],
+    "held_out/offsets.npy": [("truncated", "bytes long instead of"), ("altered", "altered"), ("gone", "missing")],
+    "manifest.json": [("truncated", "missing or not readable"), ("gone", "missing or not readable")],
+}
+
+
+@pytest.mark.parametrize(("name", "how", "message"), [(n, *d) for n, damages in DAMAGE.items() for d in damages])
+def test_damaged_files_are_named_with_the_folder_to_delete(tmp_path, name, how, message):
+    prepared(tmp_path, words(10))
+    folder = cache_folder(tmp_path)
+    content = (folder / name).read_bytes()
+    if how == "gone":
+        (folder / name).unlink()
+    else:
+        changed = content[:-3] if how == "truncated" else content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
+        (folder / name).write_bytes(changed)
+    with pytest.raises(UserError, match=message) as error:
+        prepare_shards("s", existing(tmp_path), BYTES)
+    assert str(folder / name) in str(error.value)
+    assert f"delete the folder {folder} " in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_manifest_of_another_format_is_refused(tmp_path):
+    prepared(tmp_path, words(10))
+    path = cache_folder(tmp_path) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    with pytest.raises(UserError, match="of format 2, not 1"):
+        open_shards(path.parent)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    st.integers(4, 30),
+    st.sampled_from(["uint16", "uint32"]),
+    st.data(),
+)
+def test_any_stretch_of_the_stream_reads_back_over_shards(tmp_path_factory, lengths, per_shard, dtype, data):
+    folder = tmp_path_factory.mktemp("x")
+    largest = np.iinfo(dtype).max if dtype == "uint16" else 2**31 - 1
+    documents = [largest - np.arange(length) for length in lengths]
+    writer = SplitWriter(folder, "train", dtype, per_shard)
+    for i, document in enumerate(documents):
+        writer.add(document, i)
+    files = writer.finish()
+    stream = TokenStream(folder / "train", dtype, writer.counts(), sorted(f[6:] for f in files if "tokens" in f))
+    whole = np.concatenate(documents)
+    start = data.draw(st.integers(0, len(whole) - 1))
+    stop = data.draw(st.integers(start + 1, len(whole)))
+    tokens = stream.read(start, stop)
+    assert tokens.dtype == np.int32 and np.array_equal(tokens, whole[start:stop])
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path, monkeypatch):
+    tokenizer = byte_tokenizer()
+    monkeypatch.setattr(tokenizer, "vocab_size", 65_537)
+    config = data_config(tmp_path / "cache", {"s": text_folder(tmp_path / "corpus", words(5))})
+    shards = prepare_shards("s", config, tokenizer)
+    assert shards.manifest["dtype"] == "uint32"
+    assert len(stored(shards.train)) + len(stored(shards.held_out)) == 5

@@ -1,0 +1,207 @@
+import dataclasses
+import json
+from pathlib import Path
+import sys
+import types
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from k2jax.config.schema import SourceConfig
+from k2jax.data.sources import CorruptRecords, describe, documents, files
+from k2jax.errors import UserError
+from tests.data.corpora import jsonl_file, text_folder
+
+
+def read(source, on_corrupt="skip"):
+    """(texts, reports) of a source."""
+    report = CorruptRecords(on_corrupt)
+    return [text for _, text in documents("s", source, report)], report.shown
+
+
+def refused(source, message, on_corrupt="skip"):
+    with pytest.raises(UserError, match=message) as error:
+        read(source, on_corrupt)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_standard_library_without_its_tests():
+    found = files("s", SourceConfig())
+    relative = [path.relative_to(found[0].parent).as_posix() for path in found]
+    assert relative == sorted(relative)
+    assert {"argparse.py", "json/decoder.py", "collections/__init__.py"} <= set(relative)
+    assert not [r for r in relative if {"test", "tests", "idle_test", "site-packages"} & set(r.split("/"))]
+    texts, reports = read(SourceConfig(max_documents=20))
+    assert len(texts) == 20 and not reports and all(texts)
+
+
+def test_text_from_a_folder_a_file_and_a_glob(tmp_path):
+    folder = tmp_path / "corpus"
+    text_folder(folder, ["one\r\n", "two é", "", "four"])
+    (folder / "sub").mkdir()
+    (folder / "sub" / "last.md").write_text("five")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "hidden").write_text("no")
+    assert read(SourceConfig(kind="text", path=str(folder))) == (["one\r\n", "two é", "four", "five"], [])
+    assert read(SourceConfig(kind="text", path=str(folder / "0001.txt"))) == (["two é"], [])
+    assert read(SourceConfig(kind="text", path=f"{folder}/000[03].txt")) == (["one\r\n", "four"], [])
+    assert read(SourceConfig(kind="text", path=f"{folder}/**/*.md")) == (["five"], [])
+    assert read(SourceConfig(kind="text", path=str(folder), max_documents=2))[0] == ["one\r\n", "two é"]
+
+
+def test_a_text_file_that_is_not_utf8_is_reported_with_its_position(tmp_path):
+    source = text_folder(tmp_path, ["good", b"two\nlines \xff", "better"])
+    texts, reports = read(source)
+    assert texts == ["good", "better"]
+    assert reports == [f"{tmp_path}/0001.txt, line 2, byte 10: not UTF-8"]
+    refused(source, r"corrupt record in .*0001.txt, line 2, byte 10", "fail")
+
+
+BAD_LINES = [
+    (b'{"text": "a', "not JSON"),
+    (b'{"text": "\xff"}', "not UTF-8 at byte 10"),
+    (b'["text"]', "a JSON list, not an object"),
+    (b'{"body": "a"}', "no field 'text', only 'body'"),
+    (b'{"text": 5}', "field 'text' is int, not a string"),
+    (b'{"text": null}', "field 'text' is null"),
+    (b'{"text": "\\ud800"}', "half a surrogate"),
+    (b"[" * 100_000, "not usable JSON"),
+]
+
+
+@pytest.mark.parametrize(("line", "why"), BAD_LINES)
+def test_a_bad_line_of_json_is_reported_with_its_position(tmp_path, line, why):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"text": "\xc3\xa9"}\n\n' + line + b'\n{"text": "after", "more": 1}')
+    source = SourceConfig(kind="jsonl", path=str(path))
+    texts, (report,) = read(source)
+    assert texts == ["é", "after"]
+    assert report.startswith(f"{path}, line 3, byte 16: ") and why in report
+    assert refused(source, "corrupt record", "fail").startswith(f"corrupt record in {path}, line 3, byte 16: ")
+
+
+def test_jsonl_folders_and_fields(tmp_path):
+    (tmp_path / "b.jsonl").write_text('{"body": "two"}\n')
+    (tmp_path / "a.jsonl").write_text('{"body": "one"}\n')
+    (tmp_path / "notes.txt").write_text("no")
+    assert read(SourceConfig(kind="jsonl", path=str(tmp_path), field="body")) == (["one", "two"], [])
+
+
+def parquet_file(path, texts, **options):
+    pq.write_table(pa.table({"text": texts, "n": list(range(len(texts)))}), path, **options)
+    return SourceConfig(kind="parquet", path=str(path))
+
+
+def test_parquet_rows(tmp_path):
+    source = parquet_file(tmp_path / "x.parquet", ["a", None, "é", "", "d"], row_group_size=2)
+    texts, reports = read(source)
+    assert texts == ["a", "é", "d"]
+    assert reports == [f"{tmp_path}/x.parquet, row 1: field 'text' is null, not a string"]
+    refused(source, "x.parquet, row 1", "fail")
+
+
+def test_parquet_text_that_is_not_utf8(tmp_path):
+    raw = pa.array([b"good", b"\xff\xfe"], pa.binary())
+    text = pa.StringArray.from_buffers(2, raw.buffers()[1], raw.buffers()[2])
+    texts, reports = read(parquet_file(tmp_path / "x.parquet", text))
+    assert texts == ["good"]
+    assert reports == [f"{tmp_path}/x.parquet, row 1: not UTF-8 at byte 0 of the text"]
+
+
+def test_a_broken_row_group_costs_its_rows_only(tmp_path):
+    path = tmp_path / "x.parquet"
+    rows = [f"text {i}" * 20 for i in range(8)] + [None]
+    source = parquet_file(path, rows, row_group_size=3, compression="zstd")
+    column = pq.ParquetFile(path).metadata.row_group(1).column(0)
+    start = column.dictionary_page_offset or column.data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    path.write_bytes(content)
+    texts, reports = read(source)
+    assert texts == [f"text {i}" * 20 for i in (0, 1, 2, 6, 7)]
+    assert reports[0].startswith(f"{path}, rows 3 to 5: row group 1 is broken: ")
+    assert reports[1].startswith(f"{path}, row 8: field 'text' is null")
+
+
+def test_a_truncated_or_foreign_parquet_file_is_one_corrupt_record(tmp_path):
+    parquet_file(tmp_path / "b.parquet", ["kept"])
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "b.parquet").read_bytes()[:-40])
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "c.parquet")
+    texts, reports = read(SourceConfig(kind="parquet", path=str(tmp_path)))
+    assert texts == ["kept"]
+    assert reports[0].startswith(f"{tmp_path}/a.parquet: not readable as parquet: ")
+    assert reports[1] == f"{tmp_path}/c.parquet: no column 'text', only body"
+
+
+def test_a_hugging_face_data_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "d").mkdir()
+    jsonl_file(tmp_path / "d" / "train.jsonl", ["one", "", "two é"])
+    source = SourceConfig(kind="huggingface", path=str(tmp_path / "d"))
+    assert read(source) == (["one", "two é"], [])
+    wrong = refused(dataclasses.replace(source, split="nowhere"), "cannot load the data set .*, split nowhere: ")
+    assert "train" in wrong
+    _, reports = read_all_skipped(dataclasses.replace(source, field="body"))
+    assert reports[0] == f"{source.path}, split train, row 0: no field 'body', only 'text'"
+
+
+def read_all_skipped(source):
+    report = CorruptRecords()
+    with pytest.raises(UserError, match="has no documents") as error:
+        list(documents("s", source, report))
+    return str(error.value), report.shown
+
+
+def test_a_connection_that_breaks_off_is_never_the_end_of_the_corpus(monkeypatch):
+    def stream(path, subset, split, streaming):
+        assert (path, subset, split, streaming) == ("org/name", "small", "train", True)
+        yield {"text": "one"}
+        raise ConnectionError("reset\nby peer")
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=stream))
+    source = SourceConfig(kind="huggingface", path="org/name", subset="small")
+    refused(source, r"data set org/name \(small\), split train broke off at row 1: reset$")
+
+
+@pytest.mark.parametrize(("kind", "package"), [("parquet", "pyarrow"), ("huggingface", "datasets")])
+def test_a_missing_package_names_its_extra(tmp_path, monkeypatch, kind, package):
+    (tmp_path / "x.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, package, None)
+    refused(SourceConfig(kind=kind, path=str(tmp_path)), rf'needs {package}, .*pip install "k2jax\[data\]"')
+
+
+def test_sources_that_are_not_there(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "blank.txt").write_text("")
+    refused(SourceConfig(kind="text", path=str(tmp_path / "no")), "'s': .*/no does not exist")
+    refused(SourceConfig(kind="text", path=str(tmp_path / "*.rst")), r"\*.rst does not exist and matches no files")
+    refused(SourceConfig(kind="text", path=str(tmp_path / "empty")), "empty holds no files")
+    refused(SourceConfig(kind="jsonl", path=str(tmp_path)), r"holds no \*.jsonl files")
+    refused(SourceConfig(kind="text"), r"set data.sources.s.path")
+    refused(SourceConfig(kind="huggingface"), r"set data.sources.s.path")
+    refused(SourceConfig(kind="csv"), "kind 'csv': give one of stdlib, text")
+    refused(SourceConfig(kind="text", path=str(tmp_path / "blank.txt")), "has no documents in .*blank.txt: nothing")
+    bad = text_folder(tmp_path / "bad", [b"\xff", b"\xfe"])
+    refused(bad, r"has no documents .*: 2 records were skipped, the first in .*0000.txt, line 1, byte 0: not UTF-8")
+
+
+def test_only_the_first_skipped_records_are_printed_and_all_are_counted(tmp_path):
+    lines = []
+    report = CorruptRecords("skip", lines.append)
+    source = text_folder(tmp_path, [b"\xff"] * 150 + ["good"])
+    assert len(list(documents("s", source, report))) == 1
+    assert (report.count, len(report.shown), len(lines)) == (150, 100, 11)
+    with pytest.raises(UserError, match="on_corrupt is 'ignore'"):
+        CorruptRecords("ignore")
+
+
+def test_a_description_changes_with_files_and_settings(tmp_path):
+    source = text_folder(tmp_path, ["one", "two"])
+    before = describe("s", source)
+    assert before == describe("s", source) == json.loads(json.dumps(before))
+    assert before != describe("s", dataclasses.replace(source, max_documents=1))
+    assert before == describe("s", dataclasses.replace(source, weight=3.0, max_epochs=1.0))
+    Path(tmp_path / "0000.txt").write_text("three")
+    assert before != describe("s", source)

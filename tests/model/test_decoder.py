@@ -1,0 +1,155 @@
+"""The decoder under packing, padding and dtypes; what its statistics count."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from k2jax.batch import pack_row, stack_rows
+from k2jax.config import ModelConfig
+from k2jax.model import K2, combine_stats, forward, model_specs
+from k2jax.model.router import route
+from k2jax.params import initialize
+
+TINY = ModelConfig(
+    layers=3, dense_layers=1, d_model=32, heads=2, q_lora_rank=16, kv_lora_rank=16, qk_nope_dim=8, qk_rope_dim=4,
+    v_dim=8, dense_ffn=48, expert_ffn=16, experts=6, active_experts=2, shared_experts=1, vocab=50, init_std=0.2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def params():
+    return initialize(model_specs(TINY), jax.random.key(0), TINY.init_std)
+
+
+def run(params, batch, config=TINY):
+    return forward(params, jnp.asarray(batch.tokens), batch.positions, batch.exit, config)
+
+
+def documents(*lengths):
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, TINY.vocab, n) for n in lengths]
+
+
+def test_packed_documents_do_not_see_each_other_or_padding(params):
+    docs = documents(9, 6, 4)
+    packed, stats = run(params, stack_rows([pack_row(docs, 24)]))
+    alone = [run(params, stack_rows([pack_row([doc], len(doc))])) for doc in docs]
+    at = 0
+    for doc, (hidden, _) in zip(docs, alone, strict=True):
+        np.testing.assert_allclose(packed[0, at : at + len(doc)], hidden[0], atol=2e-5)
+        at += len(doc)
+    for name, reduce in (("max_logit", np.max), ("expert_tokens", np.sum)):
+        expected = reduce([getattr(s, name) for _, s in alone], axis=0)
+        np.testing.assert_allclose(getattr(stats, name), expected, atol=1e-5)
+
+
+def test_padding_is_not_routed_and_not_counted(params):
+    _, stats = run(params, stack_rows([pack_row(documents(5), 12), pack_row([], 12)]))
+    assert np.asarray(stats.expert_tokens).sum(-1).tolist() == [5 * 2] * 2
+    _, empty = run(params, stack_rows([pack_row([], 12)]))
+    assert np.isneginf(empty.max_logit).all() and float(empty.balance_loss) == 0
+
+
+def test_statistics_of_parts_combine_to_those_of_the_whole(params):
+    rows = [pack_row(documents(9, 6), 16), pack_row(documents(12), 16)]
+    _, whole = run(params, stack_rows(rows))
+    parts = [run(params, stack_rows([row]))[1] for row in rows]
+    for a, b in zip(combine_stats(*parts), whole, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_statistics_are_in_layer_order(params):
+    hot = jax.tree.map(lambda a: a, params)
+    hot["moe"]["attention"]["q_b"] = params["moe"]["attention"]["q_b"].at[1, :, 1].mul(30.0)
+    batch = stack_rows([pack_row(documents(12), 12)])
+    before, after = (np.asarray(run(p, batch)[1].max_logit) for p in (params, hot))
+    assert np.unravel_index(np.argmax(after / before), after.shape) == (2, 1)  # the last layer's second head
+    np.testing.assert_allclose(after[:2], before[:2], rtol=1e-5)
+
+
+def test_positions_shift_without_effect_and_matter_when_they_stretch(params):
+    tokens = jnp.asarray(documents(10)[0])[None]
+    plain = K2(TINY).apply({"params": params}, tokens).hidden
+    shifted = K2(TINY).apply({"params": params}, tokens, positions=jnp.arange(10)[None] + 7).hidden
+    stretched = K2(TINY).apply({"params": params}, tokens, positions=3 * jnp.arange(10)[None]).hidden
+    np.testing.assert_allclose(shifted, plain, atol=2e-4)
+    assert np.abs(stretched - plain).max() > 1e-2
+
+
+def test_recomputation_changes_nothing_but_rounding(params):
+    batch = stack_rows([pack_row(documents(9, 6), 16)])
+
+    def loss(params, remat):
+        hidden, _ = forward(params, jnp.asarray(batch.tokens), batch.positions, batch.exit, TINY, remat=remat)
+        return (hidden**2).sum()
+
+    plain, again = (jax.grad(loss)(params, remat) for remat in ("none", "full"))
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(1, np.abs(a).max()))
+
+
+def test_bfloat16_stays_close_to_float32_and_keeps_the_router_in_float32(params):
+    tokens = jnp.asarray(documents(12)[0])[None]
+    exact = K2(TINY).apply({"params": params}, tokens).logits
+    model = K2(TINY, dtype=jnp.bfloat16)
+    output = model.apply({"params": params}, tokens)
+    assert output.logits.dtype == jnp.float32 and output.hidden.dtype == jnp.bfloat16
+    cosine = float((output.logits * exact).sum() / jnp.linalg.norm(output.logits) / jnp.linalg.norm(exact))
+    assert cosine > 0.99
+
+
+def test_module_init_makes_the_declared_tree():
+    variables = K2(TINY).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    expected = jax.tree.map(lambda s: s.shape, initialize(model_specs(TINY), jax.random.key(0), 0.02))
+    assert jax.tree.map(lambda a: a.shape, variables["params"]) == expected
+
+
+def test_balance_loss_of_an_even_router_is_one_per_row_and_layer(params):
+    even = jax.tree.map(lambda a: a, params)
+    even["moe"]["router"] = jnp.zeros_like(params["moe"]["router"])
+    config = dataclasses.replace(TINY, active_experts=TINY.experts)
+    _, stats = run(even, stack_rows([pack_row(documents(9), 12), pack_row(documents(12), 12)]), config)
+    assert float(stats.balance_loss) == pytest.approx(2 * 2, rel=1e-5)
+
+
+def test_balance_loss_equals_its_definition():
+    config = dataclasses.replace(TINY, experts=5, active_experts=2)
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(2, 7, 32)).astype(np.float32), rng.normal(size=(32, 5)).astype(np.float32)
+    real = np.ones((2, 7), bool)
+    real[1, 4:] = False
+    routing = route(weight, np.zeros(5, np.float32), x, real, config)
+    expected = 0.0
+    for row in range(2):
+        scores = 1 / (1 + np.exp(-(x[row].astype(np.float64) @ weight)))[real[row]]
+        chosen = np.argsort(-scores, axis=-1)[:, :2]
+        f = np.array([(chosen == e).sum() for e in range(5)]) * 5 / (2 * len(scores))
+        expected += (f * (scores / scores.sum(-1, keepdims=True)).mean(0)).sum()
+    assert float(routing.balance_loss) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_selection_bias_chooses_but_does_not_weigh():
+    config = dataclasses.replace(TINY, experts=4, active_experts=2)
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(1, 5, 32)).astype(np.float32), 0.1 * rng.normal(size=(32, 4)).astype(np.float32)
+    real = np.ones((1, 5), bool)
+    routing = route(weight, np.array([0, 0, 9, 9], np.float32), x, real, config)
+    assert set(np.asarray(routing.expert_ids).ravel().tolist()) == {2, 3}
+    scores = 1 / (1 + np.exp(-(x @ weight)))[..., 2:]
+    expected = scores / scores.sum(-1, keepdims=True) * config.routed_scaling
+    np.testing.assert_allclose(np.sort(routing.gates), np.sort(expected), rtol=1e-5)
+
+
+def test_group_limits_keep_every_choice_inside_the_best_groups():
+    config = dataclasses.replace(TINY, experts=8, expert_groups=4, active_groups=2, active_experts=3)
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(1, 40, 32)).astype(np.float32), rng.normal(size=(32, 8)).astype(np.float32)
+    bias = rng.normal(size=8).astype(np.float32) - 3  # negative choices: masking with 0 instead of -inf would show
+    routing = route(weight, bias, x, np.ones((1, 40), bool), config)
+    choice = (1 / (1 + np.exp(-(x @ weight))) + bias)[0].reshape(40, 4, 2)
+    for token, ids in enumerate(np.asarray(routing.expert_ids)[0]):
+        best = set(np.argsort(-choice[token].sum(-1))[:2].tolist())
+        assert {int(i) // 2 for i in ids} <= best

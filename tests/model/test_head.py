@@ -1,0 +1,97 @@
+"""token_logprobs against float64 NumPy and against automatic differentiation of the textbook formula."""
+
+from unittest import mock
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from k2jax.model import head as head_module
+from k2jax.model import token_logprobs
+
+
+def textbook(hidden, parent, tokens, head, temperature):
+    """Whole logits at once, in the dtype of the inputs."""
+    rows = jnp.arange(hidden.shape[0])[:, None]
+    logits = hidden[rows, jnp.maximum(parent, 0)] @ head.T / jnp.asarray(temperature)[..., None]
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1)[..., 0]
+    return jnp.where(parent < 0, 0.0, picked)
+
+
+def example(batch, sequence, width, vocab, seed=0):
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(batch, sequence, width)).astype(np.float32)
+    head = rng.normal(size=(vocab, width)).astype(np.float32)
+    tokens = rng.integers(0, vocab, (batch, sequence))
+    parent = np.array([[rng.integers(-1, t) if t else -1 for t in range(sequence)] for _ in range(batch)])
+    cotangent = rng.normal(size=(batch, sequence)).astype(np.float32)
+    return hidden, parent, tokens, head, cotangent
+
+
+@settings(max_examples=15)
+@given(
+    batch=st.integers(1, 3),
+    sequence=st.integers(1, 9),
+    vocab=st.integers(2, 40),
+    elements=st.sampled_from([1, 64, 10_000]),
+    chunk_tokens=st.sampled_from([4, 7, 4096]),
+    temperature=st.sampled_from([1.0, 0.5]),
+)
+def test_values_and_gradients_equal_the_textbook_in_any_chunks(
+    batch, sequence, vocab, elements, chunk_tokens, temperature
+):
+    hidden, parent, tokens, head, cotangent = example(batch, sequence, 5, vocab)
+
+    def weighted(function):
+        return lambda hidden, head: (function(hidden, parent, tokens, head, temperature) * cotangent).sum()
+
+    with jax.enable_x64(True):
+        args = (jnp.asarray(hidden, jnp.float64), jnp.asarray(head, jnp.float64))
+        expected = textbook(args[0], parent, tokens, args[1], temperature)
+        expected_grads = jax.grad(weighted(textbook), argnums=(0, 1))(*args)
+    with (
+        mock.patch.object(head_module, "CHUNK_ELEMENTS", elements),
+        mock.patch.object(head_module, "CHUNK_TOKENS", chunk_tokens),
+    ):
+        values = token_logprobs(hidden, parent, tokens, head, temperature)
+        grads = jax.grad(weighted(token_logprobs), argnums=(0, 1))(hidden, head)
+    np.testing.assert_allclose(values, expected, atol=1e-5)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        np.testing.assert_allclose(grad, expected_grad, atol=2e-5 * max(1, np.abs(expected_grad).max()))
+
+
+def test_a_temperature_per_token_belongs_to_the_target():
+    hidden, parent, tokens, head, _ = example(2, 6, 5, 11)
+    temperature = np.random.default_rng(1).uniform(0.5, 2, (2, 6)).astype(np.float32)
+    expected = textbook(hidden, parent, tokens, head, temperature)
+    np.testing.assert_allclose(token_logprobs(hidden, parent, tokens, head, temperature), expected, atol=1e-5)
+
+
+def test_tokens_without_a_parent_give_zero_and_no_gradient():
+    hidden, parent, tokens, head, _ = example(1, 4, 5, 11)
+    parent = np.full_like(parent, -1)
+    values, pull = jax.vjp(lambda h, w: token_logprobs(h, parent, tokens, w), hidden, head)
+    assert not np.asarray(values).any()
+    assert not any(np.asarray(g).any() for g in pull(jnp.ones_like(values)))
+
+
+@pytest.mark.parametrize("vocab", [4096, 5003])
+def test_memory_stays_below_the_logits(vocab):
+    tokens = 4096
+    hidden = jax.ShapeDtypeStruct((1, tokens, 16), jnp.float32)
+    head = jax.ShapeDtypeStruct((vocab, 16), jnp.float32)
+    ints = jax.ShapeDtypeStruct((1, tokens), jnp.int32)
+    with mock.patch.object(head_module, "CHUNK_ELEMENTS", 1 << 20):
+        gradient = jax.grad(lambda h, w, p, t: token_logprobs(h, p, t, w).sum(), argnums=(0, 1))
+        compiled = jax.jit(gradient).lower(hidden, head, ints, ints).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.4 * tokens * vocab * 4
+
+
+def test_bfloat16_inputs_accumulate_in_float32():
+    hidden, parent, tokens, head, _ = example(1, 8, 64, 50)
+    low = [jnp.asarray(a, jnp.bfloat16) for a in (hidden, head)]
+    expected = textbook(low[0].astype(jnp.float32), parent, tokens, low[1].astype(jnp.float32), 1.0)
+    np.testing.assert_allclose(token_logprobs(low[0], parent, tokens, low[1]), expected, atol=1e-4)

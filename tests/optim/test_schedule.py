@@ -1,0 +1,96 @@
+"""Learning-rate schedules: Kimi K2's own, continuity, and segments that do not fit."""
+
+import dataclasses
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from k2jax.config.schema import ScheduleConfig
+from k2jax.errors import UserError
+from k2jax.optim.schedule import build_schedule
+
+BATCH = 67_108_864  # 16,384 sequences of 4,096 tokens
+K2 = ScheduleConfig(
+    kind="wsd",
+    warmup_steps=500,
+    decay_steps=round(5.5e12 / BATCH),
+    decay_shape="cosine",
+    floor=0.1,
+    anneal_steps=round(460e9 / BATCH),
+    anneal_to=0.035,
+)
+
+
+def test_kimi_k2():
+    """500 warm-up steps, 2e-4 for 10T tokens, cosine to 2e-5 over 5.5T, then 2e-5 to 7e-6 over 460B."""
+    constant = round(10e12 / BATCH)
+    steps = constant + K2.decay_steps + K2.anneal_steps
+    rate = build_schedule(K2, 2e-4, steps)
+    at = {0: 0.0, 250: 1e-4, 500: 2e-4, constant: 2e-4, constant + K2.decay_steps: 2e-5, steps: 7e-6}
+    at[constant + K2.decay_steps // 2] = 1.1e-4
+    for step, expected in at.items():
+        assert float(rate(step)) == pytest.approx(expected, rel=1e-4, abs=1e-12), step
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {0: 0, 5: 0.5, 10: 1, 59: 1, 60: 1, 80: 0.55, 100: 0.1, 200: 0.1}),
+        ({"decay_steps": 20}, {79: 1, 80: 1, 90: 0.55, 100: 0.1}),
+        ({"decay_shape": "cosine"}, {60: 1, 70: 0.1 + 0.9 * (1 + 0.5**0.5) / 2, 80: 0.55, 100: 0.1}),
+        ({"anneal_steps": 10}, {50: 1, 70: 0.55, 90: 0.1, 95: 0.05, 100: 0}),
+        ({"anneal_steps": 10, "anneal_to": 0.04}, {90: 0.1, 95: 0.07, 100: 0.04, 150: 0.04}),
+        ({"kind": "cosine"}, {10: 1, 55: 0.55, 100: 0.1}),
+        ({"kind": "cosine", "decay_steps": 50}, {10: 1, 35: 0.55, 60: 0.1, 99: 0.1}),
+        ({"kind": "cosine", "anneal_steps": 30}, {40: 0.55, 70: 0.1, 85: 0.05, 100: 0}),
+        ({"kind": "constant"}, {0: 0, 10: 1, 100: 1}),
+        ({"warmup_steps": 0}, {0: 1, 60: 1, 100: 0.1}),
+        ({"warmup_steps": 0, "kind": "constant"}, {0: 1, 100: 1}),
+        ({"decay_steps": 90}, {10: 1, 55: 0.55, 100: 0.1}),
+    ],
+)
+def test_shapes(changes, expected):
+    """Fractions of the peak at steps of a run of 100."""
+    config = dataclasses.replace(ScheduleConfig(warmup_steps=10), **changes)
+    rate = build_schedule(config, 3e-3, 100)
+    for step, fraction in expected.items():
+        assert float(rate(step)) == pytest.approx(3e-3 * fraction, rel=1e-5, abs=1e-9), step
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(0, 20), st.integers(0, 20), st.integers(0, 20), st.sampled_from(["linear", "cosine"]), st.integers(1, 70)
+)
+def test_rates_rise_then_fall_without_jumps(warmup, decay, anneal, shape, steps):
+    config = ScheduleConfig(
+        warmup_steps=warmup, decay_steps=decay, decay_shape=shape, anneal_steps=anneal, anneal_to=0.05
+    )
+    length = decay or round(0.4 * steps)
+    assume(warmup + length + anneal <= steps)
+    rates = np.array([float(build_schedule(config, 1.0, steps)(step)) for step in range(steps + 1)])
+    assert (np.diff(rates[: warmup + 1]) >= -1e-6).all() and (np.diff(rates[warmup:]) <= 1e-6).all()
+    assert rates.min() >= 0 and rates.max() <= 1 + 1e-6
+    steepest = max([1 / max(warmup, 1), np.pi / 2 / max(length, 1), 0.05 / max(anneal, 1)])
+    assert np.abs(np.diff(rates)).max() <= steepest + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"warmup_steps": 61}, "does not fit"),
+        ({"decay_steps": 91}, "does not fit"),
+        ({"anneal_steps": 51}, "does not fit"),
+        ({"kind": "cosine", "decay_steps": 91}, "does not fit"),
+        ({"kind": "constant", "warmup_steps": 101}, "does not fit"),
+        ({"kind": "constant", "decay_steps": 10}, "constant"),
+        ({"kind": "linear"}, "kind"),
+        ({"decay_shape": "sqrt"}, "decay_shape"),
+        ({"floor": -0.1}, "floor"),
+        ({"warmup_steps": -1}, "warmup_steps"),
+    ],
+)
+def test_impossible_schedules_are_the_users_mistake(changes, word):
+    with pytest.raises(UserError, match=word):
+        build_schedule(dataclasses.replace(ScheduleConfig(warmup_steps=10), **changes), 1e-3, 100)
