@@ -1,9 +1,10 @@
 """Muon against AdamW at equal data: how many tokens and seconds Muon needs for AdamW's final validation loss.
 
-Reproduces: the token-efficiency claim behind Kimi K2's choice of optimizer (Kimi K2, section 2.1; Moonlight reports about
-half the training FLOPs at scale), on a small K2 architecture. Both optimizers see the same batches at the same seed, with
-a constant rate after the warm-up; each takes its best rate, which must lie inside its grid; three seeds.
-Expected: Muon needs clearly fewer tokens; in seconds less clearly, for Newton-Schulz is a large share at so small a batch.
+Reproduces: the token-efficiency claim behind Kimi K2's choice of optimizer (Kimi K2, section 2.1; Moonlight reports
+about half the training FLOPs at scale), on a small K2 architecture. Both optimizers see the same batches at the same
+seed, with a constant rate after the warm-up; each takes its best rate, which must lie inside its grid; three seeds.
+Expected: Muon needs clearly fewer tokens; in seconds less clearly, for Newton-Schulz is a large share at so small a
+batch.
 
     python -m k2jax.reproduce muon_vs_adamw --workdir=runs/muon_vs_adamw
 """

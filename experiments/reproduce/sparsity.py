@@ -1,8 +1,8 @@
 """More experts at the same activated parameters: does loss fall with sparsity at nano size?
 
-Reproduces: the sparsity scaling law of Kimi K2, section 2.3 (figure 5), in miniature: 8, 16, 32 and 64 experts of which 4
-are active, two token budgets, three seeds. The report fits compute-optimal models; here the active size is fixed and the
-budgets are tiny, so the result may fall either way and is printed as it falls.
+Reproduces: the sparsity scaling law of Kimi K2, section 2.3 (figure 5), in miniature: 8, 16, 32 and 64 experts of
+which 4 are active, two token budgets, three seeds. The report fits compute-optimal models; here the active size is
+fixed and the budgets are tiny, so the result may fall either way and is printed as it falls.
 
     python -m k2jax.reproduce sparsity --workdir=runs/sparsity
 """

@@ -33,6 +33,7 @@ def defaults(stage: str, model: str = "nano") -> ConfigDict:
         raise UserError(f"unknown stage {stage!r}; there are {', '.join(STAGES)}")
     config = to_config_dict(schema.Config(stage=stage, model=model_preset(model)))
     config.lock()
+    config.data.sources.unlock()  # sources come and go by name
     return config
 
 

@@ -54,11 +54,11 @@ def _in_token_chunks(hidden: Array, tokens: Array, inverse: Array, head: Array) 
 def _vocab_chunks(head: Array, tokens: int) -> tuple[Array, Array]:
     """The head as ``[chunks, V', D]`` and each chunk's first vocabulary index; padded rows are masked by index."""
     vocab, width = head.shape
-    wanted = max(1, -(-vocab * tokens // CHUNK_ELEMENTS))
+    wanted = min(vocab, max(1, -(-vocab * tokens // CHUNK_ELEMENTS)))
     even = next((n for n in range(wanted, 2 * wanted) if vocab % n == 0), None)
-    chunks = even or wanted
-    size = -(-vocab // chunks)
-    padded = head if even else jnp.pad(head, ((0, chunks * size - vocab), (0, 0)))
+    size = -(-vocab // (even or wanted))
+    chunks = -(-vocab // size)
+    padded = head if chunks * size == vocab else jnp.pad(head, ((0, chunks * size - vocab), (0, 0)))
     return padded.reshape(chunks, size, width), jnp.arange(chunks, dtype=jnp.int32) * size
 
 

@@ -134,6 +134,8 @@ def _check(c: OptimizerConfig) -> None:
         if getattr(c, key) not in allowed:
             raise UserError(f"optimizer.{key} is {getattr(c, key)!r}; there are {', '.join(allowed)}")
     if c.qk_clip_tau <= 0 or not 0 <= c.qk_clip_alpha <= 1:
-        raise UserError(f"need optimizer.qk_clip_tau > 0 and 0 ≤ qk_clip_alpha ≤ 1, not {c.qk_clip_tau}, {c.qk_clip_alpha}")
+        raise UserError(
+            f"need optimizer.qk_clip_tau > 0 and 0 ≤ qk_clip_alpha ≤ 1, not {c.qk_clip_tau}, {c.qk_clip_alpha}"
+        )
     if min(c.grad_clip, c.weight_decay) < 0:
         raise UserError("optimizer.grad_clip and optimizer.weight_decay cannot be negative")

@@ -35,7 +35,9 @@ def balance_router_bias(specs: Specs, rate: optax.Schedule) -> optax.GradientTra
     biases = [i for i, spec in enumerate(spec_list) if spec.role == "router_bias"]
     biases.sort(key=lambda i: spec_list[i].first_layer)
 
-    def update(updates: Any, state: BalanceState, params: Any = None, *, expert_tokens: Array | None = None, **extra: Any):
+    def update(
+        updates: Any, state: BalanceState, params: Any = None, *, expert_tokens: Array | None = None, **extra: Any
+    ):
         del params, extra
         leaves = treedef.flatten_up_to(updates)
         if [i for i, leaf in enumerate(leaves) if not isinstance(leaf, optax.MaskedNode)] != sorted(biases):
@@ -55,7 +57,7 @@ def balance_router_bias(specs: Specs, rate: optax.Schedule) -> optax.GradientTra
 
 
 def load_sign(expert_tokens: Array) -> Array:
-    """``sign(mean − count)`` per layer, float32 ``[L, E]``: 1 for starved experts, −1 for crowded ones, 0 at the mean."""
+    """``sign(mean − count)`` per layer, float32 ``[L, E]``: 1 for starved, −1 for crowded experts."""
     # Differences are exact in integers, so that equal counts give exactly 0 where a float32 mean of them may not.
     relative = (expert_tokens - expert_tokens[:, :1]).astype(jnp.float32)
     return jnp.sign(relative.mean(axis=-1, keepdims=True) - relative)

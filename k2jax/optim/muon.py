@@ -79,7 +79,7 @@ def orthogonalize(
     dtype: jax.typing.DTypeLike | None,
     split_heads: bool,
 ) -> Any:
-    """Newton-Schulz on every matrix of every leaf, times ``update_rms * sqrt(max(n, m))``; masked leaves stay masked."""
+    """Newton-Schulz on every matrix of every unmasked leaf, times ``update_rms * sqrt(max(n, m))``."""
     spec_list, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
     leaves = treedef.flatten_up_to(tree)
     groups = defaultdict(list)  # sides of a matrix -> [(leaf number, part spec, stack of matrices)]
@@ -128,4 +128,3 @@ def matrix_parts(spec: ParamSpec, split_heads: bool) -> Iterator[Part]:
         part = dataclasses.replace(spec, shape=(*spec.shape[:-1], width), outputs=spec.axes[-1:], segments=())
         yield Part(start, start + width, part)
         start += width
-

@@ -67,7 +67,9 @@ def qk_clip(specs: Specs, *, tau: float = 100.0, alpha: float = 0.5) -> optax.Gr
             raise ValueError(f"max_logit has shape {max_logit.shape}; the model has {shape} layers and heads")
         gamma_LH = qk_clip_gamma(max_logit, tau)
         leaves = zip(spec_list, treedef.flatten_up_to(updates), treedef.flatten_up_to(params), strict=True)
-        return treedef.unflatten(_clip(spec, exponents, gamma_LH, u, w) if spec.segments else u for spec, u, w in leaves), state
+        return treedef.unflatten(
+            _clip(spec, exponents, gamma_LH, u, w) if spec.segments else u for spec, u, w in leaves
+        ), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -93,7 +95,7 @@ def _spread(spec: ParamSpec, x_LHC: Array) -> Array:
 
 
 def _statistic_shape(spec_list: list[ParamSpec], exponents: dict[str, float]) -> tuple[int, int]:
-    """(layers, heads) that the targets ask for; checks that they cover every layer once with queries and once with keys."""
+    """(layers, heads) of the targets, which must give every layer queries once and keys once."""
     targets = [spec for spec in spec_list if spec.segments]
     covered = {"q": [], "k": []}
     for spec in targets:

@@ -35,11 +35,10 @@ def build_schedule(config: ScheduleConfig, peak: float, steps: int) -> optax.Sch
     else:
         decay = config.decay_steps or round(WSD_DECAY * steps)
         hold_before = room - decay
-    if room < decay or (config.kind == "constant" and room < 0):
+    if room < decay:
         raise UserError(
-            f"the learning-rate schedule does not fit into {steps} steps: warm-up {config.warmup_steps}, decay {decay}, "
-            f"annealing {config.anneal_steps}; shorten optimizer.schedule.warmup_steps, decay_steps or anneal_steps, or "
-            "raise train.steps"
+            f"the learning-rate schedule does not fit into {steps} steps: warm-up {config.warmup_steps}, "
+            f"decay {decay}, annealing {config.anneal_steps}; shorten these (optimizer.schedule) or raise train.steps"
         )
     if config.kind == "constant":
         return _join([(optax.linear_schedule(0.0, peak, config.warmup_steps), config.warmup_steps)], peak)

@@ -1,9 +1,8 @@
 """A small model's spec tree and float64 NumPy references, written from the report's formulas and not from the code."""
 
-import jax
 import numpy as np
 
-from k2jax.params import ParamSpec
+from k2jax.params import ParamSpec, map_specs
 
 D, HEADS, NOPE, ROPE, V, Q_LORA, KV_LORA, FFN, EXPERTS, VOCAB = 12, 2, 4, 2, 4, 6, 5, 10, 3, 20
 
@@ -30,16 +29,20 @@ def _attention(layers, first, q_lora):
         "kv_a": matrix(D, KV_LORA + ROPE, "kv_a"),
         "kv_norm": norm(KV_LORA, "kv_norm"),
         "kv_b": heads(KV_LORA, (("k_nope", NOPE), ("v", V)), "kv_b"),
-        "o": ParamSpec(
-            (layers, HEADS, V, D), o_axes, "matrix", ("embed",), "o", ("heads", "dim"), first_layer=first
-        ),
+        "o": ParamSpec((layers, HEADS, V, D), o_axes, "matrix", ("embed",), "o", ("heads", "dim"), first_layer=first),
     }
 
 
 def _ffn(layers, first, experts):
     stack, names = ((layers, experts), ("layers", "experts")) if experts else ((layers,), ("layers",))
     up = ParamSpec(
-        (*stack, D, 2, FFN), (*names, "embed", "gate_up", "ffn"), "matrix", ("ffn",), "w13", ("embed",), first_layer=first
+        (*stack, D, 2, FFN),
+        (*names, "embed", "gate_up", "ffn"),
+        "matrix",
+        ("ffn",),
+        "w13",
+        ("embed",),
+        first_layer=first,
     )
     down = ParamSpec(
         (*stack, FFN, D), (*names, "ffn", "embed"), "matrix", ("embed",), "w2", ("ffn",), first_layer=first
@@ -70,8 +73,7 @@ def model_specs(dense=1, moe=2, q_lora=True):
 def random_like(specs, seed, scale=1.0):
     """float32 normal leaves."""
     rng = np.random.default_rng(seed)
-    draw = lambda spec: np.float32(scale) * rng.standard_normal(spec.shape).astype(np.float32)
-    return jax.tree.map(draw, specs, is_leaf=lambda x: isinstance(x, ParamSpec))
+    return map_specs(lambda spec: np.float32(scale) * rng.standard_normal(spec.shape).astype(np.float32), specs)
 
 
 def newton_schulz(matrix, steps=5):

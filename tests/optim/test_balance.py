@@ -31,7 +31,7 @@ def test_sign_is_exact(counts):
     np.testing.assert_array_equal(got[far], expected[far])
 
 
-@given(st.integers(0, 2**30), st.integers(2, 400))
+@given(st.integers(0, 2**30), st.sampled_from([2, 7, 384]))
 def test_equal_counts_move_nothing(count, experts):
     assert not np.asarray(load_sign(jnp.full((1, experts), count, jnp.int32))).any()
 
@@ -78,7 +78,9 @@ def test_load_evens_out():
     specs = {"b": ParamSpec((1, 8), ("layers", "experts"), "router_bias", ("experts",), "b", init="zeros")}
     transformation = balance_router_bias(specs, lambda step: 1e-2)
     scores = jax.nn.sigmoid(jax.random.normal(jax.random.key(0), (512, 8)) + jnp.linspace(0, 2, 8))
-    count = lambda bias: jnp.bincount(jnp.argmax(scores + bias, axis=-1), length=8)[None].astype(jnp.int32)
+
+    def count(bias):
+        return jnp.bincount(jnp.argmax(scores + bias, axis=-1), length=8)[None].astype(jnp.int32)
 
     @jax.jit
     def step(bias, state):

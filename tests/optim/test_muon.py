@@ -22,7 +22,7 @@ RATE = 0.02
 
 def matrix_spec(*shape):
     """``[..., n, m]`` with numbered stack axes."""
-    axes = tuple(f"stack{i}" for i in range(len(shape) - 2)) + ("in", "out")
+    axes = (*(f"stack{i}" for i in range(len(shape) - 2)), "in", "out")
     return ParamSpec(shape, axes, "matrix", ("out",), "w", ("in",))
 
 
@@ -121,7 +121,7 @@ def muon_specs(tree):
 
 
 def test_every_matrix_of_a_model_is_orthogonalised_on_its_own():
-    """Gate and up apart, experts apart, layers apart, heads together; scale 0.2 sqrt(max(n, m)), 0.2 outside the root."""
+    """Gate and up apart, experts apart, layers apart, heads together; scale 0.2 sqrt(max(n, m))."""
     specs = muon_specs(model_specs())
     grads = random_like(specs, 0)
     for name, update in model_update(specs, grads).items():

@@ -89,7 +89,7 @@ def attention_case():
 
 @pytest.mark.parametrize("alpha", [0.5, 0.2])
 def test_clipped_heads_reach_tau_exactly(alpha):
-    """The largest logit of an attention with the clipped weights is tau, whatever the split; other heads are as before."""
+    """The largest logit of an attention with the clipped weights is tau, whatever the split; others stay."""
     specs, params, updates, inputs = attention_case()
     before = attention_logits(optax.apply_updates(params, updates)["moe"]["attention"], *inputs)
     top = before.max(axis=(-1, -2))

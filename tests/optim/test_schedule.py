@@ -61,7 +61,11 @@ def test_shapes(changes, expected):
 
 @settings(max_examples=20)
 @given(
-    st.integers(0, 20), st.integers(0, 20), st.integers(0, 20), st.sampled_from(["linear", "cosine"]), st.integers(1, 70)
+    st.integers(0, 20),
+    st.integers(0, 20),
+    st.integers(0, 20),
+    st.sampled_from(["linear", "cosine"]),
+    st.integers(1, 70),
 )
 def test_rates_rise_then_fall_without_jumps(warmup, decay, anneal, shape, steps):
     config = ScheduleConfig(

@@ -1,0 +1,167 @@
+"""Whole runs of the command: killed and resumed, stopped, refused."""
+
+import json
+import os
+from pathlib import Path
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from k2jax.errors import UserError
+from k2jax.report.metrics import read_metrics
+from k2jax.train import train
+from tests.train.tiny import CONFIG_FILE, tiny, write_corpus
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    write_corpus(folder)
+    (folder / "config.py").write_text(CONFIG_FILE.format(folder=str(folder)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    """The workdir of an uninterrupted run."""
+    assert train(tiny(folder), folder / "finished") == 0
+    return folder / "finished"
+
+
+def start(folder, workdir, *more):
+    command = [sys.executable, "-m", "k2jax.train", f"--config={folder}/config.py", f"--workdir={workdir}", *more]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def refused(folder, *more, workdir=None):
+    process = start(folder, workdir or folder / "refused", *more)
+    _, stderr = process.communicate(timeout=120)
+    lines = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert process.returncode == 2 and len(lines) == 1 and "Traceback" not in stderr, stderr
+    return lines[0]
+
+
+def wait_for_step(workdir, step, process):
+    deadline = time.monotonic() + 240
+    while not any(record["step"] >= step for record in read_metrics(workdir)):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "the run makes no progress"
+        time.sleep(0.02)
+
+
+def losses(workdir):
+    return [(record["step"], record["loss"], record.get("val_loss")) for record in read_metrics(workdir)]
+
+
+def test_a_run_leaves_everything_a_person_looks_for(finished):
+    records = read_metrics(finished)
+    assert [record["step"] for record in records] == list(range(1, 13))
+    for key in ("loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "max_logit", "clipped_heads",
+                "max_violation", "seconds", "memory_gb", "expert_tokens", "max_logit_heads"):  # fmt: skip
+        assert all(record[key] is not None for record in records), key
+    assert records[-1]["val_bits_per_byte"] > 0
+    for name in ("config.json", "report.md", "plots/loss.png", "plots/max_logit.png", "plots/expert_load.png",
+                 "plots/learning_rate.png", "samples/12.md", "tokenizer/tokenizer.json", "checkpoints/12"):  # fmt: skip
+        assert (finished / name).exists(), name
+
+
+def test_killed_at_a_random_moment_and_resumed_gives_the_same_losses_bit_for_bit(folder, finished):
+    workdir = folder / "killed"
+    for _ in range(2):
+        process = start(folder, workdir)
+        wait_for_step(workdir, random.randrange(1, 10), process)
+        time.sleep(random.random() * 0.3)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert start(folder, workdir).wait(timeout=240) == 0
+    assert losses(workdir) == losses(finished)
+
+
+def test_sigterm_saves_and_the_rest_is_the_same(folder, finished):
+    workdir = folder / "terminated"
+    process = start(folder, workdir, "--config.checkpoint.every=1000")
+    wait_for_step(workdir, 3, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=240) == 143
+    last = read_metrics(workdir)[-1]["step"]
+    assert [p.name for p in (workdir / "checkpoints").iterdir() if p.is_dir()] == [str(last)]
+    assert train(tiny(folder), workdir) == 0
+    assert losses(workdir) == losses(finished)
+
+
+def test_a_half_written_checkpoint_is_never_picked_up(folder, finished, tmp_path):
+    workdir = copy_tree(finished, tmp_path / "half")
+    unfinished = workdir / "checkpoints" / "20.orbax-checkpoint-tmp-1"
+    unfinished.mkdir()
+    (unfinished / "params").mkdir()
+    assert train(tiny(folder), workdir) == 0
+    assert read_metrics(workdir)[-1]["step"] == 12
+
+
+def test_a_truncated_checkpoint_is_one_line_and_the_older_one_still_works(folder, finished, tmp_path):
+    workdir = copy_tree(finished, tmp_path / "truncated")
+    largest = max((workdir / "checkpoints" / "12" / "params").rglob("*"), key=lambda p: p.stat().st_size)
+    data = largest.read_bytes()
+    largest.write_bytes(data[: len(data) // 2])
+    with pytest.raises(UserError, match=r"checkpoints/12 cannot be read .* delete it to go on from step 8"):
+        train(tiny(folder), workdir)
+    assert (workdir / "checkpoints" / "8").is_dir()
+    shutil.rmtree(workdir / "checkpoints" / "12")
+    assert train(tiny(folder), workdir) == 0
+    assert losses(workdir) == losses(finished)
+
+
+def copy_tree(source, target):
+    shutil.copytree(source, target)
+    return target
+
+
+def test_a_workdir_of_another_model_is_refused_and_kept(folder, finished):
+    before = (finished / "config.json").read_text()
+    message = refused(folder, "--config.model.layers=3", workdir=finished)
+    assert "config.model.layers is 2 there and 3 here" in message
+    assert (finished / "config.json").read_text() == before
+
+
+def test_a_changed_corpus_is_refused(folder, finished, tmp_path):
+    workdir = copy_tree(finished, tmp_path / "changed")
+    extra = folder / "one" / "extra.txt"
+    extra.write_text("more text\n" * 20)
+    try:
+        with pytest.raises(UserError, match="corpus or the tokenizer changed"):
+            train(tiny(folder), workdir)
+    finally:
+        extra.unlink()
+
+
+def test_mistakes_are_one_line_with_exit_code_2(folder):
+    assert "did you mean 'train.steps'" in refused(folder, "--config.train.stepz=3")
+    assert "nowhere" in refused(folder, "--config.data.sources.one.path=nowhere")
+    assert "micro-batches" in refused(folder, "--config.train.micro_batches=3")
+
+
+def test_a_non_finite_run_stops_with_code_3_and_names_the_last_good_step(folder, capsys):
+    config = tiny(
+        folder,
+        **{"optimizer.learning_rate": 1e30, "optimizer.grad_clip": 0.0, "optimizer.schedule.warmup_steps": 1,
+           "optimizer.schedule.kind": "constant", "optimizer.name": "muon"},
+    )  # fmt: skip
+    assert train(config, folder / "hot") == 3
+    told = capsys.readouterr().out
+    steps = [int(p.name) for p in (folder / "hot" / "checkpoints").iterdir() if p.name.isdigit()]
+    assert f"the last good step is {max(steps)}" in told
+    assert all(json.dumps(record) for record in read_metrics(folder / "hot"))
+
+
+def test_parameters_of_another_run_start_an_empty_workdir(folder, finished):
+    config = tiny(folder, init_from=str(finished), **{"train.steps": 3})
+    assert train(config, folder / "warm") == 0
+    assert read_metrics(folder / "warm")[0]["loss"] < read_metrics(finished)[3]["loss"]

@@ -1,0 +1,111 @@
+"""The training step: accumulation, the guard against non-finite values, balancing."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from k2jax import optim
+from k2jax.batch import pack_row, stack_rows
+from k2jax.model import model_specs
+from k2jax.train.record import Recorder, max_violation
+from k2jax.train.state import init_state
+from k2jax.train.step import loss_and_gradients, make_train_step
+from tests.train.tiny import tiny, write_corpus
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return tiny(folder)
+
+
+@pytest.fixture(scope="module")
+def batch(config):
+    rng = np.random.default_rng(0)
+    lengths = ([20, 9], [32], [5], [30])
+    rows = [pack_row([rng.integers(0, config.model.vocab, n) for n in row], 32) for row in lengths]
+    return jax.tree.map(jnp.asarray, stack_rows(rows))
+
+
+def make(config):
+    optimizer = optim.build(config.optimizer, config.router, model_specs(config.model), config.train.steps)
+    return jax.jit(lambda: init_state(config, optimizer))(), jax.jit(make_train_step(config, optimizer))
+
+
+def gradients(config):
+    return jax.jit(lambda params, batch: loss_and_gradients(params, batch, config))
+
+
+def with_parts(config, parts, balance_loss=0.0):
+    train = dataclasses.replace(config.train, micro_batches=parts)
+    router = dataclasses.replace(config.router, balance_loss=balance_loss)
+    return dataclasses.replace(config, train=train, router=router)
+
+
+def test_accumulated_gradients_equal_those_of_the_whole_batch(config, batch):
+    params = make(config)[0].params
+    whole = gradients(with_parts(config, 1, 0.01))(params, batch)
+    parts = gradients(with_parts(config, 4, 0.01))(params, batch)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(1e-3, np.abs(a).max()))
+
+
+def test_loss_is_the_mean_over_targets_of_unequal_rows(config, batch):
+    loss, _, _ = gradients(with_parts(config, 1))(make(config)[0].params, batch)
+    assert float(batch.weights.sum()) == 19 + 8 + 31 + 4 + 29
+    assert abs(float(loss) - np.log(config.model.vocab)) < 0.1  # near-uniform at initialisation
+
+
+@pytest.mark.parametrize("poison", ["embed", "logits"])
+def test_a_non_finite_step_changes_nothing_for_good(config, batch, poison):
+    state, step = make(config)
+    good, _ = step(state, batch)
+    if poison == "embed":
+        bad_params = {**good.params, "embed": good.params["embed"].at[:].set(jnp.nan)}
+    else:  # finite weights whose logits overflow
+        attention = {k: v * 1e25 if k in ("q_b", "kv_b") else v for k, v in good.params["moe"]["attention"].items()}
+        bad_params = {**good.params, "moe": {**good.params["moe"], "attention": attention}}
+    bad = good.replace(params=bad_params)
+    after, metrics = step(bad, batch)
+    assert not metrics.healthy and int(after.step) == 1
+    for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(bad.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    recovered, metrics = step(after.replace(params=good.params), batch)
+    assert not metrics.healthy and int(recovered.step) == 1  # stays stopped
+
+
+def test_the_bias_moves_and_load_evens_out(config, batch):
+    steep = dataclasses.replace(config.router, bias_rate=0.02, bias_rate_final=0.02)
+    train = dataclasses.replace(config.train, steps=60, micro_batches=1)
+    config = dataclasses.replace(config, router=steep, train=train)
+    state, step = make(config)
+    skew = jnp.array([0.5, 0.0, 0.0, -0.5])[None]  # start from a router that starves an expert
+    state = state.replace(params={**state.params, "moe": {**state.params["moe"], "router_bias": skew}})
+    violations = []
+    for _ in range(60):
+        state, metrics = step(state, batch)
+        violations.append(float(max_violation(np.asarray(metrics.stats.expert_tokens)).max()))
+    bias = np.asarray(state.params["moe"]["router_bias"])
+    assert violations[0] > 0.9 and np.mean(violations[-10:]) < 0.4
+    assert bias[0, 0] < 0.5 and bias[0, 3] > -0.5
+
+
+def test_micro_batch_maxima_are_not_summed(config, batch):
+    params = make(config)[0].params
+    _, stats, _ = gradients(with_parts(config, 4))(params, batch)
+    rows = [jax.tree.map(lambda a, i=i: a[i : i + 1], batch) for i in range(4)]
+    alone = gradients(with_parts(config, 1))
+    each = [np.asarray(alone(params, row)[1].max_logit) for row in rows]
+    np.testing.assert_allclose(stats.max_logit, np.max(each, axis=0), rtol=1e-5)
+
+
+def test_spikes_are_counted_and_survive_a_restart(config):
+    recorder = Recorder(config, {})
+    losses = [5.0, 4.9, 4.8, 7.0, 4.8, 4.7]
+    assert [recorder.is_spike(loss) for loss in losses] == [False, False, False, True, False, False]
+    again = Recorder(config, recorder.meta())
+    assert again.spikes == 1 and again.is_spike(9.0)
