@@ -1,0 +1,148 @@
+"""Typed configuration: what is accepted, what is refused and in which words."""
+
+import importlib.util
+import json
+from pathlib import Path
+import sys
+from unittest import mock
+
+import pytest
+
+from k2jax import cli
+from k2jax.config import defaults, model_preset, resolve, source, to_json
+from k2jax.config.reference import keys, reference_markdown
+from k2jax.errors import UserError
+
+EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.py"))
+FILE = "from k2jax.config import defaults\ndef get_config():\n    return defaults('pretrain')\n"
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "experiment.py"
+    path.write_text(FILE)
+    return path
+
+
+def parse(*arguments):
+    argv = ["k2jax", *map(str, arguments)]
+    with mock.patch.object(sys, "argv", argv):  # config_flags looks for overrides there
+        values, _ = cli.parse(argv, cli.define_config, "doc")
+    return cli.config_of(values)
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_experiment_loads_and_resolves(path):
+    module = load(path)
+    assert module.__doc__ and "python -m k2jax." in module.__doc__
+    assert len(path.read_text().splitlines()) < 100
+    resolve(module.get_config())
+    for overrides in getattr(module, "runs", dict)().values():
+        config = module.get_config()
+        config.update_from_flattened_dict(overrides)
+        resolve(config)
+
+
+@pytest.mark.parametrize("preset", ["nano", "moonlight", "deepseek_v3", "k2"])
+def test_json_round_trip(preset):
+    config = resolve(defaults("pretrain", model=preset))
+    assert config.model == model_preset(preset)
+    assert resolve(json.loads(to_json(config))) == config
+
+
+def test_overrides_reach_every_kind_of_value(config_file):
+    config = parse(
+        f"--config={config_file}", "--config.train.steps=30", "--config.optimizer.learning_rate=1",
+        "--config.model.q_lora_rank=None", "--config.train.profile_steps=(3,5)", "--config.model.tied_head=True",
+        "--config.data.sources.stdlib.weight=2", "--config.init_from=elsewhere",
+    )  # fmt: skip
+    assert config.train.steps == 30 and config.optimizer.learning_rate == 1.0
+    assert config.model.q_lora_rank is None and config.train.profile_steps == (3, 5) and config.model.tied_head
+    assert config.data.sources["stdlib"].weight == 2.0 and config.init_from == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--config.train.stepz=3", "did you mean 'train.steps'"),
+        ("--config.modl.layers=3", "did you mean 'model.layers'"),
+        ("--config.train.steps=many", "train.steps"),
+        ("--config.train.steps=3.5", "train.steps"),
+        ("--config.data.sources.other.weight=2", "other"),
+        ("--config.optimizer.name=moun", "did you mean 'muon'"),
+        ("--config.train.micro_batches=3", "8 does not divide into 3 micro-batches; 6 would"),
+        ("--config.model.expert_groups=5", "32 does not divide into 5 expert_groups"),
+        ("--config.model.active_experts=40", "cannot be chosen"),
+        ("--config.model.qk_rope_dim=31", "even"),
+        ("--config.train.steps=0", "at least 1"),
+        ("--confg=3", "did you mean 'config'"),
+        ("stray", "unexpected argument 'stray'"),
+    ],
+)
+def test_mistakes_name_the_key_in_one_line(config_file, argument, words):
+    with pytest.raises(UserError) as error:
+        parse(f"--config={config_file}", argument)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_file_names_the_nearest(config_file):
+    with pytest.raises(UserError, match=r"did you mean 'experiment.py'"):
+        parse(f"--config={config_file.parent}/experimant.py")
+
+
+def test_a_typo_inside_the_file_is_one_line(tmp_path):
+    path = tmp_path / "bad.py"
+    path.write_text(FILE.replace("return defaults('pretrain')", "c = defaults('pretrain'); c.train.stps = 3; return c"))
+    with pytest.raises(UserError, match='Did you mean "steps"') as error:
+        parse(f"--config={path}")
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_types_in_a_stored_config_are_named():
+    stored = json.loads(to_json(resolve(defaults("pretrain"))))
+    stored["train"]["steps"] = "many"
+    with pytest.raises(UserError, match=r"config.train.steps must be int, not 'many'"):
+        resolve(stored)
+    stored["train"] = 3
+    with pytest.raises(UserError, match=r"config.train must be a group of keys"):
+        resolve(stored)
+
+
+def test_sources_are_checked():
+    with pytest.raises(UserError, match="did you mean 'path'"):
+        source(paht="x")
+    config = defaults("pretrain")
+    config.data.sources.mine = source(kind="text", path="x")
+    del config.data.sources.stdlib
+    assert list(resolve(config).data.sources) == ["mine"]
+
+
+def test_every_key_has_a_meaning_and_stands_in_the_documentation():
+    assert all(key.meaning for key in keys())
+    committed = (Path(__file__).parents[2] / "docs" / "config.md").read_text()
+    assert reference_markdown() in committed, "python -m k2jax.config > docs/config.md"
+
+
+def test_help_prints_keys_and_exits(capsys, monkeypatch):
+    with pytest.raises(SystemExit) as stop:
+        cli.parse(["k2jax", "--help"], cli.define_config, "What it does.")
+    out = capsys.readouterr().out
+    assert stop.value.code == 0 and "What it does." in out and "optimizer.qk_clip_tau" in out
+
+
+def test_user_errors_exit_with_2(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["k2jax"])
+
+    def fail(values):
+        raise UserError("no such thing")
+
+    with pytest.raises(SystemExit) as stop:
+        cli.run(fail, lambda values: None, "doc")
+    assert stop.value.code == 2 and capsys.readouterr().err == "error: no such thing\n"
