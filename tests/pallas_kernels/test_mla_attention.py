@@ -132,9 +132,9 @@ def assert_matches(inputs, exit, dout, tiling, tolerance=1e-5):
 KINDS = ("causal", "documents", "padded", "tree", "tree", "all padding")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
-    length=st.sampled_from([1, 7, 64, 130]),
+    length=st.sampled_from([1, 7, 130]),
     tiling=st.sampled_from([UNROLLED, LOOPED]),
     kinds=st.lists(st.sampled_from(KINDS), min_size=B, max_size=B),
     seed=st.integers(0, 2**32 - 1),
@@ -148,7 +148,7 @@ def test_any_mask_matches_the_dense_references(length, tiling, kinds, seed):
 
 @TILINGS
 def test_no_exit_is_causal(tiling):
-    inputs, dout = random_inputs(70)
+    inputs, dout = random_inputs(64)  # whole blocks; the other lengths leave a rest
     assert_matches(inputs, None, dout, tiling)
 
 
@@ -199,9 +199,9 @@ def test_statistics_carry_no_gradient(tiling):
 
 @TILINGS
 def test_bfloat16(tiling):
-    inputs, dout = random_inputs(130, seed=3)
+    inputs, dout = random_inputs(70, seed=3)
     half = [jnp.asarray(x, jnp.bfloat16) for x in (*inputs, dout)]
-    exit = np.stack([random_exit("tree", 130, np.random.default_rng(b)) for b in range(B)])
+    exit = np.stack([random_exit("tree", 70, np.random.default_rng(b)) for b in range(B)])
     out, stats, grads = assert_matches(half[:5], exit, half[5], tiling, tolerance=2e-2)
     assert out.dtype == jnp.bfloat16 and {grad.dtype for grad in grads} == {jnp.dtype(jnp.bfloat16)}
     assert stats.lse.dtype == jnp.float32 and stats.max_logit.dtype == jnp.float32
@@ -281,6 +281,12 @@ def test_long_sequences_take_linear_memory_and_a_program_of_constant_size():
     assert len(long.as_text().splitlines()) <= 1.02 * len(short.as_text().splitlines())
 
 
+def test_unrolled_blocks_share_their_buffers():
+    """Forward and backward hold less than one score matrix, though together their tiles are more than two."""
+    temporary = compile_training(1024, heads=4).memory_analysis().temp_size_in_bytes
+    assert temporary < 4 * 1024 * 1024 * 4
+
+
 def equations(jaxpr):
     for equation in jaxpr.eqns:
         yield equation
@@ -301,8 +307,8 @@ def test_the_shared_rope_key_is_never_copied_per_head(tiling):
         seen += equation.primitive.name == "dot_general" and output.shape[-1:] == (rope,)
         if equation.primitive.name == "concatenate":
             assert output.shape[-1] != DN + rope, equation
-        if equation.primitive.name == "broadcast_in_dim" and output.shape[-1:] == (rope,):
-            assert equation.invars[0].aval.size in (1, output.size), equation
+        if equation.primitive.name == "broadcast_in_dim" and equation.invars[0].aval.shape[-1:] == (rope,):
+            assert equation.invars[0].aval.size == output.size, equation
     assert seen, "found no product with the rope's width: the search is blind"
 
 
