@@ -1,5 +1,7 @@
 """Packaging of k2jax: metadata, dependencies and extras. Tool settings live in pyproject.toml."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 PARITY = ["torch==2.13.0", "transformers>=5.23,<6"]
@@ -10,7 +12,7 @@ setup(
     name="k2jax",
     version="0.1.0",
     description="Open JAX research codebase for the Kimi K2 family: MoE with MLA, MuonClip, config-file experiments.",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",

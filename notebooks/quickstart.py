@@ -39,9 +39,9 @@ from k2jax import runtime
 runtime.prepare()
 
 # %% [markdown]
-# **One experiment is one config.** `defaults` knows every key with its type; an experiment changes what it is about. Here
-# the QK-Clip threshold is lowered from the report's 100, which a model this small never reaches, so that the clip has
-# something to do.
+# **One experiment is one config.** `defaults` knows every key with its type; an experiment changes what it is about.
+# Here the QK-Clip threshold is lowered from the report's 100, which a model this small never reaches, so that the clip
+# has something to do.
 
 # %%
 from k2jax.config import defaults, resolve
@@ -59,7 +59,7 @@ config.eval.final_rows = 64
 experiment = resolve(config)
 
 # %% [markdown]
-# **What it holds.** Every weight is declared once; counts, optimizer groups and checkpoint names derive from that table.
+# **What it holds.** Every weight is declared once; counts, optimizer groups and checkpoint names derive from it.
 # Most parameters sit in experts that a token does not use.
 
 # %%
@@ -68,8 +68,8 @@ from k2jax.model import active_parameters, total_parameters
 print(f"{total_parameters(experiment.model):,} parameters, {active_parameters(experiment.model):,} active per token")
 
 # %% [markdown]
-# **Train.** The first call trains a tokenizer and tokenises the corpus once; the first step compiles. Interrupt the cell
-# and run it again: it resumes from its last checkpoint with the same losses, bit for bit.
+# **Train.** The first call trains a tokenizer and tokenises the corpus once; the first step compiles. Interrupt the
+# cell and run it again: it resumes from its last checkpoint with the same losses, bit for bit.
 
 # %%
 from k2jax.train import train

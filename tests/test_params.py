@@ -11,7 +11,8 @@ from k2jax.params import ParamSpec, count, from_matrices, hf_tensors, initialize
 
 
 def test_matrix_view_puts_gate_and_up_in_the_stack():
-    spec = ParamSpec((2, 3, 5, 2, 7), ("layers", "experts", "embed", "gate_up", "ffn"), "matrix", ("ffn",), "x", ("embed",))
+    axes = ("layers", "experts", "embed", "gate_up", "ffn")
+    spec = ParamSpec((2, 3, 5, 2, 7), axes, "matrix", ("ffn",), "x", ("embed",))
     leaf = np.random.default_rng(0).normal(size=spec.shape)
     matrices = np.asarray(to_matrices(spec, leaf))
     assert matrices.shape == (2, 3, 2, 5, 7)

@@ -6,16 +6,15 @@ import jax
 from jax import Array
 
 from k2jax.config.schema import ModelConfig
+from k2jax.model.linear import linear
 from k2jax.model.router import Routing, route
 from pallas_kernels.routed_experts import routed_experts
 
 
 def swiglu(params: dict, x: Array) -> Array:
     """``(silu(x W_gate) * (x W_up)) W_down`` with ``w13 [D, 2, F]`` (gate, up) and ``w2 [F, D]``; x is ``[..., D]``."""
-    w13 = params["w13"]
-    hidden = w13.shape[-1]
-    gate_up = x @ w13.reshape(w13.shape[0], 2 * hidden)
-    return (jax.nn.silu(gate_up[..., :hidden]) * gate_up[..., hidden:]) @ params["w2"]
+    w13 = params["w13"]  # two products: the gradient of one wide product, cut in half, costs XLA:CPU half as much again
+    return linear(jax.nn.silu(linear(x, w13[:, 0])) * linear(x, w13[:, 1]), params["w2"])
 
 
 def moe(params: dict, x: Array, real: Array, config: ModelConfig) -> tuple[Array, Routing]:

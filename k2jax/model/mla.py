@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jax import Array
-import jax.numpy as jnp
 
 from k2jax.config.schema import ModelConfig
+from k2jax.model.linear import from_heads, linear, to_heads
 from k2jax.model.norm import LATENT_EPS, rms_norm
 from k2jax.model.rope import rotate, softmax_scale
 from pallas_kernels.mla_attention import mla_attention
@@ -29,13 +29,13 @@ def mla(
     nope, latent = config.qk_nope_dim, config.kv_lora_rank
     cos, sin = rotary
     if config.q_lora_rank is None:
-        q = jnp.einsum("bsd,dhe->bhse", x, params["q"])
+        q = to_heads(x, params["q"])
     else:
-        c_q = rms_norm(x @ params["q_a"], params["q_norm"], LATENT_EPS)
-        q = jnp.einsum("bsr,rhe->bhse", c_q, params["q_b"])
-    c_kv_rope = x @ params["kv_a"]
+        c_q = rms_norm(linear(x, params["q_a"]), params["q_norm"], LATENT_EPS)
+        q = to_heads(c_q, params["q_b"])
+    c_kv_rope = linear(x, params["kv_a"])
     c_kv = rms_norm(c_kv_rope[..., :latent], params["kv_norm"], LATENT_EPS)
-    kv = jnp.einsum("bsr,rhe->bhse", c_kv, params["kv_b"])
+    kv = to_heads(c_kv, params["kv_b"])
     out, stats = mla_attention(
         q[..., :nope],
         rotate(q[..., nope:], cos[:, None], sin[:, None]),
@@ -45,4 +45,4 @@ def mla(
         exit=exit,
         scale=softmax_scale(config),
     )
-    return jnp.einsum("bhse,hed->bsd", out, params["o"]), stats.max_logit
+    return from_heads(out, params["o"]), stats.max_logit

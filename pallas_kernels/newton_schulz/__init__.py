@@ -130,35 +130,55 @@ def _one_by_one(stacks: list[Array], steps: Coefficients, dtype: jax.typing.DTyp
 
     def one(x: Array) -> Array:
         if x.shape[-2] <= x.shape[-1]:
-            return _orthogonalize(x, steps, dtype)
+            return _orthogonalize(x, steps, dtype, gram_runs=True)
         # The barriers keep XLA from folding the transpositions into products, which would make those slower.
         wide = lax.optimization_barrier(x.swapaxes(-1, -2))
-        return lax.optimization_barrier(_orthogonalize(wide, steps, dtype)).swapaxes(-1, -2)
+        return lax.optimization_barrier(_orthogonalize(wide, steps, dtype, gram_runs=True)).swapaxes(-1, -2)
 
-    return [lax.map(one, lax.optimization_barrier(x)) if len(x) > 1 else one(x) for x in stacks]
+    return [one(x[0])[None] if len(x) == 1 else lax.map(one, lax.optimization_barrier(x)) for x in stacks]
 
 
-def _orthogonalize(x: Array, steps: Coefficients, dtype: jax.typing.DTypeLike) -> Array:
-    """Normalises and iterates ``[..., n, m]`` with n ≤ m.
-
-    It stays on X: iterating on the n×n Gram matrix and multiplying by X once at the end saves FLOPs for wide matrices
-    but loses what is below the square root of the precision (3e-5 instead of 5e-7 in float32 on a spectrum 1/k; in
-    bfloat16 it diverges).
-    """
+def _orthogonalize(x: Array, steps: Coefficients, dtype: jax.typing.DTypeLike, gram_runs: bool = False) -> Array:
+    """Normalises and iterates ``[..., n, m]`` with n ≤ m; ``gram_runs`` takes the cheaper form where it is one."""
     x = x.astype(jnp.float32)
     norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
-    product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+    x = (x / (norm + EPSILON)).astype(dtype)
+    if gram_runs and dtype == jnp.float32 and x.shape[-1] >= 2 * x.shape[-2]:
+        return _iterate_in_runs(x, steps)
+    # Sums are float32, as are the coefficients: they would lose a digit in bfloat16. HIGHEST because accelerators
+    # otherwise multiply float32 in less.
+    highest = lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    product = functools.partial(jnp.matmul, precision=highest, preferred_element_type=jnp.float32)
 
     def step(x: Array, abc: Array) -> tuple[Array, None]:
-        # Sums are float32: the coefficients would lose a digit in bfloat16.
         a, b, c = abc
         gram = product(x, x.swapaxes(-1, -2))
         low = gram.astype(dtype)
         poly = (b * gram + c * product(low, low)).astype(dtype)
         return (a * x + product(poly, x)).astype(dtype), None
 
-    x, _ = lax.scan(step, (x / (norm + EPSILON)).astype(dtype), jnp.asarray(steps, jnp.float32))
-    return x.astype(jnp.float32)
+    return lax.scan(step, x, jnp.asarray(steps, jnp.float32))[0].astype(jnp.float32)
+
+
+def _iterate_in_runs(x: Array, steps: Coefficients) -> Array:
+    """The same iteration on float32 ``[n, m]`` with fewer FLOPs when m ≥ 2n: 12 % fewer at m = 2n, a third at m = 4n.
+
+    Every step multiplies X by a polynomial P of A = X Xᵀ, and P A P is the next A; so a run of steps works on n×n
+    matrices and multiplies X once. Runs are short because rounding grows along them: in float32, two and three steps
+    are as exact as the plain iteration (≤ 1e-5 on ill-conditioned matrices), five in one run are not (1e-4), and in
+    bfloat16 even that diverges.
+    """
+    cuts = list(range(0, max(len(steps) - 1, 1), 2))
+    for start, stop in zip(cuts, [*cuts[1:], len(steps)], strict=True):
+        gram = x @ x.T
+        total = None
+        for number, (a, b, c) in enumerate(steps[start:stop], start + 1):
+            poly = b * gram + c * (gram @ gram) + a * jnp.eye(len(x))
+            total = poly if total is None else poly @ total
+            if number < stop:
+                gram = poly @ (poly @ gram)
+        x = total @ x
+    return x
 
 
 def _wide(x: Array) -> Array:
