@@ -30,13 +30,15 @@ def choose_platform() -> None:
 def keep_freed_memory() -> None:
     """Tells glibc to reuse freed memory instead of returning it to the system.
 
-    XLA:CPU allocates a program's temporaries anew at every call. Above 32 MB glibc maps and unmaps them each time, and
-    page faults cost more than a tenth of a small training step. Does nothing where there is no glibc.
+    XLA:CPU allocates a program's temporaries anew at every call, from threads of its own. By default glibc maps and
+    unmaps such blocks each time, and page faults cost a tenth of a small training step. One arena is needed because
+    the others map large blocks whatever the settings say. Does nothing where there is no glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return
-    m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # from malloc.h
+    m_trim_threshold, m_top_pad, m_mmap_max, m_arena_max = -1, -2, -4, -8  # from malloc.h
+    mallopt(m_arena_max, 1)
     mallopt(m_mmap_max, 0)
     mallopt(m_trim_threshold, 2**31 - 1)
     mallopt(m_top_pad, 1 << 26)

@@ -33,7 +33,7 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     header = ("run", "highest S", "highest S, second half", "(head, step) pairs with S above τ", "held-out loss", "end")
     text = (
         f"Same seed, same batches, learning rate {config.optimizer.learning_rate:g} (raised), τ = {tau:g} (100 in "
-        f"the report; so small a model hardly gets there), {config.train.steps} steps. S is the maximum logit of a head "
+        f"the report; a model this small hardly does), {config.train.steps} steps. S is the maximum logit of a head "
         "in a step, before that step's clip: with the clip it exceeds τ by what one step adds.\n\n"
         + markdown_table(header, rows)
     )
