@@ -10,7 +10,7 @@ fixed and the budgets are tiny, so the result may fall either way and is printed
 from k2jax.config import defaults
 
 EXPERTS = (8, 16, 32, 64)
-STEPS = (80, 240)
+STEPS = (40, 120)
 SEEDS = (0, 1, 2)
 
 
@@ -26,10 +26,10 @@ def get_config():
     config.optimizer.learning_rate = 8e-3
     config.optimizer.schedule.warmup_steps = 20
     config.router.bias_rate = 5e-3
-    config.eval.every = 80
+    config.eval.every = 40
     config.eval.sample_tokens = 0
     config.eval.final_rows = 128
-    config.checkpoint.every = 240
+    config.checkpoint.every = 120
     config.log.plots_every = 10_000
     config.log.tensorboard = False
     return config

@@ -7,37 +7,55 @@ import functools
 import jax
 from jax import Array
 import jax.numpy as jnp
+import numpy as np
 
+from k2jax.bench import pretrain
 from k2jax.bench.timing import Row, interleaved, time_row
-from k2jax.config import model_preset
+from k2jax.config import ModelConfig, model_preset
+from k2jax.model import model_specs
+from k2jax.params import initialize
 from k2jax.train.report import device_name
+from k2jax.train.step import loss_and_gradients
 from pallas_kernels.mla_attention import mla_attention
 
 SIZES = ((8, 256), (4, 512), (1, 2048))
 
 
 def measure(rounds: int = 10) -> list[Row]:
-    """One row per size against dense attention, one for the same kernel with its statistic thrown away."""
+    """One row per size against dense attention, and one for nano's whole step with and without the statistic."""
     model = model_preset("nano")
-    rows = []
-    for batch, sequence in SIZES:
-        keys = jax.random.split(jax.random.key(0), 5)
-        per_head = (batch, model.heads, sequence)
-        args = (
-            jax.random.normal(keys[0], (*per_head, model.qk_nope_dim)),
-            jax.random.normal(keys[1], (*per_head, model.qk_rope_dim)),
-            jax.random.normal(keys[2], (*per_head, model.qk_nope_dim)),
-            jax.random.normal(keys[3], (batch, sequence, model.qk_rope_dim)),
-            jax.random.normal(keys[4], (*per_head, model.v_dim)),
-        )
-        candidates = {"ours": _gradients(_ours), "without": _gradients(_without_statistic), "dense": _gradients(_dense)}
-        seconds = interleaved({name: functools.partial(f, *args) for name, f in candidates.items()}, rounds)
-        name = f"MLA attention, forward + backward, {batch} x {sequence}, {model.heads} heads"
-        rows += [
-            time_row(name, seconds["ours"], seconds["dense"], "dense scores", device_name()),
-            time_row(name, seconds["ours"], seconds["without"], "ours without the max logit", device_name()),
-        ]
-    return rows
+    rows = [_against_dense(model, batch, sequence, rounds) for batch, sequence in SIZES]
+    return [*rows, _statistic(model, rounds)]
+
+
+def _against_dense(model: ModelConfig, batch: int, sequence: int, rounds: int) -> Row:
+    keys = jax.random.split(jax.random.key(0), 5)
+    per_head = (batch, model.heads, sequence)
+    args = (
+        jax.random.normal(keys[0], (*per_head, model.qk_nope_dim)),
+        jax.random.normal(keys[1], (*per_head, model.qk_rope_dim)),
+        jax.random.normal(keys[2], (*per_head, model.qk_nope_dim)),
+        jax.random.normal(keys[3], (batch, sequence, model.qk_rope_dim)),
+        jax.random.normal(keys[4], (*per_head, model.v_dim)),
+    )
+    candidates = {name: functools.partial(_gradients(f), *args) for name, f in (("ours", _ours), ("dense", _dense))}
+    seconds = interleaved(candidates, rounds)
+    name = f"MLA attention, forward + backward, {batch} x {sequence}, {model.heads} heads"
+    return time_row(name, seconds["ours"], seconds["dense"], "dense scores", device_name())
+
+
+def _statistic(model: ModelConfig, rounds: int) -> Row:
+    """Loss and gradients of nano, once with the statistics and once without: what is not returned is not computed."""
+    config = pretrain.experiment(model)
+    params = initialize(model_specs(model), jax.random.key(0), 0.02)
+    batch = pretrain.packed(np.random.default_rng(0).integers(0, model.vocab, (pretrain.ROWS, pretrain.SEQUENCE)))
+    both = {
+        "with": jax.jit(lambda params: loss_and_gradients(params, batch, config)),
+        "without": jax.jit(lambda params: loss_and_gradients(params, batch, config)[::2]),
+    }
+    seconds = interleaved({name: functools.partial(f, params) for name, f in both.items()}, rounds)
+    name = f"nano's loss and gradients with statistics, {pretrain.ROWS} x {pretrain.SEQUENCE}"
+    return time_row(name, seconds["with"], seconds["without"], "without statistics", device_name())
 
 
 def _gradients(function):
@@ -57,10 +75,6 @@ def _scale(q_nope: Array, q_rope: Array) -> float:
 def _ours(*args: Array) -> tuple[Array, Array]:
     out, stats = mla_attention(*args, scale=_scale(*args[:2]))
     return out, stats.max_logit
-
-
-def _without_statistic(*args: Array) -> tuple[Array, Array]:
-    return mla_attention(*args, scale=_scale(*args[:2]))[0], jnp.zeros(())
 
 
 def _dense(q_nope: Array, q_rope: Array, k_nope: Array, k_rope: Array, v: Array) -> tuple[Array, Array]:

@@ -12,9 +12,10 @@ LABELS = {"muonclip": "MuonClip", "adamw": "AdamW"}
 
 
 def summarize(results: dict[str, RunResult]) -> Summary:
-    """Best rate of each optimizer by mean final validation loss over seeds, then the comparison seed by seed."""
+    """Best rate of each optimizer by final validation loss of the grid's seed, then the comparison seed by seed."""
     by_rate = _grids(results)
-    best = {name: min(rates, key=lambda rate: _mean_final(rates[rate])) for name, rates in by_rate.items()}
+    first = min(result.config.train.seed for result in results.values())
+    best = {name: min(rates, key=lambda rate: final(rates[rate][first], "val_loss")) for name, rates in by_rate.items()}
     grid = [
         (LABELS[name], f"{rate:g}", spread([final(run, "val_loss") for run in runs.values()]),
          "best" + ("" if min(rates) < rate < max(rates) else ", at the grid's edge") if rate == best[name] else "")
@@ -22,7 +23,7 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         for rate, runs in rates.items()
     ]  # fmt: skip
     muon, adamw = (by_rate[name][best[name]] for name in ("muonclip", "adamw"))
-    rows = [_compare(seed, muon[seed], adamw[seed]) for seed in sorted(adamw)]
+    rows = [_compare(seed, muon[seed], adamw[seed]) for seed in sorted(adamw.keys() & muon.keys())]
     tokens, seconds = ([row[i] for row in rows if np.isfinite(row[i])] for i in (4, 5))
     cells = [(seed, *(significant(value) for value in row)) for seed, *row in rows]
     verdict = (
@@ -48,10 +49,6 @@ def _grids(results: dict[str, RunResult]) -> dict[str, dict[float, dict[int, Run
         seeds = grids.setdefault(optimizer.name, {}).setdefault(optimizer.learning_rate, {})
         seeds[result.config.train.seed] = result
     return grids
-
-
-def _mean_final(runs: dict[int, RunResult]) -> float:
-    return float(np.mean([final(run, "val_loss") for run in runs.values()]))
 
 
 def _compare(seed: int, muon: RunResult, adamw: RunResult) -> tuple[int, float, float, float, float, float]:

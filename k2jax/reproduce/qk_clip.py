@@ -32,9 +32,9 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         )
     header = ("run", "highest S", "highest S, second half", "(head, step) pairs with S above τ", "held-out loss", "end")
     text = (
-        f"Same seed, same batches, learning rate {config.optimizer.learning_rate:g} (raised), τ = {tau:g} (100 in "
-        f"the report; a model this small hardly does), {config.train.steps} steps. S is the maximum logit of a head "
-        "in a step, before that step's clip: with the clip it exceeds τ by what one step adds.\n\n"
+        f"Same seed, same batches, learning rate {config.optimizer.learning_rate:g} (raised) and τ = {tau:g} (lowered "
+        f"from the report's 100), so that {config.train.steps} steps show the clip. S is the maximum logit of a head in a "
+        "step, before that step's clip: with the clip it exceeds τ by what one step adds.\n\n"
         + markdown_table(header, rows)
     )
     return Summary(text, _figure(results, tau))
@@ -56,7 +56,7 @@ def _figure(results: dict[str, RunResult], tau: float):
                 label = f"layer {layer}" if head == 0 else None
                 panel.plot(steps, series, color=PALETTE[layer % len(PALETTE)], linewidth=1.0, alpha=0.8, label=label)
         panel.set_yscale("log")
-        reference_line(panel, tau, f"τ = {tau:g}")
+        reference_line(panel, tau, f"τ = {tau:g}", left=True)
         style_axes(panel, title=TITLES[name], x="step", y="maximum logit S per head" if panel is axes[0, 0] else "")
     legend(axes[0, 0])
     return figure

@@ -9,6 +9,7 @@ import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from matplotlib.figure import Figure
 
 from k2jax.config import Config, resolve
@@ -58,6 +59,9 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None) -> int:
     """
     experiment = _load(name)
     workdir = Path(workdir)
+    # Runs that differ in their seed alone are one program: compile it once.
+    jax.config.update("jax_compilation_cache_dir", str((workdir / "compiled").absolute()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 2)
     results = {}
     runs = experiment.runs()
     for number, (run, overrides) in enumerate(runs.items(), start=1):

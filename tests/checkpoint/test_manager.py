@@ -1,0 +1,102 @@
+"""Checkpoints keep what they say, in the formats they say, and are refused in one line where they cannot be read."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from k2jax.checkpoint import FORMAT, Checkpoints, load_params, run_config
+from k2jax.config import to_json
+from k2jax.errors import UserError
+from k2jax.model import model_specs
+from k2jax.params import initialize
+from tests.train.tiny import tiny
+
+
+def state(number: int):
+    params = {"w": jnp.full((3, 2), number, jnp.float32), "n": {"b": jnp.arange(4.0) + number}}
+    return params, {"count": jnp.int32(number), "moment": jnp.full((3, 2), number, jnp.bfloat16)}
+
+
+def shapes(tree):
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree)
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+    assert jax.tree.map(lambda x: x.dtype, a) == jax.tree.map(lambda x: x.dtype, b)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder in which steps 1 to 4 were saved and two were to be kept."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(1, 5):
+        checkpoints.save(step, *state(step), {"tokens": 10 * step})
+    checkpoints.close()
+    return tmp_path
+
+
+def test_the_newest_are_kept_and_come_back_as_they_were(saved):
+    checkpoints = Checkpoints(saved)
+    assert checkpoints.steps() == [3, 4]
+    for step in (3, 4):
+        assert checkpoints.meta(step) == {"tokens": 10 * step, "format": FORMAT, "step": step}
+        params, optimizer = checkpoints.restore(step, *shapes(state(0)))
+        same((params, optimizer), state(step))
+        same(checkpoints.restore_params(step, shapes(state(0)[0])), state(step)[0])
+    checkpoints.close()
+
+
+def test_what_is_reported_saved_is_on_disk(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, *state(7), {})
+    checkpoints.wait()
+    assert Checkpoints(tmp_path).steps() == [7]
+
+
+def test_a_temporary_folder_is_no_step(saved):
+    (saved / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()
+    (saved / "checkpoints" / "9.orbax-checkpoint-tmp" / "params").mkdir()
+    assert Checkpoints(saved).steps() == [3, 4]
+
+
+def test_another_format_is_refused_by_number(saved):
+    [path] = (saved / "checkpoints" / "4" / "meta").glob("metadata")
+    path.write_text(json.dumps({"format": FORMAT + 1, "step": 4}))
+    with pytest.raises(UserError, match=rf"format {FORMAT + 1}, this version reads {FORMAT}"):
+        Checkpoints(saved).meta(4)
+
+
+def test_another_shape_is_refused_and_the_older_step_named(saved):
+    other = shapes({"w": jnp.zeros((5, 2)), "n": {"b": jnp.zeros(4)}})
+    with pytest.raises(UserError, match=r"checkpoints/4 cannot be read .* go on from step 3"):
+        Checkpoints(saved).restore_params(4, other)
+
+
+def test_parameters_are_read_by_workdir_or_by_step(tmp_path):
+    config = tiny(tmp_path)
+    specs = model_specs(config.model)
+    trees = {step: initialize(specs, jax.random.key(step), 0.02) for step in (1, 2)}
+    (tmp_path / "config.json").write_text(to_json(config))
+    checkpoints = Checkpoints(tmp_path)
+    for step, params in trees.items():
+        checkpoints.save(step, params, {"count": jnp.int32(step)}, {})
+    checkpoints.close()
+    for path, step in ((tmp_path, 2), (tmp_path / "checkpoints" / "1", 1)):
+        got, params, at = load_params(path)
+        assert (got, at) == (config, step)
+        same(params, trees[step])
+    with pytest.raises(UserError, match=r"no checkpoint .*/3; there are steps \[1, 2\]"):
+        load_params(tmp_path / "checkpoints" / "3")
+
+
+@pytest.mark.parametrize(("text", "words"), [(None, "has no config.json"), ("{", "is damaged")])
+def test_a_folder_without_a_readable_configuration_is_one_line(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=words):
+        run_config(tmp_path)
