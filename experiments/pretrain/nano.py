@@ -13,7 +13,7 @@ from k2jax.config import defaults
 def get_config():
     """The experiment."""
     config = defaults("pretrain", model="nano")
-    config.train.steps = 600
+    config.train.steps = 240
     config.train.batch_size = 8
     config.data.sequence_length = 256
     config.optimizer.learning_rate = 2e-3

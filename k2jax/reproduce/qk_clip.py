@@ -33,7 +33,7 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     header = ("run", "highest S", "highest S, second half", "(head, step) pairs with S above τ", "held-out loss", "end")
     text = (
         f"Same seed, same batches, learning rate {config.optimizer.learning_rate:g} (raised) and τ = {tau:g} (lowered "
-        f"from the report's 100), so that {config.train.steps} steps show the clip. S is the maximum logit of a head in a "
+        f"from the report's 100), so that {config.train.steps} steps show it. S is the maximum logit of a head in a "
         "step, before that step's clip: with the clip it exceeds τ by what one step adds.\n\n"
         + markdown_table(header, rows)
     )
