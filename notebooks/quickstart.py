@@ -27,7 +27,8 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("k2jax") is None:
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "git+https://github.com/k2jax/k2jax"], check=True)
+    where = ".." if os.path.exists("../setup.py") else "git+https://github.com/k2jax/k2jax"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", where], check=True)
 STEPS = int(os.environ.get("K2JAX_NOTEBOOK_STEPS", "200"))  # fewer for a quick look
 
 # %% [markdown]

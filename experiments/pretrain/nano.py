@@ -13,10 +13,10 @@ from k2jax.config import defaults
 def get_config():
     """The experiment."""
     config = defaults("pretrain", model="nano")
-    config.train.steps = 240
+    config.train.steps = 160
     config.train.batch_size = 8
     config.data.sequence_length = 256
-    config.optimizer.learning_rate = 2e-3
+    config.optimizer.learning_rate = 4e-3
     config.router.bias_rate = 5e-3
     config.router.bias_rate_final = 1e-3
     return config

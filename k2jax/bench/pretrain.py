@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 import os
 import sys
-import time
 from typing import Any
 
 import jax
@@ -49,8 +48,8 @@ def measure(rounds: int = 10) -> list[Row]:
 
 
 def fastest_baseline(model: ModelConfig, tokens: np.ndarray) -> tuple[str, Callable[[], Any]]:
-    """Name and step of the experts implementation whose second step is fastest; each one's time goes to stderr."""
-    best = None
+    """Name and step of the experts implementation that is fastest over a few interleaved steps."""
+    candidates = {}
     for name in EXPERT_IMPLEMENTATIONS:
         try:
             step = torch_step(model, tokens, name)
@@ -58,15 +57,14 @@ def fastest_baseline(model: ModelConfig, tokens: np.ndarray) -> tuple[str, Calla
         except (RuntimeError, ValueError, KeyError, NotImplementedError) as error:
             print(f"transformers with experts {name} does not run: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
-        start = time.perf_counter()
-        step()
-        seconds = time.perf_counter() - start
-        print(f"transformers with experts {name}: {seconds * 1e3:.0f} ms a step", file=sys.stderr)
-        if best is None or seconds < best[0]:
-            best = seconds, name, step
-    if best is None:
+        candidates[name] = step
+    if not candidates:
         raise UserError('no experts implementation of transformers runs; pip install -e ".[parity]" pins one that does')
-    return best[1:]
+    seconds = interleaved(candidates, rounds=3, warmup=1)
+    for name, value in seconds.items():
+        print(f"transformers with experts {name}: {value * 1e3:.0f} ms a step", file=sys.stderr)
+    best = min(seconds, key=seconds.__getitem__)
+    return best, candidates[best]
 
 
 def experiment(model: ModelConfig) -> Config:

@@ -32,13 +32,15 @@ class Checkpoints:
     Args:
         workdir: the run's folder.
         keep: how many of the newest to keep; None keeps all.
+        read_only: for readers, who must not tidy up what a running owner is writing.
     """
 
-    def __init__(self, workdir: str | Path, keep: int | None = None):
+    def __init__(self, workdir: str | Path, keep: int | None = None, read_only: bool = False):
         self.folder = Path(workdir).absolute() / FOLDER
+        options = {"read_only": True} if read_only else {"max_to_keep": keep, "cleanup_tmp_directories": True}
         self._manager = ocp.CheckpointManager(
             self.folder,
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
+            options=ocp.CheckpointManagerOptions(**options),
             item_names=("params", "optimizer", "meta"),
         )
 
@@ -105,8 +107,10 @@ class Checkpoints:
         except Exception as error:  # orbax and tensorstore raise many kinds; each means this step cannot be read
             reason = " ".join(str(error).split())[:200]
             others = [other for other in self.steps() if other != step]
-            mend = f"delete it to go on from step {others[-1]}" if others else "no other step is left"
-            raise UserError(f"checkpoint {self.folder / str(step)} cannot be read ({reason}); {mend}") from error
+            mend = f"move it away to go on from step {others[-1]}" if others else "no other step is left"
+            raise UserError(
+                f"checkpoint {self.folder / str(step)} cannot be read ({reason}); if it is damaged, {mend}"
+            ) from error
 
     def wait(self) -> None:
         """Returns when every save that was started is committed."""
@@ -131,6 +135,15 @@ def run_config(workdir: str | Path) -> Config:
         return resolve(json.loads(path.read_text(encoding="utf-8")))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is damaged: {error}") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def run_folder(checkpoint: str | Path) -> Path:
+    """The workdir of a checkpoint argument: a workdir, or ``WORKDIR/checkpoints/STEP``."""
+    path = Path(checkpoint).absolute()
+    is_step = re.fullmatch(r"\d+", path.name) and path.parent.name == FOLDER
+    return path.parent.parent if is_step else path
 
 
 def load_params(checkpoint: str | Path) -> tuple[Config, Any, int]:
@@ -142,11 +155,10 @@ def load_params(checkpoint: str | Path) -> tuple[Config, Any, int]:
     Raises:
         UserError: there is no checkpoint, or it cannot be read.
     """
-    path = Path(checkpoint).absolute()
-    wanted = int(path.name) if re.fullmatch(r"\d+", path.name) and path.parent.name == FOLDER else None
-    workdir = path if wanted is None else path.parent.parent
+    path, workdir = Path(checkpoint).absolute(), run_folder(checkpoint)
+    wanted = None if workdir == path else int(path.name)
     config = run_config(workdir)
-    checkpoints = Checkpoints(workdir)
+    checkpoints = Checkpoints(workdir, read_only=True)
     try:
         steps = checkpoints.steps()
         step = wanted if wanted is not None else (steps[-1] if steps else None)

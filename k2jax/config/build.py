@@ -133,6 +133,7 @@ def _read_dataclass(cls: type, value: Any, path: str) -> Any:
 
 
 _CHOICES = {
+    "stage": STAGES,
     "optimizer.name": ("muonclip", "muon", "adamw"),
     "optimizer.momentum_form": ("heavy_ball", "nesterov"),
     "optimizer.newton_schulz": ("muon", "polar_express"),
@@ -149,6 +150,13 @@ _AT_LEAST_ONE = [
     "model.layers",
     "model.d_model",
     "model.heads",
+    "model.kv_lora_rank",
+    "model.qk_nope_dim",
+    "model.qk_rope_dim",
+    "model.v_dim",
+    "model.dense_ffn",
+    "model.expert_ffn",
+    "model.vocab",
     "model.experts",
     "model.active_experts",
     "train.steps",
@@ -201,7 +209,12 @@ def _check(config: schema.Config) -> None:
             f"config.model.active_experts {model.active_experts} cannot be chosen from {reachable} experts: "
             f"{model.active_groups} of {model.expert_groups} groups of {model.experts // model.expert_groups}"
         )
-    if len(train.profile_steps) not in (0, 2):
+    profile = train.profile_steps
+    if profile and not (len(profile) == 2 and 1 <= profile[0] <= profile[1]):
         raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
+    if model.q_lora_rank is not None and model.q_lora_rank < 1:
+        raise UserError("config.model.q_lora_rank must be at least 1, or None for queries without a latent")
+    if model.shared_experts < 0 or model.capacity_factor <= 0:
+        raise UserError("config.model.shared_experts cannot be negative, and capacity_factor must be above 0")
     if not 0 <= config.data.held_out < 1:
         raise UserError(f"config.data.held_out must be in [0, 1), not {config.data.held_out}")

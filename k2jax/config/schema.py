@@ -47,7 +47,7 @@ class ModelConfig:
     rope_theta: float = 50000.0  #: rotary base
     yarn: YarnConfig = YarnConfig()  #: context extension
     norm_eps: float = 1e-6  #: epsilon of block and final RMSNorm (the latent norms always use 1e-6)
-    vocab: int = 4096  #: vocabulary size; 0 takes the tokenizer's
+    vocab: int = 4096  #: vocabulary size, at least the tokenizer's
     tied_head: bool = False  #: the head is the transposed embedding
     init_std: float = 0.02  #: standard deviation of the normal initializer
     capacity_factor: float = 1.06  #: share of expert work done as one batched matmul; the overflow goes block by block
@@ -58,7 +58,7 @@ class ScheduleConfig:
     """Learning rate over steps: linear warm-up, constant, decay to a floor, optional annealing to a last rate."""
 
     kind: str = "wsd"  #: wsd | cosine (no constant part) | constant (after the warm-up)
-    warmup_steps: int = 50  #: linear warm-up from 0 [steps]
+    warmup_steps: int | None = None  #: linear warm-up from 0; None is 50 or a tenth of training, the less [steps]
     decay_steps: int = 0  #: length of the decay; 0 is 40 % of training (wsd) or all after warm-up (cosine) [steps]
     decay_shape: str = "linear"  #: linear | cosine
     floor: float = 0.1  #: rate after the decay, as a fraction of the peak

@@ -67,7 +67,10 @@ def prepare_shards(
     shards = open_shards(get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds))
     skipped = shards.manifest["skipped"]
     if skipped["count"] and config.on_corrupt == "fail":
-        raise UserError(f"source {name!r} has {skipped['count']} corrupt records, the first in {skipped['first'][0]}")
+        raise UserError(
+            f"source {name!r} has {skipped['count']} corrupt records, the first in {skipped['first'][0]}; "
+            "mend them, or set data.on_corrupt=skip"
+        )
     return shards
 
 

@@ -48,7 +48,9 @@ def _in_token_chunks(hidden: Array, tokens: Array, inverse: Array, head: Array) 
         jnp.pad(a, [(0, chunks * CHUNK_TOKENS - total)] + [(0, 0)] * (a.ndim - 1)) for a in (hidden, tokens, inverse)
     ]
     split = [a.reshape(chunks, CHUNK_TOKENS, *a.shape[1:]) for a in padded]
-    return lax.map(lambda c: _logprobs(*c, head), tuple(split)).reshape(-1)[:total]
+    # The chunks' gradients of the head add up in the dtype it has here: float32, not that of the products.
+    wide = head.astype(jnp.float32)
+    return lax.map(lambda c: _logprobs(*c, wide.astype(head.dtype)), tuple(split)).reshape(-1)[:total]
 
 
 def _vocab_chunks(head: Array, tokens: int) -> tuple[Array, Array]:

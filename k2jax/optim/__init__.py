@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 import optax
 
@@ -52,7 +54,8 @@ def build(
     """
     _check(optimizer_config)
     c = optimizer_config
-    chain = [optax.clip_by_global_norm(c.grad_clip)] if c.grad_clip else []
+    # No clipping is clipping at infinity: checkpoints keep one structure whatever the threshold.
+    chain = [optax.clip_by_global_norm(c.grad_clip or math.inf)]
     chain.append(optax.partition(_rules(c, router_config, specs, steps), labels(specs, c)))
     if c.name == "muonclip":
         chain.append(qk_clip(specs, tau=c.qk_clip_tau, alpha=c.qk_clip_alpha))

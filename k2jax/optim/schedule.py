@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import optax
 
 from k2jax.config.schema import ScheduleConfig
 from k2jax.errors import UserError
 
 WSD_DECAY = 0.4  # share of the steps that decay when decay_steps is 0
+WARMUP_STEPS, WARMUP = 50, 0.1  # when warmup_steps is None: steps, and at most this share of the run
 
 
 def build_schedule(config: ScheduleConfig, peak: float, steps: int) -> optax.Schedule:
@@ -27,6 +30,8 @@ def build_schedule(config: ScheduleConfig, peak: float, steps: int) -> optax.Sch
         UserError: an unknown kind or shape, a negative length or rate, or segments that do not fit into ``steps``.
     """
     _check(config, peak, steps)
+    if config.warmup_steps is None:
+        config = dataclasses.replace(config, warmup_steps=min(WARMUP_STEPS, int(WARMUP * steps)))
     room = steps - config.warmup_steps - config.anneal_steps
     if config.kind == "constant":
         decay = hold_before = 0
@@ -62,7 +67,7 @@ def _check(config: ScheduleConfig, peak: float, steps: int) -> None:
     if steps < 1 or peak < 0:
         raise UserError(f"need train.steps ≥ 1 and optimizer.learning_rate ≥ 0, not {steps} and {peak}")
     for key in ("warmup_steps", "decay_steps", "anneal_steps", "floor", "anneal_to"):
-        if getattr(config, key) < 0:
+        if (getattr(config, key) or 0) < 0:
             raise UserError(f"optimizer.schedule.{key} is {getattr(config, key)}; it cannot be negative")
     if config.kind == "constant" and (config.decay_steps or config.anneal_steps):
         raise UserError("optimizer.schedule.kind is constant: set decay_steps and anneal_steps to 0, or take wsd")

@@ -5,7 +5,7 @@ Each run has its own workdir under --workdir; runs that are done are kept, one t
 
 Example:
     python -m k2jax.reproduce qk_clip --workdir=runs/qk_clip
-    python -m k2jax.reproduce muon_vs_adamw --workdir=runs/muon_vs_adamw --steps=20   # a quick look
+    python -m k2jax.reproduce sparsity --workdir=runs/quick --steps=20   # a quick look, in a workdir of its own
 """
 
 from absl import flags
@@ -16,7 +16,9 @@ from k2jax import cli, runtime
 def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the study.", flag_values=values)
-    flags.DEFINE_integer("steps", None, "Override every run's number of steps.", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer(
+        "steps", None, "Shorten the longest run to this, the others in proportion.", lower_bound=1, flag_values=values
+    )
 
 
 def main(values: flags.FlagValues, name: str) -> int:

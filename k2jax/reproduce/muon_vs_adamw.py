@@ -24,22 +24,29 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     ]  # fmt: skip
     muon, adamw = (by_rate[name][best[name]] for name in ("muonclip", "adamw"))
     rows = [_compare(seed, muon[seed], adamw[seed]) for seed in sorted(adamw.keys() & muon.keys())]
-    tokens, seconds = ([row[i] for row in rows if np.isfinite(row[i])] for i in (4, 5))
     cells = [(seed, *(significant(value) for value in row)) for seed, *row in rows]
-    verdict = (
-        f"Muon reaches AdamW's final validation loss with {spread(tokens)} of its tokens and {spread(seconds)} of its "
-        f"seconds (mean and range over {len(tokens)} of {len(rows)} seeds)."
-        if tokens
-        else "Muon never reaches AdamW's final validation loss."
-    )
     header = ("seed", "AdamW final loss", "Muon final loss", "Muon's step there", "tokens ratio", "seconds ratio")
     steps = next(iter(results.values())).config.train.steps
     text = (
-        f"{verdict}\n\n{markdown_table(header, cells)}\n"
+        f"{_verdict(by_rate, best, rows)}\n\n{markdown_table(header, cells)}\n"
         f"Validation loss after {steps} steps, mean (lowest to highest) over seeds:\n\n"
         f"{markdown_table(('optimizer', 'learning rate', 'final loss', ''), grid)}"
     )
     return Summary(text, _figure(muon, adamw, best))
+
+
+def _verdict(by_rate: dict, best: dict[str, float], rows: list[tuple]) -> str:
+    """What the comparison says, if it says anything."""
+    edges = [LABELS[name] for name, rates in by_rate.items() if not min(rates) < best[name] < max(rates)]
+    if edges:
+        return f"Not a valid comparison: the best rate of {' and '.join(edges)} lies at the edge of its grid."
+    tokens, seconds = ([row[i] for row in rows if np.isfinite(row[i])] for i in (4, 5))
+    if not tokens:
+        return "Muon never reaches AdamW's final validation loss."
+    return (
+        f"Muon reaches AdamW's final validation loss with {spread(tokens)} of its tokens and {spread(seconds)} of its "
+        f"seconds (mean and range over {len(tokens)} of {len(rows)} seeds)."
+    )
 
 
 def _grids(results: dict[str, RunResult]) -> dict[str, dict[float, dict[int, RunResult]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 import importlib.util
 import itertools
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from matplotlib.figure import Figure
 
+from k2jax.checkpoint import run_config
 from k2jax.config import Config, resolve
 from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
@@ -49,39 +50,66 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None) -> int:
     Args:
         name: a file of ``experiments/reproduce`` and a module of this package.
         workdir: folder of the study.
-        steps: overrides every run's number of steps.
+        steps: for a quick look, steps of the longest run; the others are shortened in proportion.
 
     Returns:
         The exit code: 0, or that of the run that was interrupted.
 
     Raises:
-        UserError: an unknown study.
+        UserError: an unknown study, or a workdir that holds runs of another version of it.
     """
     experiment = _load(name)
     workdir = Path(workdir)
     # Runs that differ in their seed alone are one program: compile it once.
     jax.config.update("jax_compilation_cache_dir", str((workdir / "compiled").absolute()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 2)
+    summarize = _summarizer(name)
     results = {}
-    runs = experiment.runs()
+    runs = _shortened(experiment, steps)
     for number, (run, overrides) in enumerate(runs.items(), start=1):
         config = experiment.get_config()
-        config.update_from_flattened_dict(overrides if steps is None else {**overrides, "train.steps": steps})
+        config.update_from_flattened_dict(overrides)
         resolved = resolve(config)
         print(f"\n[{number}/{len(runs)}] {run}", flush=True)
         code = _train(resolved, workdir / run)
         if code not in (0, 3):
             return code
         results[run] = RunResult(resolved, read_metrics(workdir / run), code)
-    summary = import_module(f"k2jax.reproduce.{name}").summarize(results)
+    summary = summarize(results)
     write_atomic(workdir / "table.md", summary.markdown)
     save_figure(summary.figure, workdir / f"{name}.png")
     print(f"\n{summary.markdown}\n{workdir / 'table.md'}, {workdir / name}.png")
     return 0
 
 
+def _shortened(experiment: Any, steps: int | None) -> dict[str, dict[str, Any]]:
+    """The overrides of every run, with fewer steps for a quick look."""
+    runs = experiment.runs()
+    if steps is None:
+        return runs
+    usual = experiment.get_config().train.steps
+    length = {run: overrides.get("train.steps", usual) for run, overrides in runs.items()}
+    return {
+        run: {
+            **overrides,
+            "train.steps": max(1, round(steps * length[run] / max(length.values()))),
+            "optimizer.schedule.warmup_steps": None,
+        }
+        for run, overrides in runs.items()
+    }
+
+
+def _summarizer(name: str) -> Callable[[dict[str, RunResult]], Summary]:
+    """``summarize`` of the module of this package that bears the study's name: looked for before the long work."""
+    if importlib.util.find_spec(f"k2jax.reproduce.{name}") is None:
+        raise UserError(f"study {name!r} needs k2jax/reproduce/{name}.py with a function summarize(results)")
+    return import_module(f"k2jax.reproduce.{name}").summarize
+
+
 def _train(config: Config, workdir: Path) -> int:
     """Trains unless the run is done; a run that stopped on a non-finite value is not tried again."""
+    if (workdir / "config.json").exists() and run_config(workdir) != config:
+        raise UserError(f"{workdir} holds a run with another configuration; use a new --workdir")
     done = workdir / "exit_code"
     if done.exists():
         return int(done.read_text())

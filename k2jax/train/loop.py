@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from k2jax import optim
-from k2jax.checkpoint import Checkpoints, load_params
+from k2jax.checkpoint import Checkpoints, load_params, run_folder
 from k2jax.config.schema import Config
 from k2jax.data import Data, build
 from k2jax.errors import UserError
@@ -25,12 +25,14 @@ from k2jax.model import model_specs
 from k2jax.report.metrics import MetricsLog
 from k2jax.report.progress import Progress
 from k2jax.report.samples import write_sample
+from k2jax.text.tokenizer import load_tokenizer
 from k2jax.train.record import Recorder
 from k2jax.train.report import print_start, write_results
 from k2jax.train.sample import make_sampler, sample_texts
 from k2jax.train.state import TrainState, init_state
 from k2jax.train.step import StepMetrics, make_eval_step, make_train_step
-from k2jax.train.workdir import open_workdir
+from k2jax.train.trace import StepTrace
+from k2jax.train.workdir import locked, open_workdir, write_config
 
 NON_FINITE = 3  # exit code
 _STOP_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -49,8 +51,11 @@ def train(config: Config, workdir: str | Path) -> int:
     Raises:
         UserError: for a mistake in the config, the data or the workdir.
     """
+    if config.stage != "pretrain":
+        raise UserError(f"config.stage is {config.stage!r}, which has no command yet; k2jax.train runs 'pretrain'")
     path = open_workdir(workdir, config)
-    with contextlib.closing(Run(config, path)) as run:
+    with locked(path), contextlib.closing(Run(config, path)) as run:
+        write_config(path, config)
         return run.run()
 
 
@@ -91,9 +96,19 @@ class Run:
         if self.config.init_from:
             _, params, step = load_params(self.config.init_from)
             _check_shapes(self.config.init_from, params, state.params)
+            self._check_tokenizer(self.config.init_from)
             print(f"parameters from {self.config.init_from}, step {step}")
             state = state.replace(params=params)
         return state, {}
+
+    def _check_tokenizer(self, init_from: str) -> None:
+        """Embeddings mean nothing under another tokenizer of the same size."""
+        folder = run_folder(init_from) / "tokenizer"
+        if load_tokenizer(folder).fingerprint != self.data.tokenizer.fingerprint:
+            raise UserError(
+                f"init_from {init_from} was trained with another tokenizer; set config.data.tokenizer.kind to 'file' "
+                f"and config.data.tokenizer.path to {folder}"
+            )
 
     def _restore(self, step: int, shapes: TrainState) -> tuple[TrainState, dict]:
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -113,10 +128,12 @@ class Run:
         print_start(self.config, self.data, self.start)
         if self.start >= self.config.train.steps:
             print(f"already at step {self.start:,}; raise config.train.steps to train on")
+            write_results(self.config, self.workdir, self.data, self.start, _status(0))  # it may have died before this
             return 0
         metrics = MetricsLog(self.workdir, resume_step=self.start, tensorboard=self.config.log.tensorboard)
         progress = Progress(self.config.train.steps, self.start)
-        with _signals(self), metrics as self.metrics, progress as self.progress:
+        trace = StepTrace(self.workdir / "profile", self.config.train.profile_steps)
+        with _signals(self), metrics as self.metrics, progress as self.progress, trace as self.trace:
             code = self._steps()
         self.checkpoints.wait()
         write_results(self.config, self.workdir, self.data, int(self.state.step), _status(code))
@@ -128,12 +145,13 @@ class Run:
         self.state = jax.block_until_ready(self.state)
         for step in range(self.start + 1, last + 1):
             began = time.perf_counter()
-            with _profiled(self.workdir, step, config.train.profile_steps):
-                self.state, on_device = self.step_fn(self.state, next(batches))
-                result = jax.device_get(on_device)
-            record = self._record(step, result, time.perf_counter() - began)
+            self.trace.before(step)
+            self.state, on_device = self.step_fn(self.state, next(batches))
+            result = jax.device_get(on_device)
+            self.trace.after(step)
             if not result.healthy:
                 return self._stop_unhealthy(step, result)
+            record = self._record(step, result, time.perf_counter() - began)
             if step % config.eval.every == 0 or step == last:
                 record |= self._validate(step, final=step == last)
             if step % config.log.every == 0 or step == last:
@@ -227,13 +245,3 @@ def _signals(run: Run):
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _profiled(workdir: Path, step: int, steps: tuple[int, ...]):
-    """Traces the steps from the first to the last of ``steps``."""
-    if steps and step == steps[0]:
-        jax.profiler.start_trace(str(workdir / "profile"))
-    yield
-    if steps and step == steps[1]:
-        jax.profiler.stop_trace()

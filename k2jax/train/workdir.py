@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 from pathlib import Path
+import re
 
 from k2jax.checkpoint import run_config
 from k2jax.config.build import to_json
@@ -11,15 +14,24 @@ from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
 
-FIXED = ("stage", "model", "data", "optimizer.name", "train.batch_size", "train.seed", "init_from")
+FIXED = (
+    "stage",
+    "model",
+    "data",
+    "optimizer.name",
+    "optimizer.muon_router",
+    "train.batch_size",
+    "train.seed",
+    "init_from",
+)
 """Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""
 
-FREE = ("data.on_corrupt", "data.cache_dir", "model.capacity_factor")
-"""Keys below FIXED ones that change neither."""
+FREE = r"data\.(on_corrupt|cache_dir|sources\..*\.path|tokenizer\.path)|model\.capacity_factor"
+"""Keys below FIXED ones that change neither (a corpus may move: its contents are compared, not its path)."""
 
 
 def open_workdir(workdir: str | Path, config: Config) -> Path:
-    """Makes the workdir, or checks that it belongs to the same run, and writes ``config.json``.
+    """Makes the workdir, or checks that it belongs to the same run.
 
     Raises:
         UserError: it holds a run of another model, corpus, seed or batch size.
@@ -33,14 +45,33 @@ def open_workdir(workdir: str | Path, config: Config) -> Path:
         raise UserError(f"--workdir {path} cannot be made: {error.strerror}") from error
     if (path / "config.json").exists():
         _check_same(path, run_config(path), config)
-    write_atomic(path / "config.json", to_json(config))
     return path
+
+
+def write_config(workdir: Path, config: Config) -> None:
+    """Writes ``config.json``, which makes the folder a run's: only when nothing of the config was refused."""
+    write_atomic(workdir / "config.json", to_json(config))
+
+
+@contextlib.contextmanager
+def locked(workdir: Path):
+    """Keeps other processes of this machine from running in the workdir; the system unlocks it when a process dies.
+
+    Raises:
+        UserError: another one does.
+    """
+    with open(workdir / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{workdir} is in use by another process; wait for it, or use a new --workdir") from error
+        yield
 
 
 def _check_same(path: Path, old: Config, new: Config) -> None:
     before, now = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
     for key in sorted(before.keys() | now.keys()):
-        fixed = any(key == f or key.startswith(f + ".") for f in FIXED) and key not in FREE
+        fixed = any(key == f or key.startswith(f + ".") for f in FIXED) and not re.fullmatch(FREE, key)
         if fixed and before.get(key) != now.get(key):
             raise UserError(
                 f"{path} holds another run: config.{key} is {before.get(key)!r} there and {now.get(key)!r} here; "

@@ -12,6 +12,7 @@ from k2jax import cli
 from k2jax.config import defaults, model_preset, resolve, source, to_json
 from k2jax.config.reference import keys, reference_markdown
 from k2jax.errors import UserError
+from k2jax.optim import learning_rate
 
 EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.py"))
 FILE = "from k2jax.config import defaults\ndef get_config():\n    return defaults('pretrain')\n"
@@ -44,6 +45,12 @@ def test_every_experiment_loads_and_resolves(path):
     assert module.__doc__ and "python -m k2jax." in module.__doc__
     assert len(path.read_text().splitlines()) < 100
     resolve(module.get_config())
+    for steps in (2, 30):  # as with --config.train.steps
+        config = module.get_config()
+        if not hasattr(module, "runs"):
+            config.train.steps = steps
+            config = resolve(config)
+            learning_rate(config.optimizer, config.train.steps)
     for overrides in getattr(module, "runs", dict)().values():
         config = module.get_config()
         config.update_from_flattened_dict(overrides)
@@ -110,6 +117,8 @@ def test_wrong_types_in_a_stored_config_are_named():
     stored["train"]["steps"] = "many"
     with pytest.raises(UserError, match=r"config.train.steps must be int, not 'many'"):
         resolve(stored)
+    with pytest.raises(UserError, match=r"unknown key config.train.stps; did you mean 'steps'"):
+        resolve({"train": {"stps": 3}})
     stored["train"] = 3
     with pytest.raises(UserError, match=r"config.train must be a group of keys"):
         resolve(stored)

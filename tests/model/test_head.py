@@ -97,3 +97,14 @@ def test_bfloat16_inputs_accumulate_in_float32():
     low = [jnp.asarray(a, jnp.bfloat16) for a in (hidden, head)]
     expected = textbook(low[0].astype(jnp.float32), parent, tokens, low[1].astype(jnp.float32), 1.0)
     np.testing.assert_allclose(token_logprobs(low[0], parent, tokens, low[1]), expected, atol=1e-4)
+
+
+def test_bfloat16_gradients_of_many_chunks_add_up_in_float32():
+    """128 chunks against one: what separates them is one rounding of each share, not a sum in bfloat16."""
+    hidden, parent, tokens, head, _ = problem(1, 512, 8, 16)
+    low = [jnp.asarray(a, jnp.bfloat16) for a in (hidden, head)]
+    gradient = jax.grad(lambda w, h: token_logprobs(h, parent, tokens, w.astype(jnp.bfloat16)).sum())
+    whole = gradient(low[1].astype(jnp.float32), low[0])
+    with mock.patch.object(head_module, "CHUNK_TOKENS", 4):
+        parts = gradient(low[1].astype(jnp.float32), low[0])
+    assert float(jnp.linalg.norm(parts - whole) / jnp.linalg.norm(whole)) < 5e-3

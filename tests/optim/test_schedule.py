@@ -59,6 +59,13 @@ def test_shapes(changes, expected):
         assert float(rate(step)) == pytest.approx(3e-3 * fraction, rel=1e-5, abs=1e-9), step
 
 
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (2, 0), (30, 3), (499, 49), (5000, 50)])
+def test_a_warm_up_that_is_not_given_fits_any_run(steps, warmup):
+    rate = build_schedule(ScheduleConfig(), 1.0, steps)
+    explicit = build_schedule(ScheduleConfig(warmup_steps=warmup), 1.0, steps)
+    assert [float(rate(step)) for step in range(steps + 1)] == [float(explicit(step)) for step in range(steps + 1)]
+
+
 @settings(max_examples=20)
 @given(
     st.integers(0, 20),

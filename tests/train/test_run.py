@@ -15,6 +15,7 @@ import pytest
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.train import train
+from k2jax.train.workdir import locked
 from tests.train.tiny import CONFIG_FILE, tiny, write_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +112,7 @@ def test_a_truncated_checkpoint_is_one_line_and_the_older_one_still_works(folder
     largest = max((workdir / "checkpoints" / "12" / "params").rglob("*"), key=lambda p: p.stat().st_size)
     data = largest.read_bytes()
     largest.write_bytes(data[: len(data) // 2])
-    with pytest.raises(UserError, match=r"checkpoints/12 cannot be read .* delete it to go on from step 8"):
+    with pytest.raises(UserError, match=r"checkpoints/12 cannot be read .* move it away to go on from step 8"):
         train(tiny(folder), workdir)
     assert (workdir / "checkpoints" / "8").is_dir()
     shutil.rmtree(workdir / "checkpoints" / "12")
@@ -159,6 +160,56 @@ def test_a_non_finite_run_stops_with_code_3_and_names_the_last_good_step(folder,
     steps = [int(p.name) for p in (folder / "hot" / "checkpoints").iterdir() if p.name.isdigit()]
     assert f"the last good step is {max(steps)}" in told
     assert all(json.dumps(record) for record in read_metrics(folder / "hot"))
+
+
+def test_a_spike_after_a_non_finite_step_is_still_counted(folder):
+    """The step that stopped the run leaves nothing in the counters that are saved."""
+    meta = json.loads(next((folder / "hot" / "checkpoints").glob("*/meta/metadata")).read_text())
+    assert meta["running_loss"] is None or abs(meta["running_loss"]) < float("inf")
+
+
+def test_a_mistake_that_was_mended_leaves_no_trace(folder):
+    assert "nowhere" in refused(folder, "--config.data.sources.one.path=nowhere", workdir=folder / "mended")
+    assert train(tiny(folder, **{"train.steps": 4}), folder / "mended") == 0
+
+
+def test_two_processes_do_not_share_a_workdir(folder, finished):
+    with locked(finished), pytest.raises(UserError, match="in use by another process"):
+        train(tiny(folder), finished)
+
+
+def test_a_report_that_was_lost_at_the_end_is_written_on_the_next_start(folder, finished, tmp_path):
+    workdir = copy_tree(finished, tmp_path / "unreported")
+    (workdir / "report.md").unlink()
+    assert train(tiny(folder), workdir) == 0
+    assert "Finished: 12 of 12 steps" in (workdir / "report.md").read_text()
+
+
+def test_a_trace_covers_what_is_left_of_its_steps(folder, finished, tmp_path):
+    """Resuming at step 12 inside the window, and ending before its end."""
+    workdir = copy_tree(finished, tmp_path / "traced")
+    assert train(tiny(folder, **{"train.steps": 13, "train.profile_steps": (2, 99)}), workdir) == 0
+    assert list((workdir / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_corpus_may_move(folder, finished, tmp_path):
+    workdir = copy_tree(finished, tmp_path / "moved")
+    shutil.copytree(folder / "one", tmp_path / "elsewhere")
+    config = tiny(folder, **{"data.sources.one.path": str(tmp_path / "elsewhere"), "train.steps": 13})
+    assert train(config, workdir) == 0
+
+
+def test_a_stage_without_a_command_is_refused(folder):
+    assert "which has no command yet" in refused(folder, "--config.stage=rl")
+    assert "did you mean 'pretrain'" in refused(folder, "--config.stage=pretain")
+
+
+def test_embeddings_of_another_tokenizer_are_refused(folder, finished, tmp_path):
+    other = copy_tree(finished, tmp_path / "other")
+    file = other / "tokenizer" / "tokenizer.json"
+    file.write_text(file.read_text() + " ")
+    with pytest.raises(UserError, match=r"another tokenizer; set config.data.tokenizer.kind to 'file' .*other/tokeni"):
+        train(tiny(folder, init_from=str(other)), tmp_path / "wrong")
 
 
 def test_parameters_of_another_run_start_an_empty_workdir(folder, finished):

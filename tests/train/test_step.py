@@ -12,7 +12,7 @@ from k2jax.batch import pack_row, stack_rows
 from k2jax.model import model_specs
 from k2jax.train.record import Recorder, max_violation
 from k2jax.train.state import init_state
-from k2jax.train.step import loss_and_gradients, make_train_step
+from k2jax.train.step import _finite, loss_and_gradients, make_train_step
 from tests.train.tiny import tiny, write_corpus
 
 
@@ -101,6 +101,11 @@ def test_micro_batch_maxima_are_not_summed(config, batch):
     alone = gradients(with_parts(config, 1))
     each = [np.asarray(alone(params, row)[1].max_logit) for row in rows]
     np.testing.assert_allclose(stats.max_logit, np.max(each, axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("logit", "fine"), [(3.0, True), (-np.inf, True), (np.inf, False), (np.nan, False)])
+def test_an_infinite_logit_is_not_healthy_but_an_unseen_head_is(logit, fine):
+    assert bool(_finite(jnp.float32(1), jnp.float32(1), jnp.array([[logit, 1.0]]))) is fine
 
 
 def test_spikes_are_counted_and_survive_a_restart(config):

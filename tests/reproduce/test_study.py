@@ -1,0 +1,101 @@
+"""Studies: what their tables say about records that are known, and that stale runs are refused."""
+
+import dataclasses
+
+import pytest
+
+from k2jax.config import Config, defaults, resolve, to_json
+from k2jax.errors import UserError
+from k2jax.reproduce import muon_vs_adamw, qk_clip, sparsity, study
+from k2jax.reproduce.study import RunResult
+
+
+def result(losses, every=10, seconds_per_step=1.0, **overrides) -> RunResult:
+    """A run whose validation loss is ``losses`` at every tenth step."""
+    config = defaults("pretrain")
+    config.update_from_flattened_dict({"train.steps": every * len(losses), **overrides})
+    records = [{"step": s, "seconds": 100 + s * seconds_per_step} for s in range(1, every * len(losses) + 1)]
+    for number, loss in enumerate(losses, start=1):
+        records[every * number - 1]["val_loss"] = loss
+    return RunResult(resolve(config), records, 0)
+
+
+def grid(muon, adamw):
+    """Rates 1, 2 and 3 of both; the middle one is ``muon`` or ``adamw``."""
+    runs = {}
+    for name, middle, seconds in (("muonclip", muon, 2.0), ("adamw", adamw, 1.0)):
+        for rate, losses in ((1.0, [9.0, 9.0, 9.0, 9.0]), (2.0, middle), (3.0, [9.0, 9.0, 9.0, 9.0])):
+            keys = {"optimizer.name": name, "optimizer.learning_rate": rate}
+            runs[f"{name}{rate}"] = result(losses, seconds_per_step=seconds, **keys)
+    return runs
+
+
+def test_muon_reaches_the_target_between_two_validations():
+    """AdamW ends at 5.0 after 40 steps of 1 s; Muon falls from 6 to 4 between its steps 10 and 20, of 2 s each."""
+    text = muon_vs_adamw.summarize(grid([6.0, 4.0, 3.0, 2.0], [8.0, 7.0, 6.0, 5.0])).markdown
+    assert "with 0.375 (0.375 to 0.375) of its tokens and 0.750 (0.750 to 0.750) of its seconds" in text
+    assert "1 of 1 seeds" in text
+
+
+def test_a_muon_that_never_gets_there_is_said():
+    assert "never reaches" in muon_vs_adamw.summarize(grid([6.0, 6.0, 6.0, 6.0], [8.0, 7.0, 6.0, 5.0])).markdown
+
+
+def test_a_best_rate_at_the_edge_is_no_comparison():
+    runs = grid([6.0, 4.0, 3.0, 2.0], [8.0, 7.0, 6.0, 5.0])
+    del runs["adamw1.0"]
+    assert "Not a valid comparison: the best rate of AdamW" in muon_vs_adamw.summarize(runs).markdown
+
+
+def test_sparsity_says_which_way_it_falls_beside_the_spread():
+    runs = {
+        f"{experts}_{seed}": result([loss + 0.01 * seed], **{"model.experts": experts, "train.seed": seed})
+        for experts, loss in ((8, 5.0), (32, 5.2))
+        for seed in (0, 1)
+    }
+    text = sparsity.summarize(runs).markdown
+    assert "32 experts end 0.200 higher than 8, more than the widest range over seeds (0.010)" in text
+    assert "5.005 (5.000 to 5.010)" in text
+
+
+def test_qk_clip_counts_heads_above_the_threshold():
+    runs = {}
+    for name, values in (("muon", (5.0, 20.0)), ("muonclip", (5.0, 9.0))):
+        run = result([3.0], every=2, **{"optimizer.name": name, "optimizer.qk_clip_tau": 10.0})
+        for record, value in zip(run.records, values, strict=True):
+            record["max_logit_heads"] = [[value, 1.0, 1.0, 1.0]] * 4
+        runs[name] = run
+    rows = [line.split("|")[1:-1] for line in qk_clip.summarize(runs).markdown.splitlines() if "Muon" in line]
+    assert [[cell.strip() for cell in row][:4] for row in rows] == [
+        ["Muon without QK-Clip", "20.0", "20.0", "12.5 %"],
+        ["MuonClip", "9.00", "9.00", "0.0 %"],
+    ]
+
+
+def test_a_run_of_another_version_is_refused_and_a_done_one_kept(tmp_path):
+    config = resolve(defaults("pretrain"))
+    (tmp_path / "config.json").write_text(to_json(config))
+    (tmp_path / "exit_code").write_text("3")
+    assert study._train(config, tmp_path) == 3
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=7))
+    with pytest.raises(UserError, match="another configuration; use a new --workdir"):
+        study._train(longer, tmp_path)
+
+
+def test_a_quick_look_keeps_proportions():
+    class Experiment:
+        @staticmethod
+        def get_config() -> Config:
+            return defaults("pretrain")
+
+        @staticmethod
+        def runs():
+            return {"short": {"train.steps": 40}, "long": {"train.steps": 120}}
+
+    runs = study._shortened(Experiment, 30)
+    assert [run["train.steps"] for run in runs.values()] == [10, 30]
+
+
+def test_an_unknown_study_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="no study 'nothing'; there are"):
+        study.reproduce("nothing", tmp_path)
