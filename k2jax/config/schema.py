@@ -166,7 +166,7 @@ class CheckpointConfig:
 class LogConfig:
     """What a run reports."""
 
-    every: int = 1  #: interval between lines of metrics.jsonl [steps]
+    every: int = 1  #: interval between lines of metrics.jsonl; a line holds its own step, not a mean [steps]
     plots_every: int = 200  #: interval between redrawn plots and reports; they are always drawn at the end [steps]
     tensorboard: bool = True  #: write TensorBoard events under the workdir
 
