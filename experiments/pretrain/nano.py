@@ -19,4 +19,5 @@ def get_config():
     config.optimizer.learning_rate = 4e-3
     config.router.bias_rate = 5e-2  # the report's 1e-3 would not balance anything in so few steps
     config.router.bias_rate_final = 1e-3
+    config.eval.every = 40
     return config

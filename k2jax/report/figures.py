@@ -63,24 +63,14 @@ def _draw_loss(axes: Axes, loss, val_loss, bits, baselines: Baselines) -> None:
 
 def _draw_bits(axes: Axes, loss, val_loss, bits, baselines: Baselines) -> None:
     steps, values = bits
-    style_axes(axes, title="Held-out text", x="step", y="bits per byte")
+    last = f", {values[-1]:.3f} in the end" if np.isfinite(values[-1]) else ""
+    style_axes(axes, title=f"Held-out text{last}", x="step", y="bits per byte")
     axes.plot(steps, values, color=PALETTE[1], linewidth=1.8, marker="o", markersize=4)
-    if np.isfinite(values[-1]):
-        axes.annotate(
-            f"{values[-1]:.3f}",
-            (steps[-1], values[-1]),
-            (0, -5),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            color=INK,
-            path_effects=HALO,
-        )
     known = sorted(baselines.items(), key=lambda item: item[1])
     top = 1.1 * max([np.nanmax(values), *(value for _, value in known)]) or 1.0
     for index, (label, value) in enumerate(known):
         crowded = index + 1 < len(known) and known[index + 1][1] - value < 0.07 * top
-        reference_line(axes, value, f"{label} {value:.2f}", under=crowded)
+        reference_line(axes, value, f"{label} {value:.2f}", left=True, under=crowded)
     axes.set_ylim(0, top)
 
 
