@@ -15,6 +15,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from pallas_kernels.implementation import IMPLEMENTATIONS, Impl
+from pallas_kernels.newton_schulz import mosaic
+
 Coefficients = Sequence[tuple[float, float, float]]  # one (a, b, c) per step
 
 EPSILON = 1e-7  # added to the Frobenius norm
@@ -60,7 +63,9 @@ def coefficients(preset: str, steps: int) -> tuple[tuple[float, float, float], .
     return (*safe, POLAR_EXPRESS[-1])[:steps]
 
 
-def newton_schulz(x: Array, coefficients: Coefficients, dtype: jax.typing.DTypeLike | None = None) -> Array:
+def newton_schulz(
+    x: Array, coefficients: Coefficients, dtype: jax.typing.DTypeLike | None = None, impl: Impl = "auto"
+) -> Array:
     """Orthogonalises every matrix of a stack: U p(S) Vᵀ with p(S) near 1, for the singular values S.
 
     ``X = x / (‖x‖_F + 1e-7)``; per step ``A = X Xᵀ; X = a X + (b A + c A²) X`` with rows ≤ columns by transposition
@@ -71,18 +76,23 @@ def newton_schulz(x: Array, coefficients: Coefficients, dtype: jax.typing.DTypeL
         coefficients: one (a, b, c) per step.
         dtype: of the matrix products; None takes float32 on CPU and bfloat16 elsewhere, by the platform that the
             computation is compiled for.
+        impl: ``xla`` for plain JAX, ``pallas`` for the TPU kernel, ``interpret`` to run it anywhere; ``auto`` takes the
+            kernel where the computation is compiled for a TPU.
 
     Returns:
         float32 ``[..., n, m]``.
 
     Raises:
-        ValueError: ``x`` has fewer than two axes or a step has not three coefficients.
+        ValueError: ``x`` has fewer than two axes, a step has not three coefficients, or no such implementation.
     """
-    return newton_schulz_stacks([x], coefficients, dtype)[0]
+    return newton_schulz_stacks([x], coefficients, dtype, impl)[0]
 
 
 def newton_schulz_stacks(
-    stacks: Sequence[Array], coefficients: Coefficients, dtype: jax.typing.DTypeLike | None = None
+    stacks: Sequence[Array],
+    coefficients: Coefficients,
+    dtype: jax.typing.DTypeLike | None = None,
+    impl: Impl = "auto",
 ) -> list[Array]:
     """``newton_schulz`` of several stacks whose matrices have one shape, up to transposition.
 
@@ -93,6 +103,7 @@ def newton_schulz_stacks(
         stacks: arrays ``[..., n, m]`` or ``[..., m, n]``.
         coefficients: as in ``newton_schulz``.
         dtype: as in ``newton_schulz``.
+        impl: as in ``newton_schulz``.
 
     Returns:
         float32 arrays of the shapes given.
@@ -106,17 +117,33 @@ def newton_schulz_stacks(
         raise ValueError(f"need matrices of one shape, not {[x.shape for x in stacks]}")
     flat = [x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) for x in stacks]
     steps = tuple(tuple(float(c) for c in step) for step in coefficients)
-    results = lax.platform_dependent(
-        flat,
-        cpu=functools.partial(_one_by_one, steps=steps, dtype=dtype or jnp.float32),
-        default=functools.partial(_all_at_once, steps=steps, dtype=dtype or jnp.bfloat16),
-    )
+    results = _implementation(impl, steps, dtype)(flat)
     return [result.reshape(x.shape) for result, x in zip(results, stacks, strict=True)]
 
 
-def _all_at_once(stacks: list[Array], steps: Coefficients, dtype: jax.typing.DTypeLike) -> list[Array]:
+def _implementation(impl: Impl, steps: Coefficients, dtype: jax.typing.DTypeLike | None):
+    """Stacks to stacks. Nothing is differentiated here, so that ``auto`` can wait for the compiler's platform."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl is one of {', '.join(IMPLEMENTATIONS)}, not {impl!r}")
+    on_cpu = functools.partial(_one_by_one, steps=steps, dtype=dtype or jnp.float32)
+    batched = functools.partial(_all_at_once, steps=steps, dtype=dtype or jnp.bfloat16)
+    if impl == "interpret":
+        return functools.partial(_all_at_once, steps=steps, dtype=dtype or jnp.float32, kernel="interpret")
+    if impl == "pallas":
+        return functools.partial(batched, kernel="pallas")
+    tpu = {"tpu": functools.partial(batched, kernel="pallas")} if impl == "auto" else {}
+    return functools.partial(lax.platform_dependent, cpu=on_cpu, default=batched, **tpu)
+
+
+def _all_at_once(
+    stacks: list[Array], steps: Coefficients, dtype: jax.typing.DTypeLike, kernel: str | None = None
+) -> list[Array]:
     """Batched matrix products over everything: what an accelerator wants."""
-    result = _orthogonalize(jnp.concatenate([_wide(x) for x in stacks]), steps, dtype)
+    x = jnp.concatenate([_wide(x) for x in stacks])
+    if kernel is None or not x.size:
+        result = _orthogonalize(x, steps, dtype)
+    else:
+        result = mosaic.orthogonalize(_normalized(x, dtype), steps, kernel == "interpret").astype(jnp.float32)
     cuts = list(itertools.accumulate(len(x) for x in stacks))[:-1]
     pieces = jnp.split(result, cuts)
     return [y if y.shape == x.shape else y.swapaxes(-1, -2) for x, y in zip(stacks, pieces, strict=True)]
@@ -140,9 +167,7 @@ def _one_by_one(stacks: list[Array], steps: Coefficients, dtype: jax.typing.DTyp
 
 def _orthogonalize(x: Array, steps: Coefficients, dtype: jax.typing.DTypeLike, gram_runs: bool = False) -> Array:
     """Normalises and iterates ``[..., n, m]`` with n ≤ m; ``gram_runs`` takes the cheaper form where it is one."""
-    x = x.astype(jnp.float32)
-    norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
-    x = (x / (norm + EPSILON)).astype(dtype)
+    x = _normalized(x, dtype)
     if gram_runs and dtype == jnp.float32 and x.shape[-1] >= 2 * x.shape[-2]:
         return _iterate_in_runs(x, steps)
     # Sums are float32, as are the coefficients: they would lose a digit in bfloat16. HIGHEST because accelerators
@@ -158,6 +183,13 @@ def _orthogonalize(x: Array, steps: Coefficients, dtype: jax.typing.DTypeLike, g
         return (a * x + product(poly, x)).astype(dtype), None
 
     return lax.scan(step, x, jnp.asarray(steps, jnp.float32))[0].astype(jnp.float32)
+
+
+def _normalized(x: Array, dtype: jax.typing.DTypeLike) -> Array:
+    """Divided by the Frobenius norm, which is taken in float32, then cast."""
+    x = x.astype(jnp.float32)
+    norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
+    return (x / (norm + EPSILON)).astype(dtype)
 
 
 def _iterate_in_runs(x: Array, steps: Coefficients) -> Array:

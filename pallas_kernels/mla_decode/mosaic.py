@@ -1,0 +1,169 @@
+"""Attention over a paged latent cache on TPU.
+
+The grid walks the sequences, and within one the blocks of its query rows (one block of up to 128 rows in decoding: all
+heads). Each step streams the sequence's pages from HBM, BLOCK_TOKENS at a time, into one of two buffers while the
+other is attended to; the first block of the next step is already on its way when a step ends, so only the very first
+fetch is waited for. How many blocks there are depends on the length alone: a short sequence costs what it reads, not
+what its page table could hold.
+
+What is fused: the gather of the pages, logits, running softmax and weighted sum; the fetched latents serve as keys and,
+in their first R numbers, as values, so that every cached byte is read once for all heads.
+
+Roofline: a cached token of K2 is 1,152 bytes in bfloat16 and 2 x 64 x (576 + 512) FLOPs: 121 FLOPs per byte, below the
+balance of every TPU (v5p 166, v5e 240, v6e 560): the kernel aims at the bandwidth of HBM. The grid is one sequence of
+steps, for the sake of the fetch ahead, so on v5p one of the two cores runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+
+from pallas_kernels.mla_decode.xla import Partial
+
+BLOCK_TOKENS = 512
+LARGEST_ROWS = 128
+LANES = 128
+VMEM_LIMIT = 32 << 20
+
+
+def mla_decode(
+    q: Array,
+    cache: Array,
+    layer: Array | int,
+    pages: Array,
+    lengths: Array,
+    latent: int,
+    scale: float,
+    interpret: Any = False,
+) -> Partial:
+    """``pallas_kernels.mla_decode.mla_decode``; ``interpret`` as ``pallas_call`` takes it."""
+    count, queries, width = q.shape
+    page_size = cache.shape[2]
+    rows = min(LARGEST_ROWS, math.ceil(queries / 16) * 16)
+    q = jnp.pad(q, ((0, 0), (0, -queries % rows), (0, 0)))
+    row_blocks = q.shape[1] // rows
+    per_block = max(1, min(BLOCK_TOKENS // page_size, pages.shape[1]))
+    pages = jnp.pad(pages, ((0, 0), (0, -pages.shape[1] % per_block)))
+    varying = jax.typeof(q).manual_axis_type
+
+    def row_block(n: Array, block: Array, *scalars: Any) -> tuple[Any, ...]:
+        return n, block, 0
+
+    out, lse = pl.pallas_call(
+        functools.partial(_kernel, per_block=per_block, latent=latent, scale=scale),
+        out_shape=[
+            jax.ShapeDtypeStruct((*q.shape[:2], latent), jnp.float32, manual_axis_type=varying),
+            jax.ShapeDtypeStruct((*q.shape[:2], LANES), jnp.float32, manual_axis_type=varying),
+        ],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(count, row_blocks),
+            in_specs=[pl.BlockSpec((1, rows, width), row_block), pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=[pl.BlockSpec((1, rows, latent), row_block), pl.BlockSpec((1, rows, LANES), row_block)],
+            scratch_shapes=[
+                pltpu.VMEM((2, per_block * page_size, width), cache.dtype),
+                pltpu.SemaphoreType.DMA((2,)),
+                pltpu.SMEM((1,), jnp.int32),
+                pltpu.VMEM((rows, LANES), jnp.float32),
+                pltpu.VMEM((rows, LANES), jnp.float32),
+                pltpu.VMEM((rows, latent), jnp.float32),
+            ],
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
+        ),
+        cost_estimate=cost(count, queries, width, latent, pages.shape[1] * page_size, cache.dtype.itemsize),
+        interpret=interpret,
+        name="mla_decode",
+    )(jnp.asarray(layer, jnp.int32).reshape(1), pages, lengths, q, cache)
+    return Partial(out[:, :queries], lse[:, :queries, 0])
+
+
+def cost(count: int, queries: int, width: int, latent: int, context: int, itemsize: int) -> pl.CostEstimate:
+    """FLOPs and bytes when every sequence has ``context`` cached tokens."""
+    row_blocks = math.ceil(queries / LARGEST_ROWS)
+    return pl.CostEstimate(
+        flops=2 * count * queries * context * (width + latent),
+        bytes_accessed=count * (row_blocks * context * width * itemsize + queries * (width * itemsize + 4 * latent)),
+        transcendentals=count * queries * context,
+    )
+
+
+def _kernel(
+    layer, pages, lengths, q, cache, out, lse, buffer, arrived, parity, peak, total, values, *, per_block, latent, scale
+):  # fmt: skip
+    n, rows_block = pl.program_id(0), pl.program_id(1)
+    page_size = cache.shape[2]
+    block_tokens = per_block * page_size
+
+    def pages_of(sequence):  # at least one, so that every step has a block to wait for
+        return jnp.maximum(pl.cdiv(lengths[sequence], page_size), 1)
+
+    def each_page(sequence, block, slot, act):
+        """Starts or awaits the copies of a block's pages."""
+        first = block * per_block
+
+        def one(i, _):
+            page = cache.at[layer[0], pages[sequence, first + i]]
+            place = buffer.at[slot, pl.ds(pl.multiple_of(i * page_size, page_size), page_size)]
+            act(pltpu.make_async_copy(page, place, arrived.at[slot]))
+            return 0
+
+        lax.fori_loop(0, jnp.minimum(per_block, pages_of(sequence) - first), one, 0)
+
+    @pl.when((n == 0) & (rows_block == 0))
+    def _():
+        parity[0] = 0
+        each_page(0, 0, 0, lambda copy: copy.start())
+
+    peak[...] = jnp.full_like(peak, -jnp.inf)
+    total[...] = jnp.zeros_like(total)
+    values[...] = jnp.zeros_like(values)
+    blocks = pl.cdiv(pages_of(n), per_block)
+
+    def attend(block, _):
+        slot = parity[0]
+        ends = block + 1 == blocks
+        next_sequence = jnp.where(ends & (rows_block + 1 == pl.num_programs(1)), n + 1, n)
+
+        @pl.when(next_sequence < pl.num_programs(0))
+        def _():
+            each_page(next_sequence, jnp.where(ends, 0, block + 1), 1 - slot, lambda copy: copy.start())
+
+        each_page(n, block, slot, lambda copy: copy.wait())
+        left = lengths[n] - block * block_tokens
+        _attend_block(q[0], buffer[slot], left, peak, total, values, latent, scale)
+        parity[0] = 1 - slot
+        return 0
+
+    lax.fori_loop(0, blocks, attend, 0)
+    out[0] = values[...] / jnp.maximum(total[:, :1], 1e-30)
+    lse[0] = jnp.where(total[...] == 0.0, -jnp.inf, peak[...] + jnp.log(total[...]))
+
+
+def _attend_block(q_QW, kv_TW, left, peak, total, values, latent: int, scale: float):
+    """One block of the running softmax; the first ``left`` of its tokens are real."""
+    precision = lax.Precision.HIGHEST if q_QW.dtype == jnp.float32 else None
+    product = functools.partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
+    # What no page was copied to may hold NaN, which a weight of 0 would not remove.
+    kv_TW = jnp.where(lax.broadcasted_iota(jnp.int32, kv_TW.shape, 0) < left, kv_TW, 0)
+    logits_QT = scale * product(q_QW, kv_TW, (((1,), (1,)), ((), ())))
+    logits_QT = jnp.where(lax.broadcasted_iota(jnp.int32, logits_QT.shape, 1) < left, logits_QT, -jnp.inf)
+    before = peak[:, :1]
+    now = jnp.maximum(before, logits_QT.max(1, keepdims=True))
+    finite = jnp.where(now == -jnp.inf, 0.0, now)
+    weights_QT = jnp.exp(logits_QT - finite)
+    kept = jnp.exp(before - finite)
+    values[...] = kept * values[...] + product(
+        weights_QT.astype(kv_TW.dtype), kv_TW[:, :latent], (((1,), (0,)), ((), ()))
+    )
+    total[...] = kept * total[...] + weights_QT.sum(1, keepdims=True)
+    peak[...] = jnp.broadcast_to(now, peak.shape)

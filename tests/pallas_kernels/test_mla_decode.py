@@ -1,0 +1,121 @@
+"""Attention over a paged latent cache, plain and as the TPU kernel in interpret mode, against float64 NumPy."""
+
+import hypothesis
+from hypothesis import strategies as st
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.mla_decode import merge, mla_decode, mosaic, xla
+
+LAYERS, PAGE, LATENT, WIDTH, SCALE = 2, 8, 16, 24, 0.3
+
+
+def paged(lengths, columns, queries, seed, dtype=np.float32):
+    """Queries, a cache whose unused tokens are NaN, and page tables in random order with NaN pages beyond the end."""
+    rng = np.random.default_rng(seed)
+    count = len(lengths)
+    cache = np.full((LAYERS, 1 + count * columns, PAGE, WIDTH), np.nan, np.float32)
+    pages = 1 + rng.permutation(count * columns).reshape(count, columns).astype(np.int32)
+    for row, length in enumerate(lengths):
+        for token in range(length):
+            cache[1, pages[row, token // PAGE], token % PAGE] = rng.standard_normal(WIDTH)
+    q = rng.standard_normal((count, queries, WIDTH)).astype(np.float32)
+    return jnp.asarray(q, dtype), jnp.asarray(cache, dtype), jnp.asarray(pages), jnp.asarray(lengths, jnp.int32)
+
+
+def reference(q, cache, pages, lengths):
+    q, cache = np.asarray(q, np.float64), np.asarray(cache, np.float64)
+    out, lse = np.zeros((*q.shape[:2], LATENT)), np.full(q.shape[:2], -np.inf)
+    for n, length in enumerate(np.asarray(lengths)):
+        if length:
+            keys = cache[1, np.asarray(pages)[n]].reshape(-1, WIDTH)[:length]
+            logits = SCALE * q[n] @ keys.T
+            weights = np.exp(logits - logits.max(1, keepdims=True))
+            out[n] = weights / weights.sum(1, keepdims=True) @ keys[:, :LATENT]
+            lse[n] = np.log(weights.sum(1)) + logits.max(1)
+    return out, lse
+
+
+def check(arrays, impl, tolerance=1e-5):
+    got = mla_decode(arrays[0], arrays[1], 1, *arrays[2:], latent=LATENT, scale=SCALE, impl=impl)
+    out, lse = reference(*arrays)
+    np.testing.assert_allclose(got.out, out, atol=tolerance)
+    np.testing.assert_allclose(got.lse, lse, atol=tolerance)
+
+
+@pytest.mark.parametrize("impl", ["xla", "interpret"])
+@hypothesis.settings(max_examples=6, deadline=None, derandomize=True)
+@hypothesis.given(
+    lengths=st.lists(st.sampled_from([0, 1, 7, 8, 9, 24, 25, 40]), min_size=1, max_size=3),
+    queries=st.sampled_from([1, 5, 18]),
+    block=st.sampled_from([8, 24, 512]),
+    seed=st.integers(0, 99),
+)
+@hypothesis.example(lengths=[40, 0, 17], queries=5, block=24, seed=0)
+@hypothesis.example(lengths=[0], queries=1, block=8, seed=0)
+def test_agrees_with_float64(impl, lengths, queries, block, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mosaic, "BLOCK_TOKENS", block)
+        check(paged(lengths, 5, queries, seed), impl)
+
+
+def test_rows_come_in_several_blocks():
+    """Queries of a prompt's chunk: heads times tokens, more than one block of rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mosaic, "LARGEST_ROWS", 16)
+        patch.setattr(mosaic, "BLOCK_TOKENS", 16)
+        check(paged([33, 0, 12], 5, 37, 1), "interpret")
+
+
+def test_bfloat16():
+    arrays = paged([30, 11], 4, 4, 2, jnp.bfloat16)
+    for impl in ("xla", "interpret"):
+        check(arrays, impl, tolerance=0.03)
+
+
+def test_no_races_and_nothing_read_before_it_arrived():
+    """Memory that nothing was written to holds NaN here; every copy is checked against the reads that follow it."""
+    arrays = paged([40, 3, 25], 5, 4, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mosaic, "BLOCK_TOKENS", 16)
+        interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+        got = mosaic.mla_decode(arrays[0], arrays[1], 1, *arrays[2:], LATENT, SCALE, interpret=interpret)
+    assert not interpret_pallas_call.races.races_found
+    np.testing.assert_allclose(got.out, reference(*arrays)[0], atol=1e-5)
+
+
+def test_merging_two_parts_is_attending_to_both():
+    rng = np.random.default_rng(4)
+    q, keys = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((2, 3, WIDTH), (2, 10, WIDTH)))
+    everything = np.ones((2, 1, 10), bool)
+    parts = [everything & (np.arange(10) < 4), everything & (np.arange(10) >= 4)]
+    for hidden in (0, 1):  # a sequence of which one part sees nothing
+        parts[hidden] = parts[hidden] & (np.arange(2) != hidden)[:, None, None]
+    seen = parts[0] | parts[1]
+    merged = merge(*(xla.attend(q, keys, jnp.asarray(part), LATENT, SCALE) for part in parts))
+    np.testing.assert_allclose(merged, xla.attend(q, keys, jnp.asarray(seen), LATENT, SCALE).out, atol=1e-6)
+
+
+def test_nothing_seen_on_either_side_gives_zero():
+    q, keys = jnp.ones((1, 2, WIDTH)), jnp.ones((1, 3, WIDTH))
+    nothing = xla.attend(q, keys, jnp.zeros((1, 1, 3), bool), LATENT, SCALE)
+    assert not np.asarray(merge(nothing, nothing)).any()
+
+
+@pytest.mark.parametrize("wrong", ["width", "dtype", "lengths", "latent"])
+def test_wrong_arguments_are_refused(wrong):
+    q, cache, pages, lengths = paged([3], 1, 2, 0)
+    latent = WIDTH + 1 if wrong == "latent" else LATENT
+    cache = {"width": cache[..., 1:], "dtype": cache.astype(jnp.bfloat16)}.get(wrong, cache)
+    lengths = lengths[:0] if wrong == "lengths" else lengths
+    with pytest.raises(ValueError, match=r"expected q|do not fit"):
+        mla_decode(q, cache, 0, pages, lengths, latent=latent, scale=1.0)
+
+
+def test_cost_is_bound_by_bandwidth_at_k2():
+    cost = mosaic.cost(32, 64, 576, 512, 32768, 2)
+    assert cost.flops == 2 * 32 * 64 * 32768 * 1088
+    assert 110 < cost.flops / cost.bytes_accessed < 121

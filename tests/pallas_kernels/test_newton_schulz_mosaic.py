@@ -1,0 +1,94 @@
+"""The TPU kernel of Newton-Schulz in interpret mode, against float64 NumPy."""
+
+import hypothesis
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import newton_schulz as ns
+from pallas_kernels.newton_schulz import mosaic
+from tests.pallas_kernels.test_newton_schulz import MUON, reference
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 128), (2, 896, 256), (1, 1536, 128)])
+def test_symmetric_product(shape):
+    """One tile; 28 tiles of 128; 3 tiles of 768. Several steps along the contracted side come from the second."""
+    x = normal(0, *shape)
+    got = np.asarray(mosaic.symmetric_product(jnp.asarray(x), interpret=True))
+    wide = x.astype(np.float64)
+    expected = wide @ wide.swapaxes(1, 2)
+    np.testing.assert_allclose(got, expected, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("rows", [128, 896])
+def test_symmetric_product_adds_the_matrix_itself(rows):
+    x = normal(1, 2, rows, rows)
+    x = x + x.swapaxes(1, 2)
+    got = np.asarray(mosaic.symmetric_product(jnp.asarray(x), (2.0, -30.0), interpret=True))
+    wide = x.astype(np.float64)
+    expected = 2.0 * wide @ wide - 30.0 * wide
+    np.testing.assert_allclose(got, expected, atol=1e-6 * np.abs(expected).max())
+
+
+def test_contracts_in_several_steps():
+    """1,152 columns: 9 x 128, of which no more than 1,024 are contracted at a time."""
+    assert mosaic._depth(1152) < 1152 and mosaic._depth(7168) == 1024
+    x = normal(2, 1, 128, 1152)
+    expected = x.astype(np.float64) @ x.astype(np.float64).swapaxes(1, 2)
+    got = mosaic.symmetric_product(jnp.asarray(x), interpret=True)
+    np.testing.assert_allclose(got, expected, atol=1e-6 * np.abs(expected).max())
+
+
+@hypothesis.settings(max_examples=4, deadline=None, derandomize=True)
+@hypothesis.given(st.integers(1, 200), st.integers(1, 300), st.integers(1, 2), st.integers(0, 99))
+def test_any_shape_agrees_with_float64(rows, columns, count, seed):
+    x = normal(seed, count, rows, columns)
+    got = np.asarray(ns.newton_schulz(jnp.asarray(x), MUON, impl="interpret"))
+    expected = np.stack([reference(matrix, MUON) for matrix in x])
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_bfloat16_is_as_close_to_float64_as_plain_jax():
+    x = normal(3, 2, 128, 512)
+    exact = np.stack([reference(matrix, MUON) for matrix in x])
+    errors = {
+        impl: np.linalg.norm(np.asarray(ns.newton_schulz(jnp.asarray(x), MUON, jnp.bfloat16, impl)) - exact)
+        for impl in ("xla", "interpret")
+    }
+    assert errors["interpret"] < 1.5 * errors["xla"] < 0.1 * np.linalg.norm(exact)
+
+
+def test_a_tpu_gets_the_kernel_and_others_do_not():
+    x = jax.ShapeDtypeStruct((2, 128, 256), jnp.float32)
+    traced = {
+        impl: jax.jit(lambda x, impl=impl: ns.newton_schulz(x, MUON, impl=impl)).trace(x) for impl in ("auto", "xla")
+    }
+    has_kernel = {
+        (impl, platform): "symmetric_product" in one.lower(lowering_platforms=(platform,)).as_text()
+        for impl, one in traced.items()
+        for platform in ("cpu", "cuda", "tpu")
+    }
+    assert [key for key, found in has_kernel.items() if found] == [("auto", "tpu")]
+
+
+def test_zero_and_empty_stacks():
+    assert not np.asarray(ns.newton_schulz(jnp.zeros((1, 3, 5)), MUON, impl="interpret")).any()
+    assert ns.newton_schulz(jnp.zeros((0, 3, 5)), MUON, impl="interpret").shape == (0, 3, 5)
+
+
+def test_unknown_implementation_is_refused():
+    with pytest.raises(ValueError, match="impl is one of"):
+        ns.newton_schulz(jnp.zeros((2, 2)), MUON, impl="triton")
+
+
+def test_cost_counts_the_tiles_below_the_diagonal():
+    """K2's expert: 4 x 4 tiles of 512, ten of them on or below the diagonal."""
+    one = mosaic.cost(1, 2048, 7168, 1, 2)
+    assert one.flops == 2 * (10 * 512 * 512 * (7168 + 2048) + 2048 * 2048 * 7168)
+    assert one.flops < 0.8 * (4 * 2048**2 * 7168 + 2 * 2048**3)
