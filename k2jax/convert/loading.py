@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 import numpy as np
 
 from k2jax.checkpoint import checkpoint_step, run_config, run_folder
@@ -17,8 +19,12 @@ from k2jax.convert.packaged import PACKAGED, open_packaged, packaged_tokenizer
 from k2jax.convert.source import Source, open_folder
 from k2jax.errors import UserError
 from k2jax.model import K2, model_specs
-from k2jax.params import is_spec, named_specs
+from k2jax.params import ParamSpec, is_spec, map_specs, named_specs
+from k2jax.sharding import param_shardings
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
+
+Region = tuple[slice, ...]  # of a weight, with both ends, for every axis
+Read = Callable[[str, ParamSpec, Region], np.ndarray]
 
 
 class Pretrained(NamedTuple):
@@ -35,7 +41,7 @@ class Pretrained(NamedTuple):
     origin: str
 
 
-def from_pretrained(path: str | Path, *, dtype: Any = None) -> tuple[K2, Any]:
+def from_pretrained(path: str | Path, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[K2, Any]:
     """A model ready to apply, and its parameters.
 
     Nothing is unpickled and no code of the checkpoint runs.
@@ -47,24 +53,29 @@ def from_pretrained(path: str | Path, *, dtype: Any = None) -> tuple[K2, Any]:
     Args:
         path: a workdir, ``WORKDIR/checkpoints/STEP``, a Hugging Face folder, or a packaged model's name (``smollm2``).
         dtype: of parameters and computation; None keeps what is stored. Router weights stay float32 in computation.
+        mesh: where to put the parameters, by the rules of ``k2jax.sharding``; each process reads only what its devices
+            hold. None is the default device.
 
     Raises:
-        UserError: it cannot be read, or its architecture is unknown.
+        UserError: it cannot be read, its architecture is unknown, or a weight does not divide over the mesh.
     """
-    found = load_pretrained(path, dtype)
+    found = load_pretrained(path, dtype, mesh)
     return K2(found.model, dtype=found.params["embed"].dtype), found.params
 
 
-def load_pretrained(path: str | Path, dtype: Any = None) -> Pretrained:
-    """Architecture and parameters on the default device; see ``from_pretrained``."""
+def load_pretrained(path: str | Path, dtype: Any = None, mesh: Mesh | None = None) -> Pretrained:
+    """Architecture and parameters; see ``from_pretrained``."""
     if is_run(path):
         step = checkpoint_step(path)
         model = run_config(run_folder(path)).model
         reader = ParamsReader(step, [name for name, _ in named_specs(model_specs(model))])
-        params = _fill(model, lambda name, spec: _whole(reader, name, spec.shape), dtype)
-        return Pretrained(model, params, f"{path}, step {step.name}")
-    source = open_source(path)
-    return Pretrained(source.model, _fill(source.model, lambda name, spec: _gather(source, spec), dtype), str(path))
+        read: Read = functools.partial(_stored, reader)
+        origin = f"{path}, step {step.name}"
+    else:
+        source = open_source(path)
+        model, origin = source.model, str(path)
+        read = functools.partial(_gather, source)
+    return Pretrained(model, _fill(model, read, dtype, mesh), origin)
 
 
 def open_source(path: str | Path) -> Source:
@@ -98,26 +109,58 @@ def tokenizer_folder(path: str | Path) -> Path:
     return run_folder(path) / "tokenizer" if is_run(path) else Path(path)
 
 
-def _fill(model: ModelConfig, read: Any, dtype: Any) -> Any:
+def _fill(model: ModelConfig, read: Read, dtype: Any, mesh: Mesh | None) -> Any:
     """One weight after the other, so that the host holds one beside the model."""
     specs = model_specs(model)
+    whole = SingleDeviceSharding(jax.devices()[0])
+    shardings = param_shardings(specs, mesh) if mesh else map_specs(lambda spec: whole, specs)
 
-    def place(name: str, spec: Any) -> jax.Array:
-        array = read(name, spec)
-        return jnp.asarray(array if dtype is None or spec.role == "router_bias" else array.astype(dtype))
+    def place(name: str, spec: ParamSpec, sharding: Sharding) -> jax.Array:
+        @functools.cache  # devices that hold the same region ask for it one after the other
+        def region(*bounds: tuple[int, int]) -> np.ndarray:
+            array = read(name, spec, tuple(slice(*pair) for pair in bounds))
+            return array if dtype is None or spec.role == "router_bias" else array.astype(dtype)
 
-    leaves = [place(name, spec) for name, spec in named_specs(specs)]
+        def of_device(index: tuple[slice, ...]) -> np.ndarray:
+            return region(*(one.indices(size)[:2] for one, size in zip(index, spec.shape, strict=True)))
+
+        return jax.make_array_from_callback(spec.shape, sharding, of_device)
+
+    named = list(named_specs(specs))
+    leaves = [place(name, spec, where) for (name, spec), where in zip(named, jax.tree.leaves(shardings), strict=True)]
     return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
 
 
-def _whole(reader: ParamsReader, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    if reader.shape(name) != shape:
-        raise UserError(f"the checkpoint does not fit its config.json: {name} is {reader.shape(name)}, not {shape}")
-    return reader.read(name, ())
+def _stored(reader: ParamsReader, name: str, spec: ParamSpec, region: Region) -> np.ndarray:
+    """A region of a checkpoint's weight."""
+    if reader.shape(name) != spec.shape:
+        raise UserError(
+            f"the checkpoint does not fit its config.json: {name} is {reader.shape(name)}, not {spec.shape}"
+        )
+    return reader.read(name, region)
 
 
-def _gather(source: Source, spec: Any) -> np.ndarray:
-    array = np.empty(spec.shape, source.dtype(spec))
+def _gather(source: Source, name: str, spec: ParamSpec, region: Region) -> np.ndarray:
+    """A region of a weight from the blocks of Hugging Face tensors that reach into it."""
+    array = np.empty([bounds.stop - bounds.start for bounds in region], source.dtype(spec))
     for block in blocks(spec):
-        array[block.index] = to_region(spec, source.tensors[block.name].read(block.start, block.stop))
+        common = [_overlap(entry, bounds) for entry, bounds in zip(block.index, region, strict=True)]
+        if None in common:
+            continue
+        rows = source.tensors[block.name].read(block.start, block.stop)
+        into, part = (tuple(pair[side] for pair in common) for side in (0, 1))
+        kept = tuple(one for one, entry in zip(part, block.index, strict=True) if isinstance(entry, slice))
+        array[into] = to_region(spec, rows)[kept]
     return array
+
+
+def _overlap(entry: int | slice, bounds: slice) -> tuple[int | slice, slice] | None:
+    """Where an index of a block lies within a region, and the part of the block that does; None if none does."""
+    if isinstance(entry, int):
+        inside = bounds.start <= entry < bounds.stop
+        return (entry - bounds.start, slice(None)) if inside else None
+    first = entry.start or 0
+    start, stop = max(first, bounds.start), min(bounds.stop if entry.stop is None else entry.stop, bounds.stop)
+    if start >= stop:
+        return None
+    return slice(start - bounds.start, stop - bounds.start), slice(start - first, stop - first)
