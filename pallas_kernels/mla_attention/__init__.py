@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from jax import Array
 
-from pallas_kernels.mla_attention import xla
+from pallas_kernels.implementation import Impl, resolve
+from pallas_kernels.mla_attention import mosaic, xla
+from pallas_kernels.mla_attention.blocks import visited_blocks
 from pallas_kernels.mla_attention.xla import AttentionStats
 
-__all__ = ["AttentionStats", "mla_attention"]
+__all__ = ["AttentionStats", "mla_attention", "visited_blocks"]
 
 
 def mla_attention(
@@ -19,6 +21,7 @@ def mla_attention(
     *,
     exit: Array | None = None,
     scale: float,
+    impl: Impl = "auto",
 ) -> tuple[Array, AttentionStats]:
     """Softmax attention of MLA in its training form, in memory linear in the sequence length, both ways.
 
@@ -27,8 +30,9 @@ def mla_attention(
     trees flattened depth first. Products take the inputs' dtype and accumulate in float32; logits, softmax and
     statistics are float32. A row that sees nothing gives output 0, lse -inf and gradients 0.
 
-    Up to ``xla.UNROLL_UP_TO`` tokens the part above the causal diagonal is skipped; beyond, so is every tile of
-    ``xla.LOOPED_BLOCK`` x ``xla.LOOPED_BLOCK`` in which the exits of the whole batch leave nothing visible.
+    The Mosaic kernels skip every block of 512 x 512 scores, less for short sequences, in which the exits of its row of
+    the batch leave nothing visible. The XLA path skips what lies above the causal diagonal and, beyond
+    ``xla.UNROLL_UP_TO`` tokens, the tiles of 256 x 256 in which the exits of the whole batch leave nothing visible.
 
     Args:
         q_nope: ``[B, H, S, Dn]`` queries without position, float32 or bfloat16, as all the others.
@@ -38,12 +42,13 @@ def mla_attention(
         v: ``[B, H, S, Dv]`` values.
         exit: int32 ``[B, S]``, index at which the subtree of a token ends; None is plain causal attention.
         scale: factor of the logits; ``(Dn + Dr) ** -0.5`` in K2, times mscale squared under YaRN.
+        impl: ``xla`` (default except on TPU), ``pallas`` (Mosaic, TPU only), ``interpret`` (Mosaic's kernel, anywhere).
 
     Returns:
         The output ``[B, H, S, Dv]`` in the dtype of ``v``, and its AttentionStats (no gradient flows through them).
 
     Raises:
-        ValueError: when the shapes do not fit each other.
+        ValueError: when the shapes do not fit each other, or for an unknown ``impl``.
 
     Source: DeepSeek-V2 (arXiv:2405.04434), equations 9 to 19; the maximum logit is that of Kimi K2, section 2.1.
     """
@@ -58,4 +63,8 @@ def mla_attention(
     for name, (array, shape) in expected.items():
         if array is not None and array.shape != shape:
             raise ValueError(f"{name} has shape {array.shape}, but q_nope {q_nope.shape} asks for {shape}")
-    return xla.mla_attention(q_nope, q_rope, k_nope, k_rope, v, exit, scale, xla.default_tiling(length))
+    inputs = q_nope, q_rope, k_nope, k_rope, v, exit, scale
+    chosen = resolve(impl)
+    if chosen == "xla":
+        return xla.mla_attention(*inputs, xla.default_tiling(length))
+    return mosaic.mla_attention(*inputs, interpret=chosen == "interpret")

@@ -6,11 +6,9 @@ from jax import Array
 
 from pallas_kernels.implementation import Impl, resolve
 from pallas_kernels.mla_decode import mosaic, xla
-from pallas_kernels.mla_decode.xla import Partial
+from pallas_kernels.mla_decode.xla import Partial, attend, merge
 
-__all__ = ["Partial", "merge", "mla_decode"]
-
-merge = xla.merge
+__all__ = ["Partial", "attend", "merge", "mla_decode"]
 
 
 def mla_decode(
@@ -31,8 +29,8 @@ def mla_decode(
     still latent (the value half comes after), so that the cache is read once for all heads and nothing is expanded.
     Products take the cache's dtype and accumulate in float32. Not differentiable: it serves inference.
 
-    On a TPU make W a multiple of 128 (640 for K2's 576, the rest zeros): that is the room it takes in memory anyway, and
-    otherwise XLA copies the whole cache into that layout at every call.
+    On a TPU make W a multiple of 128 (640 for K2's 576, the rest zeros): that is the room it takes in memory anyway,
+    and otherwise XLA copies the whole cache into that layout at every call.
 
     Args:
         q: ``[N, Q, W]``, the queries of each sequence: heads, or heads times new tokens; float32 or bfloat16.

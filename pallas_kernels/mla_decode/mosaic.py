@@ -20,13 +20,13 @@ import functools
 import math
 from typing import Any
 
-import jax
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
 from pallas_kernels.mla_decode.xla import Partial
+from pallas_kernels.varying import interpreter, output, vary_together
 
 BLOCK_TOKENS = 512
 LARGEST_ROWS = 128
@@ -45,6 +45,8 @@ def mla_decode(
     interpret: Any = False,
 ) -> Partial:
     """``pallas_kernels.mla_decode.mla_decode``; ``interpret`` as ``pallas_call`` takes it."""
+    layer = jnp.asarray(layer, jnp.int32).reshape(1)
+    q, cache, layer, pages, lengths = vary_together(q, cache, layer, pages, lengths)
     count, queries, width = q.shape
     page_size = cache.shape[2]
     rows = min(LARGEST_ROWS, math.ceil(queries / 16) * 16)
@@ -52,7 +54,6 @@ def mla_decode(
     row_blocks = q.shape[1] // rows
     per_block = max(1, min(BLOCK_TOKENS // page_size, pages.shape[1]))
     pages = jnp.pad(pages, ((0, 0), (0, -pages.shape[1] % per_block)))
-    varying = jax.typeof(q).manual_axis_type
 
     def row_block(n: Array, block: Array, *scalars: Any) -> tuple[Any, ...]:
         return n, block, 0
@@ -60,8 +61,8 @@ def mla_decode(
     out, lse = pl.pallas_call(
         functools.partial(_kernel, per_block=per_block, latent=latent, scale=scale),
         out_shape=[
-            jax.ShapeDtypeStruct((*q.shape[:2], latent), jnp.float32, manual_axis_type=varying),
-            jax.ShapeDtypeStruct((*q.shape[:2], LANES), jnp.float32, manual_axis_type=varying),
+            output((*q.shape[:2], latent), jnp.float32, q),
+            output((*q.shape[:2], LANES), jnp.float32, q),
         ],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
@@ -81,9 +82,9 @@ def mla_decode(
             dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
         ),
         cost_estimate=cost(count, queries, width, latent, pages.shape[1] * page_size, cache.dtype.itemsize),
-        interpret=interpret,
+        interpret=interpreter(interpret, q),
         name="mla_decode",
-    )(jnp.asarray(layer, jnp.int32).reshape(1), pages, lengths, q, cache)
+    )(layer, pages, lengths, q, cache)
     return Partial(out[:, :queries], lse[:, :queries, 0])
 
 

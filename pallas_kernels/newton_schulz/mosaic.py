@@ -18,12 +18,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 import numpy as np
+
+from pallas_kernels.varying import interpreter, output
 
 LANES = 128
 LARGEST_TILE = 6 * LANES
@@ -77,7 +78,7 @@ def symmetric_product(x: Array, scales: tuple[Any, Any] | None = None, interpret
         specs.append(pl.BlockSpec((1, tile, tile), lambda n, pair, k, i_of, j_of, scales: (n, i_of[pair], j_of[pair])))
     return pl.pallas_call(
         functools.partial(_kernel, last=last),
-        out_shape=jax.ShapeDtypeStruct((count, rows, rows), x.dtype, manual_axis_type=jax.typeof(x).manual_axis_type),
+        out_shape=output((count, rows, rows), x.dtype, x),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(count, len(i_of), steps + 1),
@@ -89,7 +90,7 @@ def symmetric_product(x: Array, scales: tuple[Any, Any] | None = None, interpret
             dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
         ),
         cost_estimate=symmetric_product_cost(count, rows, columns, x.dtype.itemsize, scales is not None),
-        interpret=interpret,
+        interpret=interpreter(interpret, x),
         name="symmetric_product",
     )(i_of, j_of, jnp.stack([jnp.float32(number) for number in scales or (1, 0)]), *operands)
 

@@ -1,0 +1,85 @@
+"""Routed experts over the ranks of an expert-parallel axis: dispatch, compute, combine, chunk by chunk."""
+
+from __future__ import annotations
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from pallas_kernels.expert_exchange.exchange import Backend, expert_combine, expert_dispatch
+from pallas_kernels.implementation import Impl
+from pallas_kernels.routed_experts import routed_experts
+from pallas_kernels.varying import vary_together
+
+# Room for a little more than the mean, as `routed_experts` has it; what is beyond it takes its slower path.
+_CAPACITY_FACTOR = 1.06
+
+
+def expert_parallel(
+    x: jax.Array,
+    w13: jax.Array,
+    w2: jax.Array,
+    expert_ids: jax.Array,
+    gates: jax.Array,
+    *,
+    axis_name: str,
+    backend: Backend = "auto",
+    chunks: int = 1,
+    slots: int | None = None,
+    max_copies: int | None = None,
+    impl: Impl = "auto",
+) -> tuple[jax.Array, jax.Array]:
+    """Compute `routed_experts` with experts spread over the P ranks of `axis_name`; inside a shard_map over it.
+
+    Differentiable in x, w13, w2 and gates. Each rank's weights get the gradients of all ranks' tokens: there is nothing
+    to sum over `axis_name` afterwards.
+
+    With `chunks` > 1 the tokens are exchanged and computed in that many parts, and each part's dispatch stands before
+    the matmuls of the part before it. Neither needs the other, so XLA's scheduler runs them at the same time where the
+    collective is asynchronous: in programs compiled for v5p, `ring` always; `a2a` with the compiler option
+    `xla_tpu_enable_async_all_to_all`; `ragged` with `xla_tpu_enable_async_ragged_all_to_all`. With these, one part's
+    dispatch and return lie behind another part's down and up projections; without them, and with `dense` and `dma`,
+    parts run one after the other. More chunks need less memory for rows and pass over the weights more often; a chunk's
+    weight gradients are rounded to the dtype of the weights before they are summed.
+
+    Args:
+        x: [T, D], this rank's tokens; float32 or bfloat16.
+        w13: [E / P, D, 2, F], gate and up projections of this rank's experts, in the dtype of x.
+        w2: [E / P, F, D], their down projections.
+        expert_ids: int32 [T, K] in [0, E], ids among all experts; E means no expert.
+        gates: float32 [T, K].
+        axis_name: the mesh axis of the ranks.
+        backend: as of `expert_dispatch`.
+        chunks: parts of the tokens; the last may be smaller.
+        slots: as of `expert_dispatch`, for each chunk.
+        max_copies: as of `routed_experts`, for each chunk: how many choices one rank computes at most. A bound of twice
+            the mean T * K needs far less memory than all P * T * K; beyond it the result is NaN.
+        impl: as of `expert_dispatch` and `routed_experts`.
+
+    Returns:
+        (y [T, D] in the dtype of x, int32 [] count of this rank's rows that found no slot).
+
+    Raises:
+        ValueError: shapes, dtypes or names that do not fit, or `chunks` is not positive.
+    """
+    if chunks < 1:
+        raise ValueError(f"chunks must be positive, not {chunks}")
+    experts = w13.shape[0] * lax.axis_size(axis_name)
+    x, w13, w2, expert_ids, gates = vary_together(x, w13, w2, expert_ids, gates, axes=(axis_name,))
+    size = -(-x.shape[0] // chunks)
+
+    def dispatch(start):
+        part = (array[start : start + size] for array in (x, expert_ids, gates))
+        return expert_dispatch(*part, experts=experts, axis_name=axis_name, backend=backend, slots=slots, impl=impl)
+
+    arrived, y, dropped = dispatch(0), [], []
+    for start in range(0, x.shape[0], size):
+        (x_RD, ids_RK, gates_RK), route = arrived
+        if start + size < x.shape[0]:
+            arrived = dispatch(start + size)
+        # Most choices received are of other ranks' experts: the mean rank computes as many as it sent.
+        factor = _CAPACITY_FACTOR * min(size, x.shape[0] - start) / x_RD.shape[0]
+        y_RD = routed_experts(x_RD, w13, w2, ids_RK, gates_RK, impl=impl, capacity_factor=factor, max_copies=max_copies)
+        y.append(expert_combine(y_RD, route))
+        dropped.append(route.dropped)
+    return jnp.concatenate(y), sum(dropped)

@@ -1,0 +1,376 @@
+"""The Mosaic kernels of MLA attention, interpreted, against the dense float64 references of ``test_mla_attention``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.mla_attention import blocks, cost, mla_attention, mosaic, tile, visited_blocks
+from tests.pallas_kernels.test_mla_attention import (
+    KINDS,
+    NAMES,
+    SCALE,
+    assert_close,
+    equations,
+    random_exit,
+    random_inputs,
+    reference_forward,
+    reference_gradients,
+)
+
+B, H = 2, 6  # three heads per step, so two groups of heads
+ROOT = Path(__file__).parents[2]
+
+
+compiled_quickly = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@functools.partial(compiled_quickly, static_argnums=(3, 4))
+def compiled(inputs, exit, dout, block, interpret):
+    def attend(*inputs):
+        return mosaic.mla_attention(*inputs, exit, SCALE, block=block, interpret=interpret)
+
+    out, vjp, stats = jax.vjp(attend, *inputs, has_aux=True)
+    return out, stats, vjp(dout)
+
+
+def run(inputs, exit, dout, block=128, interpret=True):
+    """Output, statistics and gradients; one program for all exits of a shape."""
+    exit = None if exit is None else jnp.asarray(exit, jnp.int32)
+    return compiled(inputs, exit, dout, block, interpret)
+
+
+def assert_matches(inputs, exit, dout, tolerance=1e-5, **options):
+    out, stats, grads = run(inputs, exit, dout, **options)
+    batch, _, length, _ = out.shape
+    exit = np.full((batch, length), length) if exit is None else exit
+    expected_out, lse, max_logit = reference_forward(inputs, exit)
+    assert_close(out, expected_out, "out", tolerance)
+    assert_close(stats.lse, lse, "lse", tolerance)
+    assert_close(stats.max_logit[None], max_logit[None], "max_logit", tolerance)
+    for name, actual, expected in zip(NAMES, grads, reference_gradients(inputs, exit, dout), strict=True):
+        assert_close(actual, expected, name, tolerance)
+    return out, stats, grads
+
+
+def exits(kinds, length, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.stack([random_exit(kind, length, rng) for kind in kinds])
+
+
+@settings(max_examples=15)
+@given(
+    case=st.sampled_from([(1, 128, 1), (300, 128, H), (260, 256, 5)]),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=B, max_size=B),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_mask_matches_the_dense_references(case, kinds, seed):
+    """One token, lengths that divide nothing, two sizes of block, and one or three heads per step."""
+    length, block, heads = case
+    inputs, dout = random_inputs(length, seed, heads=heads)
+    assert_matches(inputs, exits(kinds, length, seed), dout, block=block)
+
+
+def test_whole_blocks_without_exit_are_causal():
+    inputs, dout = random_inputs(256, heads=2)
+    assert_matches(inputs, None, dout)
+
+
+def test_memory_that_was_never_written_is_not_read():
+    """The TPU interpreter fills buffers with NaN, runs heads in any order and reports races between its DMAs."""
+    inputs, dout = random_inputs(256, heads=2)
+    params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+    assert_matches(inputs, exits(("tree", "documents"), 256), dout, interpret=params)
+
+
+def test_no_visible_token_gives_zero_output_and_gradients():
+    length = 300
+    inputs, dout = random_inputs(length, heads=H)
+    exit = np.broadcast_to(np.arange(length), (B, length))
+    out, stats, grads = run(inputs, exit, dout)
+    assert (out == 0).all() and (stats.lse == -jnp.inf).all() and (stats.max_logit == -jnp.inf).all()
+    for name, grad in zip(NAMES, grads, strict=True):
+        assert (grad == 0).all(), name
+
+
+@pytest.mark.parametrize(("query", "key"), [(290, 200), (20, 3)], ids=["last block", "first block"])
+def test_max_logit_is_each_heads_own_over_visible_pairs(query, key):
+    """The largest visible logit lies in a given block of one row of the batch, a larger one is hidden."""
+    length = 300
+    inputs, dout = random_inputs(length, heads=H)
+    inputs[2][0, :, key] = 3 * np.sign(inputs[0][0, :, query])
+    inputs[0][0, :, query] *= (10 * 2.0 ** np.arange(H)).astype(np.float32)[:, None]
+    inputs[2][:, :, 33] *= 1e4
+    exit = np.full((B, length), length)
+    exit[:, 33] = 33  # padding
+    _, stats, _ = run(inputs, exit, dout)
+    _, lse, max_logit = reference_forward(inputs, exit)
+    assert_close(stats.max_logit[None], max_logit[None], "max_logit")
+    assert_close(stats.lse, lse, "lse")
+    assert max_logit[-1] > 5 * max_logit[0] > 0
+
+
+def test_softmax_survives_logits_beyond_the_range_of_exp():
+    inputs, dout = random_inputs(256, heads=2)
+    inputs[0] *= np.float32(30)
+    _, stats, _ = assert_matches(inputs, None, dout, tolerance=1e-4)
+    assert stats.max_logit.min() > 100
+
+
+def test_an_exit_beyond_the_sequence_is_its_end():
+    """Padded to whole blocks, the sequence has no queries that see what is beyond its end."""
+    inputs, dout = random_inputs(300, heads=H)
+    dout[:] = 1
+    beyond, within = (run(inputs, np.full((B, 300), exit), dout) for exit in (10_000, 300))
+    jax.tree.map(np.testing.assert_array_equal, beyond, within)
+    assert np.isfinite(beyond[1].max_logit).all()
+
+
+def test_bfloat16():
+    inputs, dout = random_inputs(256, seed=3, heads=2)
+    half = [jnp.asarray(x, jnp.bfloat16) for x in (*inputs, dout)]
+    exit = exits(("tree", "documents"), 256)
+    out, stats, grads = assert_matches(half[:5], exit, half[5], tolerance=2e-2)
+    assert out.dtype == jnp.bfloat16 and {grad.dtype for grad in grads} == {jnp.dtype(jnp.bfloat16)}
+    assert stats.lse.dtype == jnp.float32 and stats.max_logit.dtype == jnp.float32
+    # Logits are summed in float32: only the rounding of the inputs, which the reference shares, is bfloat16.
+    assert_close(stats.lse, reference_forward(half[:5], exit)[1], "lse", 1e-5)
+
+
+def test_a_key_per_head_needs_no_rope():
+    inputs, dout = random_inputs(130, heads=1)
+    exit = exits(("tree", "causal"), 130)
+    without = [*inputs]
+    without[1], without[3] = inputs[1][..., :0], inputs[3][..., :0]
+    out, _, grads = run(without, exit, dout)
+    assert grads[1].shape == (B, 1, 130, 0) and grads[3].shape == (B, 130, 0)
+    inputs[1], inputs[3] = np.zeros_like(inputs[1]), np.zeros_like(inputs[3])
+    assert_close(out, reference_forward(inputs, exit)[0], "out")
+    expected = reference_gradients(inputs, exit, dout)
+    for n in (0, 2, 4):
+        assert_close(grads[n], expected[n], NAMES[n])
+
+
+def test_statistics_carry_no_gradient():
+    inputs, _ = random_inputs(1, heads=1)
+
+    def total(*inputs):
+        stats = mla_attention(*inputs, scale=SCALE, impl="interpret")[1]
+        return stats.lse.sum() + stats.max_logit.sum()
+
+    for grad in compiled_quickly(jax.grad(total, argnums=range(5)))(*inputs):
+        assert (grad == 0).all()
+
+
+def test_blocks_that_the_exits_hide_are_not_computed():
+    """Two documents of whole blocks: NaN in one does not reach the other, since no tile joins them."""
+    exit = np.broadcast_to(np.where(np.arange(300) < 128, 128, 300), (B, 300))
+    inputs, dout = random_inputs(300, heads=H)
+    inputs[4][:, :, :128] = np.nan
+    assert np.isfinite(run(inputs, exit, dout)[0][:, :, 128:]).all()
+    inputs, dout = random_inputs(300, heads=H)
+    dout[:, :, 128:] = np.nan
+    assert np.isfinite(run(inputs, exit, dout)[2][4][:, :, :128]).all()
+
+
+# --- which blocks are visited ---------------------------------------------------------------------------------------
+
+
+def dense_mask(exit):
+    i, j = np.arange(len(exit))[:, None], np.arange(len(exit))
+    return (j <= i) & (i < exit)
+
+
+def tiles(mask, block):
+    """``[blocks, blocks, block * block]`` of a mask padded with False."""
+    mask = np.pad(mask, (0, -len(mask) % block))
+    n = len(mask) // block
+    return mask.reshape(n, block, n, block).swapaxes(1, 2).reshape(n, n, -1)
+
+
+schedule = jax.jit(blocks.schedule, static_argnums=(1, 2))
+visits = jax.jit(visited_blocks, static_argnums=(1, 2))
+
+
+@settings(max_examples=40)
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=B, max_size=B),
+    case=st.sampled_from([(1, 4), (50, 16), (64, 16), (90, 4)]),
+    group=st.sampled_from(["query", "key"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_schedule_is_the_blocks_with_visible_pairs_in_order(kinds, case, group, seed):
+    """Against the dense mask: exactly those and the diagonal, each group complete, first, last and full flagged."""
+    length, block = case
+    exit = exits(kinds, length, seed)
+    plan = schedule(np.pad(exit, ((0, 0), (0, -length % block))).astype(np.int32), block, group)
+    rows, pairs = (np.asarray(x)[: plan.steps] for x in plan[:2])
+    actual = list(zip(rows, *blocks.unpack(pairs), strict=True))
+
+    expected = []
+    for row, row_exit in enumerate(exit):
+        parts = tiles(dense_mask(row_exit), block)
+        seen, full = parts.any(-1) | np.eye(len(parts), dtype=bool), parts.all(-1)
+        pairs = [(i, j, full[i, j]) for i, j in zip(*np.nonzero(seen), strict=True)]
+        major = 0 if group == "query" else 1
+        pairs.sort(key=lambda pair, major=major: (pair[major], pair[1 - major]))
+        of = [pair[major] for pair in pairs]
+        for n, (i, j, is_full) in enumerate(pairs):
+            first, last = n == 0 or of[n - 1] != of[n], n == len(of) - 1 or of[n + 1] != of[n]
+            expected.append((row, i, j, is_full, first, last))
+    assert actual == expected
+
+
+def test_a_tree_of_eight_branches_visits_little_more_than_it_must():
+    """Path length 1024, three quarters of it shared: 768 + 8 x 256 tokens."""
+    length = 768 + 8 * 256
+    exit = np.full(length, length)
+    exit[768:] = 768 + (np.arange(8 * 256) // 256 + 1) * 256
+    must = tiles(dense_mask(exit), 128).any(-1).sum()
+    exit = jnp.asarray(exit[None], jnp.int32)
+    visited = visits(exit, length, 128)
+    assert must <= visited <= 1.15 * must
+    assert visited == schedule(exit, 128, "key").steps
+    assert visited < 0.85 * visits(None, length, 128)
+
+
+def test_schedule_of_the_longest_sequence_fits_scalar_memory():
+    length = 131_072
+    block = blocks.block_size(length)
+    plan = jax.eval_shape(
+        lambda exit: blocks.schedule(exit, block, "key"), jax.ShapeDtypeStruct((1, length), jnp.int32)
+    )
+    assert plan.pairs.size == 256 * 257 // 2
+    assert 4 * (plan.pairs.size + plan.rows.size) < 2**20 / 2
+    with pytest.raises(ValueError, match="blocks"):
+        blocks.schedule(jnp.zeros((1, 2**14 * 128), jnp.int32), 128, "key")
+
+
+def test_block_size_grows_with_the_sequence():
+    assert [blocks.block_size(n) for n in (1, 1023, 1024, 2047, 2048, 131_072)] == [128, 128, 256, 256, 512, 512]
+
+
+# --- what the compiler is told --------------------------------------------------------------------------------------
+
+
+def pallas_calls(heads=64, length=4096, dtype=jnp.bfloat16):
+    """The pallas_call equations of forward and backward at the widths of K2, by name."""
+    head = (1, heads, length)
+    shapes = (*head, 128), (*head, 64), (*head, 128), (1, length, 64), (*head, 128), (*head, 128)
+    inputs = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+
+    def training(*inputs_and_dout):
+        *inputs, dout = inputs_and_dout
+        out, vjp, _ = jax.vjp(lambda *a: mla_attention(*a, scale=SCALE, impl="pallas"), *inputs, has_aux=True)
+        return out, vjp(dout)
+
+    jaxpr = jax.make_jaxpr(training)(*inputs).jaxpr
+    calls = [e for e in equations(jaxpr) if e.primitive.name == "pallas_call"]
+    return {e.params["name"].removeprefix("mla_attention_"): e for e in calls}
+
+
+def test_statistics_and_the_rope_key_are_compact():
+    calls = pallas_calls()
+    out, lse, peak = (v.aval for v in calls["forward"].outvars)
+    per_row_lanes = 64 * 4096 * 128 * 4
+    assert out.shape == (1, 64, 4096, 128) and out.dtype == jnp.bfloat16
+    assert lse.size == 64 * 4096 and lse.dtype == jnp.float32
+    assert peak.size * peak.dtype.itemsize <= per_row_lanes / 100 and peak.size == 64 * 128
+    for name, call in calls.items():
+        shapes = [v.aval.shape for v in call.invars]
+        assert (1, 4096, 64) in shapes and (1, 64, 64, 4096) in shapes, name
+        assert (1, 64, 4096, 64) not in shapes, f"{name}: rows of 64 take 128 lanes"
+    _, dk_rope, _ = (v.aval for v in calls["key_gradients"].outvars)
+    assert dk_rope.shape == (1, 64 // tile.HEADS_PER_STEP, 64, 4096)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_products_sum_in_float32_and_float32_is_multiplied_exactly(dtype):
+    """A CPU does so whatever is asked for; a TPU does not."""
+    calls = pallas_calls(heads=4, length=512, dtype=dtype)
+    for name, count in {"forward": 2, "query_gradients": 3, "key_gradients": 4}.items():
+        products = [e for e in equations(calls[name].params["jaxpr"]) if e.primitive.name == "dot_general"]
+        assert len(products) == 2 * 4 * count, name  # with and without mask, for four heads
+        for product in products:
+            assert {v.aval.dtype for v in product.invars} == {jnp.dtype(dtype)}
+            assert product.outvars[0].aval.dtype == jnp.float32
+            if dtype == jnp.float32:
+                assert set(product.params["precision"]) == {jax.lax.Precision.HIGHEST}
+
+
+def test_costs_are_counted_by_hand():
+    calls = pallas_calls()
+    visits = 8 * 9 // 2  # blocks of 512
+    scores = visits * 64 * 512 * 512
+    q, k, v = 64 * 192 * 2, (64 * 128 + 16 * 64) * 2 + 16 * 4, 64 * 128 * 2  # bytes per token; exits come with keys
+    expected = {
+        "forward": (2 * scores * 320, visits * 512 * (k + v) + 4096 * (q + v + 64 * 4)),
+        "query_gradients": (2 * scores * 512, visits * 512 * (k + v) + 4096 * (2 * q + v + 2 * 64 * 4)),
+        "key_gradients": (
+            2 * scores * 640,
+            visits * 512 * (q + v + 2 * 64 * 4) + 4096 * (k + v + 64 * 128 * 2 + v + 16 * 64 * 4),
+        ),
+    }
+    shape = cost.AttentionShape(1, 64, 4096, 128, 64, 128, 2)
+    for name, (flops, bytes_accessed) in expected.items():
+        estimate = calls[name].params["cost_estimate"]
+        assert (estimate.flops, estimate.bytes_accessed, estimate.transcendentals) == (flops, bytes_accessed, scores)
+        assert getattr(cost, f"{name}_cost")(shape, 512, 4) == estimate
+        assert getattr(cost, f"{name}_cost")(shape, 512, 4, visits=18).flops == flops // 2
+
+
+def test_lowers_for_tpu_and_names_its_implementations():
+    inputs, _ = random_inputs(8, heads=1)
+    attend = jax.jit(functools.partial(mla_attention, scale=SCALE, impl="pallas"))
+    assert "tpu_custom_call" in attend.trace(*inputs).lower(lowering_platforms=("tpu",)).as_text()
+    with pytest.raises(ValueError, match="impl is one of"):
+        mla_attention(*inputs, scale=SCALE, impl="mosaic")
+
+
+SHARDED = """
+import jax, numpy as np, jax.numpy as jnp
+from pallas_kernels.mla_attention import mla_attention
+
+mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+split, whole = jax.P("data"), jax.P()
+rng = np.random.default_rng(0)
+shapes = (4, 2, 9, 8), (4, 2, 9, 4), (4, 2, 9, 8), (2, 9, 4), (4, 2, 9, 8)
+inputs = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes]
+exit = jnp.asarray(np.full((2, 9), 9), jnp.int32)
+
+def grads(impl, *inputs):
+    def loss(*inputs):
+        return jnp.square(mla_attention(*inputs, exit=exit, scale=0.4, impl=impl)[0]).sum()
+    return jax.grad(loss, argnums=range(5))(*inputs)
+
+def sharded(impl):  # the rope key and the exits do not vary over the mesh: two rows on each device
+    specs = (split, split, split, whole, split)
+    body = lambda *a: grads(impl, *a)
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=True))
+
+actual = sharded("interpret")(*inputs)
+halves = [grads("xla", *(x if x.ndim == 3 else x[2 * n : 2 * n + 2] for x in inputs)) for n in range(2)]
+for n, (got, a, b) in enumerate(zip(actual, *halves)):
+    want = a + b if n == 3 else jnp.concatenate([a, b])
+    assert jnp.abs(got - want).max() <= 1e-5 * jnp.abs(want).max(), n
+assert "tpu_custom_call" in sharded("pallas").trace(*inputs).lower(lowering_platforms=("tpu",)).as_text()
+"""
+
+
+def test_runs_on_two_devices_with_arrays_that_do_not_vary():
+    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
