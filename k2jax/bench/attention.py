@@ -15,7 +15,7 @@ from k2jax.config import ModelConfig, model_preset
 from k2jax.model import model_specs
 from k2jax.params import initialize
 from k2jax.train.report import device_name
-from k2jax.train.step import loss_and_gradients
+from k2jax.train.step import loss_andgradients
 from pallas_kernels.mla_attention import mla_attention
 
 SIZES = ((8, 256), (4, 512), (1, 2048))
@@ -38,7 +38,7 @@ def _against_dense(model: ModelConfig, batch: int, sequence: int, rounds: int) -
         jax.random.normal(keys[3], (batch, sequence, model.qk_rope_dim)),
         jax.random.normal(keys[4], (*per_head, model.v_dim)),
     )
-    candidates = {name: functools.partial(_gradients(f), *args) for name, f in (("ours", _ours), ("dense", _dense))}
+    candidates = {name: functools.partial(gradients(f), *args) for name, f in (("ours", ours), ("dense", dense))}
     seconds = interleaved(candidates, rounds)
     name = f"MLA attention, forward + backward, {batch} x {sequence}, {model.heads} heads"
     return time_row(name, seconds["ours"], seconds["dense"], "dense scores", device_name())
@@ -50,15 +50,15 @@ def _statistic(model: ModelConfig, rounds: int) -> Row:
     params = initialize(model_specs(model), jax.random.key(0), 0.02)
     batch = pretrain.packed(np.random.default_rng(0).integers(0, model.vocab, (pretrain.ROWS, pretrain.SEQUENCE)))
     both = {
-        "with": jax.jit(lambda params: loss_and_gradients(params, batch, config)),
-        "without": jax.jit(lambda params: loss_and_gradients(params, batch, config)[::2]),
+        "with": jax.jit(lambda params: loss_andgradients(params, batch, config)),
+        "without": jax.jit(lambda params: loss_andgradients(params, batch, config)[::2]),
     }
     seconds = interleaved({name: functools.partial(f, params) for name, f in both.items()}, rounds)
     name = f"nano's loss and gradients with statistics, {pretrain.ROWS} x {pretrain.SEQUENCE}"
     return time_row(name, seconds["with"], seconds["without"], "without statistics", device_name())
 
 
-def _gradients(function):
+def gradients(function):
     """Gradients of all five inputs; the statistic is returned beside them so that it is computed."""
 
     def loss(*args):
@@ -68,18 +68,20 @@ def _gradients(function):
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4), has_aux=True))
 
 
-def _scale(q_nope: Array, q_rope: Array) -> float:
+def scale(q_nope: Array, q_rope: Array) -> float:
+    """Of the logits."""
     return (q_nope.shape[-1] + q_rope.shape[-1]) ** -0.5
 
 
-def _ours(*args: Array) -> tuple[Array, Array]:
-    out, stats = mla_attention(*args, scale=_scale(*args[:2]))
+def ours(*args: Array) -> tuple[Array, Array]:
+    """Output and maximum logits of the five inputs of ``mla_attention``, causal."""
+    out, stats = mla_attention(*args, scale=scale(*args[:2]))
     return out, stats.max_logit
 
 
-def _dense(q_nope: Array, q_rope: Array, k_nope: Array, k_rope: Array, v: Array) -> tuple[Array, Array]:
+def dense(q_nope: Array, q_rope: Array, k_nope: Array, k_rope: Array, v: Array) -> tuple[Array, Array]:
     """Materialised scores and automatic differentiation."""
     scores = jnp.einsum("bhqd,bhkd->bhqk", q_nope, k_nope) + jnp.einsum("bhqd,bkd->bhqk", q_rope, k_rope)
     length = scores.shape[-1]
-    scores = jnp.where(jnp.tri(length, dtype=bool), scores * _scale(q_nope, q_rope), -jnp.inf)
+    scores = jnp.where(jnp.tri(length, dtype=bool), scores * scale(q_nope, q_rope), -jnp.inf)
     return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), v), scores.max((0, 2, 3))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from k2jax.bench.timing import Row, interleaved, time_row
-from k2jax.config import model_preset
+from k2jax.config import ModelConfig, model_preset
 from k2jax.train.report import device_name
 from pallas_kernels.routed_experts import expert_counts, routed_experts
 
@@ -19,13 +20,18 @@ TOKENS = 2048
 def measure(rounds: int = 10) -> list[Row]:
     """Times value and gradients with respect to tokens, both weights and gates; routing is given."""
     model = model_preset("nano")
-    experts, active, width, hidden = model.experts, model.active_experts, model.d_model, model.expert_ffn
+    return compare(model, model.experts, TOKENS, jnp.float32, rounds)
+
+
+def compare(model: ModelConfig, experts: int, tokens: int, dtype: Any, rounds: int) -> list[Row]:
+    """``measure`` with the widths of a model."""
+    active, width, hidden = model.active_experts, model.d_model, model.expert_ffn
     keys = jax.random.split(jax.random.key(0), 4)
-    x = jax.random.normal(keys[0], (TOKENS, width))
-    w13 = 0.05 * jax.random.normal(keys[1], (experts, width, 2, hidden))
-    w2 = 0.05 * jax.random.normal(keys[2], (experts, hidden, width))
-    gates, random_ids = lax.top_k(jax.nn.sigmoid(jax.random.normal(keys[3], (TOKENS, experts))), active)
-    even = ((jnp.arange(TOKENS)[:, None] * active + jnp.arange(active)) % experts).astype(jnp.int32)
+    x = jax.random.normal(keys[0], (tokens, width), dtype)
+    w13 = 0.05 * jax.random.normal(keys[1], (experts, width, 2, hidden), dtype)
+    w2 = 0.05 * jax.random.normal(keys[2], (experts, hidden, width), dtype)
+    gates, random_ids = lax.top_k(jax.nn.sigmoid(jax.random.normal(keys[3], (tokens, experts))), active)
+    even = ((jnp.arange(tokens)[:, None] * active + jnp.arange(active)) % experts).astype(jnp.int32)
     rows = []
     for routing, ids in (("random", random_ids.astype(jnp.int32)), ("even", even)):
         candidates = {
@@ -34,7 +40,7 @@ def measure(rounds: int = 10) -> list[Row]:
             "dense": _gradients(_dense),
         }
         seconds = interleaved({n: functools.partial(f, x, w13, w2, gates, ids) for n, f in candidates.items()}, rounds)
-        name = f"experts, forward + backward, {TOKENS} tokens, {active} of {experts}, {routing} routing"
+        name = f"experts, forward + backward, {tokens} tokens, {active} of {experts}, {routing} routing"
         rows += [
             time_row(name, seconds["ours"], seconds["lax.ragged_dot"], "lax.ragged_dot", device_name()),
             time_row(name, seconds["ours"], seconds["dense"], "same FLOPs, one dense batched matmul", device_name()),

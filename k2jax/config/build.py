@@ -135,6 +135,7 @@ def _read_dataclass(cls: type, value: Any, path: str) -> Any:
 _CHOICES = {
     "stage": STAGES,
     "model.attention": ("mla", "gqa"),
+    "model.kernels": ("auto", "xla", "pallas", "interpret"),
     "optimizer.name": ("muonclip", "muon", "adamw"),
     "optimizer.momentum_form": ("heavy_ball", "nesterov"),
     "optimizer.newton_schulz": ("muon", "polar_express"),

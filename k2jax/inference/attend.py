@@ -18,20 +18,32 @@ from k2jax.model.gqa import project
 from k2jax.model.linear import from_heads
 from k2jax.model.mla import latent_and_rope_key, queries
 from k2jax.model.rope import rotate_halves, rotate_neighbours, softmax_scale
+from pallas_kernels.implementation import resolve
+from pallas_kernels.mla_decode import attend, merge, mla_decode
 
 
 class Visible(NamedTuple):
-    """What the new tokens of each sequence may see.
+    """What the new tokens of each sequence may see: its cached tokens, and each other.
 
     Attributes:
-        context: ``[N, C, W]`` cached vectors.
-        in_context: ``[N, C]`` bool, where they are real.
+        cache: ``[L, pages, page_size, W]``, of all layers.
+        layer: int32 ``[]``.
+        pages: int32 ``[N, P]``, of each sequence in order.
+        start: int32 ``[N]``, cached tokens of each.
         among_new: ``[N, T, T]`` bool, query by key.
     """
 
-    context: Array
-    in_context: Array
+    cache: Array
+    layer: Array
+    pages: Array
+    start: Array
     among_new: Array
+
+    def context(self) -> tuple[Array, Array]:
+        """The cached vectors ``[N, C, W]``, C tokens for P pages, and where they are real, bool ``[N, 1, C]``."""
+        gathered = self.cache[self.layer, self.pages]
+        context = gathered.reshape(len(self.pages), -1, gathered.shape[-1])
+        return context, (jnp.arange(context.shape[1]) < self.start[:, None])[:, None]
 
 
 def cache_width(config: ModelConfig) -> int:
@@ -65,13 +77,37 @@ def mla_cached(
     up_k, up_v = params["kv_b"][..., :nope], params["kv_b"][..., nope:]
     absorbed = jnp.einsum("nhte,rhe->nhtr", q_NHTE[..., :nope], up_k)
     q_NHTW = jnp.concatenate([absorbed, rotate_neighbours(q_NHTE[..., nope:], cos[:, None], sin[:, None])], axis=-1)
-    mixed_NHTR = _softmax_attention(
-        q_NHTW,
-        _Keys(visible.context, visible.context[..., :latent], visible.in_context[:, None]),
-        _Keys(new_NTW, new_NTW[..., :latent], visible.among_new),
-        softmax_scale(config),
-    )
+    if resolve(config.kernels) == "xla":
+        context, in_context = visible.context()
+        mixed_NHTR = _softmax_attention(
+            q_NHTW,
+            _Keys(context, context[..., :latent], in_context),
+            _Keys(new_NTW, new_NTW[..., :latent], visible.among_new),
+            softmax_scale(config),
+        )
+    else:
+        mixed_NHTR = _paged_attention(q_NHTW, new_NTW, visible, config)
     return from_heads(jnp.einsum("nhtr,rhv->nhtv", mixed_NHTR, up_v), params["o"]), new_NTW
+
+
+def _paged_attention(q_NHTW: Array, new_NTW: Array, visible: Visible, config: ModelConfig) -> Array:
+    """The kernel's attention to the cached tokens merged with that to the new ones; ``[N, H, T, R]``."""
+    n, heads, t, _ = q_NHTW.shape
+    latent, scale = config.kv_lora_rank, softmax_scale(config)
+    q_NQW = q_NHTW.reshape(n, heads * t, -1)
+    room = visible.cache.shape[-1] - q_NQW.shape[-1]  # zeros up to whole lanes: see ``forward.empty_cache``
+    old = mla_decode(
+        jnp.pad(q_NQW, ((0, 0), (0, 0), (0, room))),
+        visible.cache,
+        visible.layer,
+        visible.pages,
+        visible.start,
+        latent=latent,
+        scale=scale,
+        impl=config.kernels,
+    )
+    new = attend(q_NQW, new_NTW, jnp.tile(visible.among_new, (1, heads, 1)), latent, scale)
+    return merge(old, new).reshape(n, heads, t, latent).astype(q_NHTW.dtype)
 
 
 @jax.named_scope("attention")
@@ -92,7 +128,7 @@ def gqa_cached(
 
     mixed = _softmax_attention(
         rotate_halves(q, cos, sin).reshape(n * kv, heads // kv, t, e),
-        keys(visible.context, visible.in_context[:, None]),
+        keys(*visible.context()),
         keys(new_NTW, visible.among_new),
         e**-0.5,
     )

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from k2jax import runtime
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference.forward import SCRATCH_PAGE, Chunk, empty_cache, run_chunk
@@ -25,9 +26,9 @@ from k2jax.inference.request import MAX_TOP_LOGPROBS, Request, Sampling, State, 
 from k2jax.inference.sampler import Choice, sample
 from k2jax.model import cast_params, model_specs, unstack_layers
 
-PREFILL_TOKENS = 512  # of one prefill program, rows times width
-PREFILL_WIDTHS = (32, 128, 512)
-GROWTH = 4  # ratio of neighbouring sizes of rows and contexts: padding against the number of programs
+GROWTH = 4  # ratio of neighbouring sizes of rows, widths and contexts: padding against the number of programs
+PREFILL_WIDTHS = (16, 64, 256)
+PREFILL_TOKENS = 1024  # of one prefill program, rows times width: 64, 16 or 4 rows, all of which are sizes of rows
 
 
 class EngineStats(NamedTuple):
@@ -97,6 +98,7 @@ class Engine:
                 f"an engine needs slots, page_size and max_length above 0 and pages for one sequence of max_length "
                 f"({longest}), not {slots}, {page_size}, {max_length} and {total}"
             )
+        runtime.check_kernels(model.kernels)
         self.model, self.slots, self.max_length, self.version = model, slots, max_length, version
         self._params = self._cast(params)
         self._pages = Pages(total + 1, page_size)
@@ -263,9 +265,10 @@ class Engine:
         return _Running(request, known, len(known) * size)
 
     def _prefill_batch(self, prompts: list[_Running]) -> tuple[list[_Running], int]:
-        """The oldest prompts, as many as one program takes at the width that the first of them needs."""
-        first = prompts[0].pending
-        width = next((width for width in PREFILL_WIDTHS if width >= first), PREFILL_WIDTHS[-1])
+        """The oldest prompts, as many as one program takes at the width that suits the first of them."""
+        # Half a width or less is better split over several programs of the next smaller one.
+        fitting = [width for width in PREFILL_WIDTHS if prompts[0].pending > width // 2]
+        width = fitting[-1] if fitting else PREFILL_WIDTHS[0]
         chosen: list[_Running] = []
         for running in prompts[: max(1, PREFILL_TOKENS // width)]:
             if running in self._running and self._reserve(running, min(width, running.pending)):

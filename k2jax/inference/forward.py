@@ -13,7 +13,9 @@ from k2jax.config.schema import ModelConfig
 from k2jax.inference.attend import Visible, cache_width, gqa_cached, mla_cached
 from k2jax.model import head_weight, run_layers, token_logprobs
 from k2jax.model.rope import rotary_table
+from pallas_kernels.implementation import resolve
 
+LANES = 128  # numbers in a row of a TPU's memory tile
 SCRATCH_PAGE = 0  # takes the writes of padding; no sequence owns it
 
 
@@ -35,8 +37,11 @@ class Chunk(NamedTuple):
 
 
 def empty_cache(config: ModelConfig, pages: int, page_size: int, dtype: Any) -> Array:
-    """Zeros ``[L, pages, page_size, W]``."""
-    return jnp.zeros((config.layers, pages, page_size, cache_width(config)), dtype)
+    """Zeros ``[L, pages, page_size, W]``; for the kernels W is whole lanes, the room that it takes on a TPU anyway."""
+    width = cache_width(config)
+    if resolve(config.kernels) != "xla":
+        width += -width % LANES
+    return jnp.zeros((config.layers, pages, page_size, width), dtype)
 
 
 def forward_cached(params: dict, cache: Array, chunk: Chunk, config: ModelConfig) -> tuple[Array, Array]:
@@ -51,26 +56,23 @@ def forward_cached(params: dict, cache: Array, chunk: Chunk, config: ModelConfig
     Returns:
         Hidden states ``[N, T, D]`` after the final norm (meaningless on padding), and the cache.
     """
-    rows, width = chunk.tokens.shape
     page_size = cache.shape[2]
-    step = jnp.arange(width, dtype=jnp.int32)
+    step = jnp.arange(chunk.tokens.shape[1], dtype=jnp.int32)
     positions_NT = chunk.start[:, None] + step
     real_NT = step < chunk.count[:, None]
     rotary = rotary_table(positions_NT, config)
-    context = chunk.pages.shape[1] * page_size
-    in_context = jnp.arange(context) < chunk.start[:, None]
     among_new = (step[:, None] >= step) & real_NT[:, None]
     attention = gqa_cached if config.attention == "gqa" else mla_cached
 
     def attend(weights: dict, x: Array, layer: Array) -> tuple[Array, Array]:
-        old = cache[layer, chunk.pages].reshape(rows, context, -1)
-        return attention(weights, x, rotary, Visible(old, in_context, among_new), config)
+        return attention(weights, x, rotary, Visible(cache, layer, chunk.pages, chunk.start, among_new), config)
 
     hidden, new_LNTW, _, _ = run_layers(params, params["embed"][chunk.tokens], real_NT, config, attend)
     # Written after the last layer has read: XLA would otherwise copy the whole cache to be free in its order.
     hidden, new_LNTW = lax.optimization_barrier((hidden, new_LNTW))
     column = jnp.minimum(positions_NT // page_size, chunk.pages.shape[1] - 1)
     page = jnp.where(real_NT, jnp.take_along_axis(chunk.pages, column, axis=1), SCRATCH_PAGE)
+    new_LNTW = jnp.pad(new_LNTW, ((0, 0), (0, 0), (0, 0), (0, cache.shape[-1] - new_LNTW.shape[-1])))
     return hidden, cache.at[:, page, positions_NT % page_size].set(new_LNTW.astype(cache.dtype))
 
 

@@ -39,6 +39,7 @@ def moe(params: dict, x: Array, real: Array, config: ModelConfig) -> tuple[Array
             routing.expert_ids.reshape(-1, config.active_experts),
             routing.gates.reshape(-1, config.active_experts),
             capacity_factor=config.capacity_factor,
+            impl=config.kernels,
         ).reshape(x.shape)
     if config.shared_experts:
         with jax.named_scope("shared_experts"):

@@ -42,6 +42,7 @@ def gqa(
             jnp.repeat(v, group, axis=1),
             exit=exit,
             scale=config.head_dim**-0.5,
+            impl=config.kernels,
         )
     return from_heads(out, params["o"]), stats.max_logit
 

@@ -42,6 +42,7 @@ def mla(
             kv[..., nope:],
             exit=exit,
             scale=softmax_scale(config),
+            impl=config.kernels,
         )
     return from_heads(out, params["o"]), stats.max_logit
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from k2jax import optim
+from k2jax import optim, runtime
 from k2jax.checkpoint import Checkpoints
 from k2jax.config.schema import Config
 from k2jax.convert.loading import load_pretrained, tokenizer_folder, tokenizer_of
@@ -53,6 +53,7 @@ def train(config: Config, workdir: str | Path) -> int:
     """
     if config.stage != "pretrain":
         raise UserError(f"config.stage is {config.stage!r}, which has no command yet; k2jax.train runs 'pretrain'")
+    runtime.check_kernels(config.model.kernels)
     path = open_workdir(workdir, config)
     with locked(path), contextlib.closing(Run(config, path)) as run:
         write_config(path, config)

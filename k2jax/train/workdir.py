@@ -26,7 +26,7 @@ FIXED = (
 )
 """Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""
 
-FREE = r"data\.(on_corrupt|cache_dir|sources\..*\.path|tokenizer\.path)|model\.capacity_factor"
+FREE = r"data\.(on_corrupt|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(capacity_factor|kernels)"
 """Keys below FIXED ones that change neither (a corpus may move: its contents are compared, not its path)."""
 
 

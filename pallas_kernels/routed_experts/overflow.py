@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.routed_experts import mlp
 from pallas_kernels.routed_experts.plan import Plan, combine, copies_of_block, materialize, take, tokens_of
+from pallas_kernels.varying import vary_together
 
 
 def add_forward(y_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, block: int) -> jax.Array:
@@ -25,13 +26,13 @@ def add_forward(y_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, block: int) 
 
     def one_round(carry):
         first, y_TD = carry
-        ys_RD = jnp.zeros((per_round * block, y_TD.shape[1]), y_TD.dtype)
+        ys_RD, _ = vary_together(jnp.zeros((per_round * block, y_TD.shape[1]), y_TD.dtype), y_TD)
         _, ys_RD = lax.fori_loop(0, jnp.minimum(per_round, plan.blocks - first), one_block, (first, ys_RD))
         place_TK = plan.overflow_place(first, block)
         return first + per_round, y_TD + combine(ys_RD, place_TK, gates_TK)
 
     per_round = blocks_per_round(gates_TK.size, block)
-    return lax.while_loop(lambda carry: carry[0] < plan.blocks, one_round, (jnp.int32(0), y_TD))[1]
+    return lax.while_loop(lambda carry: carry[0] < plan.blocks, one_round, (_zero(plan), y_TD))[1]
 
 
 def add_backward(grads, dy_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, block: int):
@@ -53,8 +54,8 @@ def add_backward(grads, dy_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, blo
 
     def one_round(carry):
         first, dx_TD, dw13_ED2F, dw2_EFD, dgates_TK = carry
-        dxs_RD = jnp.zeros((per_round * block, dx_TD.shape[1]), dx_TD.dtype)
-        dgate_R = jnp.zeros((per_round * block,), dgates_TK.dtype)
+        dxs_RD, _ = vary_together(jnp.zeros((per_round * block, dx_TD.shape[1]), dx_TD.dtype), dx_TD)
+        dgate_R, _ = vary_together(jnp.zeros((per_round * block,), dgates_TK.dtype), dgates_TK)
         carry = (first, dxs_RD, dgate_R, dw13_ED2F, dw2_EFD)
         carry = lax.fori_loop(0, jnp.minimum(per_round, plan.blocks - first), one_block, carry)
         _, dxs_RD, dgate_R, dw13_ED2F, dw2_EFD = carry
@@ -63,12 +64,17 @@ def add_backward(grads, dy_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan: Plan, blo
         return first + per_round, dx_TD, dw13_ED2F, dw2_EFD, dgates_TK + take(dgate_R, place_TK)
 
     per_round = blocks_per_round(gates_TK.size, block)
-    return lax.while_loop(lambda carry: carry[0] < plan.blocks, one_round, (jnp.int32(0), *grads))[1:]
+    return lax.while_loop(lambda carry: carry[0] < plan.blocks, one_round, (_zero(plan), *grads))[1:]
 
 
 def blocks_per_round(copies: int, block: int) -> int:
     """Blocks whose rows are about a quarter of all copies: few rounds, and a buffer smaller than the bulk's."""
     return -(-copies // (4 * block))
+
+
+def _zero(plan: Plan) -> jax.Array:
+    """The first block's number."""
+    return vary_together(jnp.int32(0), plan.blocks)[0]
 
 
 def _weights(w_E, expert):

@@ -1,0 +1,198 @@
+"""Every kernel at the shapes of Kimi K2 on one device of its reference layout: 16-way expert parallelism, bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+import numpy as np
+
+from k2jax.config import model_preset
+from pallas_kernels import newton_schulz as ns
+from pallas_kernels.expert_exchange import expert_combine, expert_dispatch
+from pallas_kernels.grouped_matmul import grouped_matmul, grouped_matmul_transposed
+from pallas_kernels.mla_attention import mla_attention
+from pallas_kernels.mla_decode import mla_decode
+from pallas_kernels.routed_experts import routed_experts
+
+K2 = model_preset("k2")
+RANKS = 16
+TOKENS = 4096  # of one rank
+DTYPE = jnp.bfloat16
+LANES = 128
+
+
+class Case(NamedTuple):
+    """A function to compile.
+
+    Attributes:
+        kernel: its public name.
+        direction: ``forward``, with its residuals where it has a gradient, or ``backward``, from them.
+        shape: what sets this case apart, for people.
+        build: from the devices of a topology to the function and its arguments, ShapeDtypeStructs with shardings.
+    """
+
+    kernel: str
+    direction: str
+    shape: str
+    build: Callable[[list[Any]], tuple[Callable[..., Any], tuple[Any, ...]]]
+
+
+@functools.cache
+def cases() -> list[Case]:
+    """All of them, in the order of the table."""
+    return [*_attention(), *_experts(), *_grouped(), *_exchange(), _decode(), _newton_schulz()]
+
+
+def _attention() -> list[Case]:
+    found = []
+    for length in (4096, 32768):
+        heads = (1, K2.heads, length)
+        arguments = (
+            _struct(*heads, K2.qk_nope_dim),
+            _struct(*heads, K2.qk_rope_dim),
+            _struct(*heads, K2.qk_nope_dim),
+            _struct(1, length, K2.qk_rope_dim),
+            _struct(*heads, K2.v_dim),
+            _struct(1, length, dtype=jnp.int32),
+        )
+
+        def attend(q_nope, q_rope, k_nope, k_rope, v, exit):
+            return mla_attention(q_nope, q_rope, k_nope, k_rope, v, exit=exit, scale=0.07, impl="pallas")
+
+        shape = f"{K2.heads} heads, {length:,} tokens"
+        found += _both_directions("mla_attention", shape, attend, arguments, (0, 1, 2, 3, 4))
+    return found
+
+
+def _experts() -> list[Case]:
+    """A rank's share of the work on 4,096 tokens of every rank: as many copies as one rank's tokens have."""
+    rows, copies = TOKENS, TOKENS * K2.active_experts
+    arguments = (
+        _struct(rows, K2.d_model),
+        *_expert_weights(),
+        _struct(rows, K2.active_experts, dtype=jnp.int32),
+        _struct(rows, K2.active_experts, dtype=jnp.float32),
+    )
+    function = functools.partial(routed_experts, impl="pallas")
+    shape = f"{K2.experts} experts / {RANKS}, {K2.d_model} x {K2.expert_ffn}, {copies:,} copies"
+    return _both_directions("routed_experts", shape, function, arguments, (0, 1, 2, 4))
+
+
+def _grouped() -> list[Case]:
+    rows = TOKENS * K2.active_experts
+    _, w2 = _expert_weights()
+    groups, hidden, width = w2.shape
+    sizes = _struct(groups, dtype=jnp.int32)
+    shape = f"{rows:,} rows, {groups} groups, {hidden} x {width}"
+    multiply = functools.partial(grouped_matmul, impl="pallas")
+    transposed = functools.partial(grouped_matmul_transposed, impl="pallas")
+    rows_in, rows_out = _struct(rows, hidden), _struct(rows, width)
+    return [
+        _on_one("grouped_matmul", "forward", shape, multiply, (rows_in, w2, sizes)),
+        _on_one("grouped_matmul_transposed", "forward", shape, transposed, (rows_in, rows_out, sizes)),
+    ]
+
+
+def _exchange() -> list[Case]:
+    """All devices of the topology are ranks; each sends its tokens and gets their sums back, or those of gradients."""
+    found = []
+    for backend in ("dma", "ragged"):
+
+        def there_and_back(x, ids, gates, backend=backend):
+            received, route = expert_dispatch(
+                x, ids, gates, experts=K2.experts, axis_name="expert", backend=backend, impl="pallas"
+            )
+            return expert_combine(received.x, route)
+
+        def pull_back(x, ids, gates, forward=there_and_back):
+            return jax.vjp(lambda x: forward(x, ids, gates), x)[1](x)[0]
+
+        shape = f"{backend}, {TOKENS:,} tokens a rank, {K2.active_experts} of {K2.experts} experts"
+        for direction, function in (("forward", there_and_back), ("backward", pull_back)):
+            build = functools.partial(_on_all_devices, function)
+            found.append(Case("expert_dispatch + combine", direction, shape, build))
+    return found
+
+
+def _on_all_devices(function: Callable, devices: list[Any]) -> tuple[Callable, tuple[Any, ...]]:
+    mesh = Mesh(np.array(devices), ("expert",))
+    split = PartitionSpec("expert")
+    rows = TOKENS * len(devices)
+    arguments = (
+        _struct(rows, K2.d_model),
+        _struct(rows, K2.active_experts, dtype=jnp.int32),
+        _struct(rows, K2.active_experts, dtype=jnp.float32),
+    )
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+    return mapped, _placed(arguments, NamedSharding(mesh, split))
+
+
+def _decode() -> Case:
+    sequences, page, context = 32, 64, 32768
+    width = -(-(K2.kv_lora_rank + K2.qk_rope_dim) // LANES) * LANES
+    pages = context // page
+    function = functools.partial(mla_decode, latent=K2.kv_lora_rank, scale=0.07, impl="pallas")
+    arguments = (
+        _struct(sequences, K2.heads, width),
+        _struct(2, sequences * pages // 8, page, width),  # two layers; how many pages there are changes no program
+        _struct(dtype=jnp.int32),
+        _struct(sequences, pages, dtype=jnp.int32),
+        _struct(sequences, dtype=jnp.int32),
+    )
+    return _on_one("mla_decode", "forward", f"{sequences} sequences, {context:,} cached tokens", function, arguments)
+
+
+def _newton_schulz() -> Case:
+    w13, _ = _expert_weights()
+    count, rows, _, columns = w13.shape
+    steps = ns.coefficients("muon", 5)
+    return _on_one(
+        "newton_schulz",
+        "forward",
+        f"{count} experts' {rows} x {columns}, 5 steps",
+        lambda x: ns.newton_schulz(x, steps, impl="pallas"),
+        (_struct(count, rows, columns, dtype=jnp.float32),),
+    )
+
+
+def _expert_weights() -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    local = K2.experts // RANKS
+    return _struct(local, K2.d_model, 2, K2.expert_ffn), _struct(local, K2.expert_ffn, K2.d_model)
+
+
+def _struct(*shape: int, dtype: Any = DTYPE) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _placed(arguments: Any, sharding: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)
+
+
+def _on_one(kernel: str, direction: str, shape: str, function: Callable, arguments: Any) -> Case:
+    return Case(
+        kernel, direction, shape, lambda devices: (function, _placed(arguments, SingleDeviceSharding(devices[0])))
+    )
+
+
+def _both_directions(
+    kernel: str, shape: str, function: Callable, arguments: tuple, diff: tuple[int, ...]
+) -> list[Case]:
+    """Forward with its residuals, and backward from them to the arguments ``diff``."""
+
+    def forward(*arguments: Any) -> Any:
+        def of_diff(*chosen: Any) -> Any:
+            filled = dict(enumerate(arguments)) | dict(zip(diff, chosen, strict=True))
+            return function(*filled.values())
+
+        return jax.vjp(of_diff, *(arguments[index] for index in diff))
+
+    out, pullback = jax.eval_shape(forward, *arguments)
+    return [
+        _on_one(kernel, "forward", shape, forward, arguments),
+        _on_one(kernel, "backward", shape, lambda pullback, dout: pullback(dout), (pullback, out)),
+    ]

@@ -1,0 +1,60 @@
+"""``config.model.kernels``: the same model through the TPU kernels, run in interpret mode."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from k2jax import runtime
+from k2jax.errors import UserError
+from k2jax.model import K2, forward, model_specs, token_logprobs
+from tests.inference.tiny import GQA, MLA, weights
+
+TOKENS = np.random.default_rng(0).integers(0, 61, (2, 24)).astype(np.int32)
+EXIT = np.array([[10] * 10 + [20] * 10 + [20, 21, 22, 23], [24] * 24], np.int32)  # two documents and padding; one
+
+
+def loss_and_stats(params, model):
+    hidden, stats = forward(params, jnp.asarray(TOKENS), None, jnp.asarray(EXIT), model)
+    parent = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+    real = jnp.asarray(np.arange(TOKENS.shape[1]) < EXIT)
+    return -jnp.where(real, token_logprobs(hidden, parent, jnp.asarray(TOKENS), params["head"]), 0).sum(), stats
+
+
+@pytest.mark.parametrize("model", [MLA, GQA], ids=["mla", "gqa"])
+def test_loss_gradients_and_statistics_are_those_of_plain_jax(model):
+    results = {}
+    for kernels in ("xla", "interpret"):
+        chosen = dataclasses.replace(model, kernels=kernels)
+        step = jax.jit(jax.value_and_grad(lambda params, m=chosen: loss_and_stats(params, m), has_aux=True))
+        results[kernels] = step(weights(model))
+    (loss, stats), grads = results["interpret"]
+    (expected_loss, expected_stats), expected_grads = results["xla"]
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    np.testing.assert_allclose(stats.max_logit, expected_stats.max_logit, rtol=1e-5)
+    np.testing.assert_array_equal(stats.expert_tokens, expected_stats.expert_tokens)
+    for got, expected in zip(jax.tree.leaves(grads), jax.tree.leaves(expected_grads), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-5 * max(np.abs(expected).max(), 1e-6))
+
+
+def test_a_tpu_gets_all_kernels():
+    """The lowered program calls attention's and the experts', forward and backward, by name."""
+    model = dataclasses.replace(MLA, d_model=256, expert_ffn=128, kernels="pallas")
+    params = jax.eval_shape(lambda: K2(model).init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
+    del params
+    specs = jax.tree.map(
+        lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.bfloat16),
+        model_specs(model),
+        is_leaf=lambda x: hasattr(x, "role"),
+    )
+    traced = jax.jit(jax.grad(lambda p: loss_and_stats(p, model)[0])).trace(specs)
+    program = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert program.count("tpu_custom_call") > 4
+
+
+def test_kernels_without_a_tpu_are_refused_in_one_line():
+    with pytest.raises(UserError, match="needs a TPU"):
+        runtime.check_kernels("pallas")
+    runtime.check_kernels("auto")
