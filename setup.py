@@ -60,6 +60,7 @@ setup(
             "httpx>=0.27",  # renderers imports it without saying so
             "accelerate>=1",  # transformers reads GGUF files through it
             "pytest>=8",
+            "pytest-xdist>=3.6",
             "hypothesis>=6.100",
             "ruff>=0.8",
             "import-linter>=2.1",

@@ -35,6 +35,8 @@ def main(values: flags.FlagValues, target: str) -> int:
     """Runs the command."""
     if target not in TARGETS:
         raise UserError(f"nothing to compile called {target!r}{nearest(target, list(TARGETS))}")
+    if not values.topologies:
+        raise UserError("--topologies is empty; name some, such as v5e:2x2,v5p:2x2x1")
     topology.prepare()
     from k2jax.analysis.kernels import compile_all
 
@@ -53,7 +55,18 @@ def main(values: flags.FlagValues, target: str) -> int:
 
 def table(found: list) -> str:
     """A block for each kernel, direction and shape, a line for each topology."""
-    header = ("topology", "VMEM MiB", "of", "HBM temp MB", "GFLOP", "MB", "roofline ms", "bound", "compiled in s")
+    header = (
+        "topology",
+        "VMEM MiB",
+        "of",
+        "HBM temp MB",
+        "in all",
+        "GFLOP",
+        "MB",
+        "roofline ms",
+        "bound",
+        "compiled in s",
+    )
     blocks: dict[str, list] = {}
     for one in found:
         blocks.setdefault(f"{one.kernel}, {one.direction}: {one.shape}", []).append(
@@ -62,6 +75,7 @@ def table(found: list) -> str:
                 significant(one.vmem_bytes / 2**20),
                 one.vmem_limit_bytes >> 20,
                 significant(one.temp_bytes / 1e6),
+                significant(one.hbm_bytes / 1e6),
                 significant(one.flops / 1e9),
                 significant(one.bytes / 1e6),
                 significant(1e3 * one.roofline_seconds),

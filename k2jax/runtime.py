@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import os
 import sys
 
+from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 
 
@@ -29,15 +30,22 @@ def choose_platform() -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
 
 
-def check_kernels(kernels: str) -> None:
+def check_kernels(model: ModelConfig) -> None:
     """Refuses ``config.model.kernels`` that this machine cannot run, before anything is compiled.
 
     Raises:
-        UserError: Pallas kernels without a TPU.
+        UserError: Pallas kernels without a TPU, or for widths that they do not take.
     """
     import jax
 
-    if kernels == "pallas" and jax.default_backend() != "tpu":
+    if model.kernels != "pallas":
+        return
+    if model.layers > model.dense_layers and (model.d_model % 256 or model.expert_ffn % 128):
+        raise UserError(
+            "config.model.kernels is pallas, which needs a d_model that is a multiple of 256 and an expert_ffn of 128, "
+            f"not {model.d_model} and {model.expert_ffn}; use auto"
+        )
+    if jax.default_backend() != "tpu":
         raise UserError(
             f"config.model.kernels is pallas, which needs a TPU, and this is a {jax.default_backend()}; use xla, or "
             "interpret to step through the kernels slowly"

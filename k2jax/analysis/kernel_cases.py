@@ -89,34 +89,36 @@ def _grouped() -> list[Case]:
     groups, hidden, width = w2.shape
     sizes = _struct(groups, dtype=jnp.int32)
     shape = f"{rows:,} rows, {groups} groups, {hidden} x {width}"
+    rows_in, rows_out = _struct(rows, hidden), _struct(rows, width)
     multiply = functools.partial(grouped_matmul, impl="pallas")
     transposed = functools.partial(grouped_matmul_transposed, impl="pallas")
-    rows_in, rows_out = _struct(rows, hidden), _struct(rows, width)
     return [
-        _on_one("grouped_matmul", "forward", shape, multiply, (rows_in, w2, sizes)),
-        _on_one("grouped_matmul_transposed", "forward", shape, transposed, (rows_in, rows_out, sizes)),
+        *_both_directions("grouped_matmul", shape, multiply, (rows_in, w2, sizes), (0, 1)),
+        *_both_directions("grouped_matmul_transposed", shape, transposed, (rows_in, rows_out, sizes), (0, 1)),
     ]
 
 
 def _exchange() -> list[Case]:
-    """All devices of the topology are ranks; each sends its tokens and gets their sums back, or those of gradients."""
-    found = []
-    for backend in ("dma", "ragged"):
+    """All devices of the topology are ranks; each sends its tokens and gets their sums back, or those of gradients.
 
-        def there_and_back(x, ids, gates, backend=backend):
-            received, route = expert_dispatch(
-                x, ids, gates, experts=K2.experts, axis_name="expert", backend=backend, impl="pallas"
-            )
-            return expert_combine(received.x, route)
+    Bytes and roofline are of HBM, not of the links between chips.
+    """
 
-        def pull_back(x, ids, gates, forward=there_and_back):
-            return jax.vjp(lambda x: forward(x, ids, gates), x)[1](x)[0]
+    def there_and_back(x, ids, gates):
+        received, route = expert_dispatch(
+            x, ids, gates, experts=K2.experts, axis_name="expert", backend="dma", impl="pallas"
+        )
+        return expert_combine(received.x, route)
 
-        shape = f"{backend}, {TOKENS:,} tokens a rank, {K2.active_experts} of {K2.experts} experts"
-        for direction, function in (("forward", there_and_back), ("backward", pull_back)):
-            build = functools.partial(_on_all_devices, function)
-            found.append(Case("expert_dispatch + combine", direction, shape, build))
-    return found
+    def pull_back(x, ids, gates):
+        return jax.vjp(lambda x: there_and_back(x, ids, gates), x)[1](x)[0]
+
+    shape = f"{TOKENS:,} tokens a rank, {K2.active_experts} of {K2.experts} experts"
+    both = (("forward", there_and_back), ("backward", pull_back))
+    return [
+        Case("expert_dispatch + combine", direction, shape, functools.partial(_on_all_devices, function))
+        for direction, function in both
+    ]
 
 
 def _on_all_devices(function: Callable, devices: list[Any]) -> tuple[Callable, tuple[Any, ...]]:

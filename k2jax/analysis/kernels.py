@@ -32,6 +32,7 @@ class Compiled(NamedTuple):
         vmem_bytes: on-chip memory of the hungriest kernel, as the compiler assigned it.
         vmem_limit_bytes: what one core has.
         temp_bytes: HBM beyond arguments and results.
+        hbm_bytes: HBM with them.
         flops: of kernels and products.
         bytes: between HBM and them.
         roofline_seconds: the longer of arithmetic at peak and traffic at full bandwidth; a bound, not a time.
@@ -46,6 +47,7 @@ class Compiled(NamedTuple):
     vmem_bytes: int
     vmem_limit_bytes: int
     temp_bytes: int
+    hbm_bytes: int
     flops: int
     bytes: int
     roofline_seconds: float
@@ -55,7 +57,7 @@ class Compiled(NamedTuple):
     def fits(self) -> bool:
         """Whether the chip has the memory on the core and off it."""
         chip = chip_of(self.topology)
-        return self.vmem_bytes <= self.vmem_limit_bytes and self.temp_bytes <= chip.hbm_bytes / chip.devices
+        return self.vmem_bytes <= self.vmem_limit_bytes and self.hbm_bytes <= chip.hbm_bytes / chip.devices
 
 
 def compile_all(topologies: list[str], only: str = "") -> Iterator[Compiled]:
@@ -88,7 +90,7 @@ def compile_case(case: Case, topology: str) -> Compiled:
     compiled = traced.lower(lowering_platforms=("tpu",)).compile()
     seconds = time.perf_counter() - began
     counts = count(traced.jaxpr.jaxpr)
-    chip = chip_of(topology)
+    chip, taken = chip_of(topology), compiled.memory_analysis()
     compute, memory = chip.seconds(counts.flops, counts.bytes)
     return Compiled(
         case.kernel,
@@ -98,7 +100,11 @@ def compile_case(case: Case, topology: str) -> Compiled:
         seconds,
         vmem_bytes(compiled.as_text()),
         chip.vmem_bytes,
-        compiled.memory_analysis().temp_size_in_bytes,
+        taken.temp_size_in_bytes,
+        taken.temp_size_in_bytes
+        + taken.argument_size_in_bytes
+        + taken.output_size_in_bytes
+        - taken.alias_size_in_bytes,
         counts.flops,
         counts.bytes,
         max(compute, memory),

@@ -71,7 +71,7 @@ class ModelConfig:
     tied_head: bool = False  #: the head is the transposed embedding
     init_std: float = 0.02  #: standard deviation of the normal initializer
     capacity_factor: float = 1.06  #: share of expert work done as one batched matmul; the overflow goes block by block
-    kernels: str = "auto"  #: auto (pallas on a TPU, xla elsewhere) | xla | pallas | interpret (pallas, run in Python)
+    kernels: str = "auto"  #: of layers: auto (pallas on a TPU, else xla) | xla | pallas | interpret (pallas, in Python)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,7 +68,8 @@ def load_pretrained(path: str | Path, dtype: Any = None, mesh: Mesh | None = Non
     """Architecture and parameters; see ``from_pretrained``."""
     if is_run(path):
         step = checkpoint_step(path)
-        model = run_config(run_folder(path)).model
+        # Which kernels run is a matter of this machine, not of the one that trained.
+        model = dataclasses.replace(run_config(run_folder(path)).model, kernels="auto")
         reader = ParamsReader(step, [name for name, _ in named_specs(model_specs(model))])
         read: Read = functools.partial(_stored, reader)
         origin = f"{path}, step {step.name}"

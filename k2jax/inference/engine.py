@@ -25,6 +25,8 @@ from k2jax.inference.pages import Pages, digests
 from k2jax.inference.request import MAX_TOP_LOGPROBS, Request, Sampling, State, Token
 from k2jax.inference.sampler import Choice, sample
 from k2jax.model import cast_params, model_specs, unstack_layers
+from pallas_kernels.implementation import resolve
+from pallas_kernels.mla_decode import MOST_PAGES, PAGE_MULTIPLE
 
 GROWTH = 4  # ratio of neighbouring sizes of rows, widths and contexts: padding against the number of programs
 PREFILL_WIDTHS = (16, 64, 256)
@@ -98,7 +100,9 @@ class Engine:
                 f"an engine needs slots, page_size and max_length above 0 and pages for one sequence of max_length "
                 f"({longest}), not {slots}, {page_size}, {max_length} and {total}"
             )
-        runtime.check_kernels(model.kernels)
+        runtime.check_kernels(model)
+        if resolve(model.kernels) != "xla" and model.attention == "mla":
+            _check_pages(slots, longest, page_size)
         self.model, self.slots, self.max_length, self.version = model, slots, max_length, version
         self._params = self._cast(params)
         self._pages = Pages(total + 1, page_size)
@@ -240,13 +244,13 @@ class Engine:
             self._running.append(running)
 
     def _prefix_is_coming(self, request: Request) -> bool:
-        """Whether another request is computing this one's first page: waiting for it is cheaper than repeating it."""
-        size = self._pages.size
-        first = request.ids[:size]
-        return (
-            len(first) == size
-            and not request.sampling.prompt_logprobs
-            and any(other.computed < size and other.ids[:size] == first for other in self._running)
+        """Whether another request is computing pages of this one's prefix: waiting for them is cheaper."""
+        if request.sampling.prompt_logprobs:
+            return False
+        ids = request.ids[:-1]
+        return any(
+            other.pending > 1 and other.computed < _common_pages(ids, other.ids, self._pages.size)
+            for other in self._running
         )
 
     def _start(self, request: Request) -> _Running | None:
@@ -400,6 +404,25 @@ class Engine:
         request.state, request.finish_reason = State.FINISHED, reason
         if request.on_token is not None:
             request.on_token(request)
+
+
+def _check_pages(slots: int, longest: int, page_size: int) -> None:
+    """What the decode kernel asks of the pages."""
+    if page_size % PAGE_MULTIPLE:
+        raise UserError(f"the decode kernel needs a page_size that is a multiple of {PAGE_MULTIPLE}, not {page_size}")
+    if slots * longest > MOST_PAGES:
+        raise UserError(
+            f"{slots} slots of {longest:,} pages are more than the {MOST_PAGES:,} that the decode kernel can look up; "
+            f"choose a page_size of {-(-slots * longest * page_size // MOST_PAGES // PAGE_MULTIPLE) * PAGE_MULTIPLE}"
+        )
+
+
+def _common_pages(a: Sequence[int], b: Sequence[int], size: int) -> int:
+    """Leading ids that both have in common, in whole pages."""
+    end = 0
+    while len(a) >= end + size and a[end : end + size] == b[end : end + size]:
+        end += size
+    return end
 
 
 def _sizes(smallest: int, largest: int) -> list[int]:

@@ -37,9 +37,9 @@ class Chunk(NamedTuple):
 
 
 def empty_cache(config: ModelConfig, pages: int, page_size: int, dtype: Any) -> Array:
-    """Zeros ``[L, pages, page_size, W]``; for the kernels W is whole lanes, the room that it takes on a TPU anyway."""
+    """Zeros ``[L, pages, page_size, W]``; for MLA's kernel W is whole lanes, the room that it takes on a TPU anyway."""
     width = cache_width(config)
-    if resolve(config.kernels) != "xla":
+    if resolve(config.kernels) != "xla" and config.attention == "mla":
         width += -width % LANES
     return jnp.zeros((config.layers, pages, page_size, width), dtype)
 

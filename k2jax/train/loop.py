@@ -53,7 +53,7 @@ def train(config: Config, workdir: str | Path) -> int:
     """
     if config.stage != "pretrain":
         raise UserError(f"config.stage is {config.stage!r}, which has no command yet; k2jax.train runs 'pretrain'")
-    runtime.check_kernels(config.model.kernels)
+    runtime.check_kernels(config.model)
     path = open_workdir(workdir, config)
     with locked(path), contextlib.closing(Run(config, path)) as run:
         write_config(path, config)

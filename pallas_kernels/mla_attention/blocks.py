@@ -16,6 +16,7 @@ import jax.numpy as jnp
 LARGEST_BLOCK = 512
 SMALLEST_BLOCK = 128
 """The lanes of a vector register: row statistics lie along them."""
+SCALAR_BYTES = 1_000_000  # for a schedule, of a TPU's 1 MiB of scalar memory
 
 _FULL, _LAST, _FIRST, _KEY_SHIFT, _QUERY_SHIFT = 1, 2, 4, 3, 17
 _INDEX_MASK = 2 ** (_QUERY_SHIFT - _KEY_SHIFT) - 1
@@ -52,6 +53,11 @@ def block_size(length: int) -> int:
     return block
 
 
+def fits(batch: int, n: int) -> bool:
+    """Whether the schedule of ``batch`` rows of ``n`` blocks fits into scalar memory, two words a pair."""
+    return 8 * batch * n * (n + 1) // 2 <= SCALAR_BYTES
+
+
 def schedule(exit_BS: Array, block: int, group: Literal["query", "key"]) -> Schedule:
     """The visible pairs, grouped by ``group`` in rising order; ``S`` is a multiple of ``block``, exits are at most S.
 
@@ -60,8 +66,8 @@ def schedule(exit_BS: Array, block: int, group: Literal["query", "key"]) -> Sche
     """
     batch, length = exit_BS.shape
     n = length // block
-    if n > _INDEX_MASK:
-        raise ValueError(f"{length} tokens in blocks of {block} are more than {_INDEX_MASK} blocks")
+    if n > _INDEX_MASK or not fits(1, n):
+        raise ValueError(f"a sequence of {length:,} tokens has more blocks of {block} than scalar memory can list")
     visible_BNN, full_BNN = _visible(exit_BS, block)
     query_N1, key_N = jnp.arange(n, dtype=jnp.int32)[:, None], jnp.arange(n, dtype=jnp.int32)
     pairs_BNN = query_N1 << _QUERY_SHIFT | key_N << _KEY_SHIFT | full_BNN * _FULL

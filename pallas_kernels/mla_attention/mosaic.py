@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 import jax
-from jax import Array
+from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
@@ -32,11 +32,26 @@ def mla_attention(
 ) -> tuple[Array, AttentionStats]:
     """``pallas_kernels.mla_attention.mla_attention`` by Mosaic kernels; the result does not depend on the block.
 
-    A length that the block (a multiple of 128) does not divide is padded, which copies the inputs.
+    A length that the block (a multiple of 128) does not divide is padded, which copies the inputs. Rows of the batch
+    whose schedules do not fit into scalar memory together are computed one after the other.
+
+    Raises:
+        ValueError: another dtype than float32 or bfloat16, or a sequence too long even by itself.
     """
     batch, heads, length, _ = q_nope.shape
+    if q_nope.dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"the kernels take float32 or bfloat16, not {q_nope.dtype}")
     block = block or blocks.block_size(length)
     exit = blocks.whole_blocks(exit, batch, length, block)
+    if batch > 1 and not blocks.fits(batch, exit.shape[1] // block):
+
+        def one_row(row: tuple[Array, ...]) -> tuple[Array, AttentionStats]:
+            *arrays, row_exit = (x[None] for x in row)
+            out, stats = mla_attention(*arrays, row_exit[:, :length], scale, interpret=interpret, block=block)
+            return out[0], AttentionStats(stats.max_logit, stats.lse[0])
+
+        out, stats = lax.map(one_row, (q_nope, q_rope, k_nope, k_rope, v, exit))
+        return out, AttentionStats(stats.max_logit.max(0), stats.lse)
     arrays = [_pad(x, -length % block, x is q_rope or x is k_rope) for x in (q_nope, q_rope, k_nope, k_rope, v)]
     plan = tile.Plan(float(scale), block, tile.heads_per_step(heads), interpret)
     out, lse, max_logit = _attention(*vary_together(*arrays, exit), plan)

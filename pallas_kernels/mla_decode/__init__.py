@@ -6,9 +6,10 @@ from jax import Array
 
 from pallas_kernels.implementation import Impl, resolve
 from pallas_kernels.mla_decode import mosaic, xla
+from pallas_kernels.mla_decode.mosaic import MOST_PAGES, PAGE_MULTIPLE
 from pallas_kernels.mla_decode.xla import Partial, attend, merge
 
-__all__ = ["Partial", "attend", "merge", "mla_decode"]
+__all__ = ["MOST_PAGES", "PAGE_MULTIPLE", "Partial", "attend", "merge", "mla_decode"]
 
 
 def mla_decode(
@@ -36,7 +37,8 @@ def mla_decode(
         q: ``[N, Q, W]``, the queries of each sequence: heads, or heads times new tokens; float32 or bfloat16.
         cache: ``[L, P, S, W]``, pages of S tokens of every layer, in the dtype of q.
         layer: int32 ``[]``, whose pages to read; the layer is never cut out of the cache.
-        pages: int32 ``[N, M]``, pages of each sequence in order; what lies beyond its length is not read.
+        pages: int32 ``[N, M]``, pages of each sequence in order; what lies beyond its length does not count, but the
+            first must be a page, even of a sequence that sees nothing. On a TPU N M is at most MOST_PAGES.
         lengths: int32 ``[N]``, cached tokens of each sequence, at most M S; 0 is a sequence that sees nothing.
         latent: R, width of the values.
         scale: factor of the logits.
@@ -46,7 +48,8 @@ def mla_decode(
         Partial of ``[N, Q, R]`` and ``[N, Q]``, to be merged with what the new tokens see of each other.
 
     Raises:
-        ValueError: when shapes or dtypes do not fit each other.
+        ValueError: when shapes or dtypes do not fit each other, or the kernel cannot hold the page table, or S is not
+            a multiple of PAGE_MULTIPLE.
 
     Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1.2 and appendix C.
     """

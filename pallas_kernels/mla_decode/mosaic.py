@@ -30,6 +30,8 @@ from pallas_kernels.varying import interpreter, output, vary_together
 
 BLOCK_TOKENS = 512
 LARGEST_ROWS = 128
+MOST_PAGES = 200_000  # of the page table, which lies in 1 MiB of scalar memory
+PAGE_MULTIPLE = 8  # tokens of a page: whole tiles of memory
 LANES = 128
 VMEM_LIMIT = 32 << 20
 
@@ -49,6 +51,11 @@ def mla_decode(
     q, cache, layer, pages, lengths = vary_together(q, cache, layer, pages, lengths)
     count, queries, width = q.shape
     page_size = cache.shape[2]
+    if page_size % PAGE_MULTIPLE or pages.size > MOST_PAGES:
+        raise ValueError(
+            f"pages must hold a multiple of {PAGE_MULTIPLE} tokens, and a page table at most {MOST_PAGES:,} of them; "
+            f"got {page_size} tokens and {pages.shape[0]} x {pages.shape[1]}"
+        )
     rows = min(LARGEST_ROWS, math.ceil(queries / 16) * 16)
     q = jnp.pad(q, ((0, 0), (0, -queries % rows), (0, 0)))
     row_blocks = q.shape[1] // rows

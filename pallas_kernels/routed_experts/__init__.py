@@ -46,7 +46,7 @@ def routed_experts(
             result.
         block: for `xla`, rows of one overflow block; sets speed, not the result.
         max_copies: for the kernels, an upper bound of the copies with an expert, which sizes their buffers; T * K where
-            not given. If there are more, the output and the gradients are NaN: copies are never dropped unseen.
+            not given. If there are more, the output and the gradients of x and gates are NaN: none is dropped unseen.
 
     Returns:
         y, [T, D] in the dtype of x.

@@ -38,7 +38,10 @@ def make_routing(ids_TK, gates_TK, experts: int, max_copies: int, row_tile: int,
     (tokens, active), copies = ids_TK.shape, ids_TK.size
     rows = pl.cdiv(max_copies, row_tile) * row_tile
     if rows * token_tile * active > jnp.iinfo(jnp.int32).max:
-        raise ValueError(f"{max_copies} copies are too many for {active} choices of {token_tile} tokens")
+        raise ValueError(
+            f"{max_copies:,} copies of tokens are too many at a time: bound those that have an expert (max_copies), or "
+            "exchange the tokens in chunks"
+        )
     expert_N, copy_N = sort_copies(ids_TK.reshape(-1), experts)
     edge = jnp.searchsorted(expert_N, jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
     excess = jnp.maximum(edge[-1:] - max_copies, 0)

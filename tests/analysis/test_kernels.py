@@ -9,8 +9,8 @@ import pytest
 from k2jax.analysis.kernels import vmem_bytes
 
 TOPOLOGIES = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
-BOTH = {"mla_attention", "routed_experts", "expert_dispatch + combine"}
-FORWARD = {"grouped_matmul", "grouped_matmul_transposed", "mla_decode", "newton_schulz"}
+BOTH = {"mla_attention", "routed_experts", "grouped_matmul", "grouped_matmul_transposed", "expert_dispatch + combine"}
+FORWARD = {"mla_decode", "newton_schulz"}
 
 
 def test_every_kernel_compiles_and_fits():
@@ -46,6 +46,7 @@ def regions(key, *found):
     [
         (["kernals"], "kernels"),
         (["kernels", "--topologies=v9:2x2"], "no TPU generation 'v9'"),
+        (["kernels", "--topologies="], "--topologies is empty"),
         (["kernels", "--topologies=v5e:2x2", "--only=atention"], "no kernel's name contains 'atention'"),
     ],
 )

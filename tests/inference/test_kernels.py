@@ -3,20 +3,22 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
+from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
 from k2jax.inference.forward import empty_cache
 from k2jax.inference.request import Sampling
-from tests.inference.tiny import MLA, PLAIN, oracle, prompts, weights
+from tests.inference.tiny import MLA, NORMED, PLAIN, oracle, prompts, weights
 
 
-def test_cached_decoding_equals_the_full_pass():
+@pytest.mark.parametrize("model", [PLAIN, NORMED], ids=["mla", "gqa"])
+def test_cached_decoding_equals_the_full_pass(model):
     """Prompts of one token, of less than a page and of several pages, in one batch."""
-    engine = Engine(
-        dataclasses.replace(PLAIN, kernels="interpret"), weights(PLAIN), slots=4, max_length=64, page_size=8
-    )
+    kernels = dataclasses.replace(model, kernels="interpret")
+    engine = Engine(kernels, weights(model), slots=4, max_length=64, page_size=8)
     for request in engine.generate(prompts(1, 5, 40), Sampling(max_tokens=4, temperature=0.0)):
-        expected = oracle(PLAIN, request.ids)
+        expected = oracle(model, request.ids)
         for place, token in enumerate(request.tokens, len(request.prompt) - 1):
             assert token.id == expected[place].argmax()
             assert abs(token.logprob - expected[place, token.id]) < 1e-4
@@ -26,3 +28,15 @@ def test_the_kernels_cache_has_whole_lanes():
     """Otherwise XLA copies the whole cache at every step."""
     plain, padded = (empty_cache(dataclasses.replace(MLA, kernels=k), 2, 8, np.float32) for k in ("xla", "pallas"))
     assert plain.shape == (3, 2, 8, 20) and padded.shape == (3, 2, 8, 128)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"page_size": 20}, "multiple of 8, not 20"),
+        ({"slots": 64, "max_length": 131072}, "64 slots of 8,192 pages are more than the 200,000 .* page_size of 48"),
+    ],
+)
+def test_pages_that_the_kernel_cannot_hold_are_refused(sizes, message):
+    with pytest.raises(UserError, match=message):
+        Engine(dataclasses.replace(MLA, kernels="interpret"), weights(MLA), pages=9000, **sizes)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from k2jax import runtime
+from k2jax.config import model_preset
 from k2jax.errors import UserError
-from k2jax.model import K2, forward, model_specs, token_logprobs
+from k2jax.model import forward, model_specs, token_logprobs
+from k2jax.params import abstract
 from tests.inference.tiny import GQA, MLA, weights
 
 TOKENS = np.random.default_rng(0).integers(0, 61, (2, 24)).astype(np.int32)
@@ -42,19 +44,15 @@ def test_loss_gradients_and_statistics_are_those_of_plain_jax(model):
 def test_a_tpu_gets_all_kernels():
     """The lowered program calls attention's and the experts', forward and backward, by name."""
     model = dataclasses.replace(MLA, d_model=256, expert_ffn=128, kernels="pallas")
-    params = jax.eval_shape(lambda: K2(model).init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
-    del params
-    specs = jax.tree.map(
-        lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.bfloat16),
-        model_specs(model),
-        is_leaf=lambda x: hasattr(x, "role"),
-    )
-    traced = jax.jit(jax.grad(lambda p: loss_and_stats(p, model)[0])).trace(specs)
+    traced = jax.jit(jax.grad(lambda p: loss_and_stats(p, model)[0])).trace(abstract(model_specs(model), jnp.bfloat16))
     program = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert program.count("tpu_custom_call") > 4
 
 
 def test_kernels_without_a_tpu_are_refused_in_one_line():
+    nano = model_preset("nano")
     with pytest.raises(UserError, match="needs a TPU"):
-        runtime.check_kernels("pallas")
-    runtime.check_kernels("auto")
+        runtime.check_kernels(dataclasses.replace(nano, kernels="pallas"))
+    with pytest.raises(UserError, match="multiple of 256 and an expert_ffn of 128, not 32 and 16; use auto"):
+        runtime.check_kernels(dataclasses.replace(MLA, kernels="pallas"))
+    runtime.check_kernels(nano)

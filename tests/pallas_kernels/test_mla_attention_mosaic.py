@@ -87,11 +87,12 @@ def test_whole_blocks_without_exit_are_causal():
     assert_matches(inputs, None, dout)
 
 
-def test_memory_that_was_never_written_is_not_read():
+def test_memory_that_was_never_written_is_not_read(capfd):
     """The TPU interpreter fills buffers with NaN, runs heads in any order and reports races between its DMAs."""
     inputs, dout = random_inputs(256, heads=2)
     params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
     assert_matches(inputs, exits(("tree", "documents"), 256), dout, interpret=params)
+    assert "RACE DETECTED" not in capfd.readouterr().out
 
 
 def test_no_visible_token_gives_zero_output_and_gradients():
@@ -374,3 +375,14 @@ def test_runs_on_two_devices_with_arrays_that_do_not_vary():
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_batch_whose_schedule_is_too_long_is_computed_row_by_row(monkeypatch):
+    """Four sequences of 131,072 tokens are more than scalar memory lists; one is not."""
+    assert blocks.fits(3, 256) and not blocks.fits(4, 256)
+    inputs, dout = random_inputs(256, heads=2)
+    monkeypatch.setattr(blocks, "SCALAR_BYTES", 8 * 3)  # one row of two blocks
+    assert_matches(inputs, exits(("tree", "documents"), 256), dout)
+    with pytest.raises(ValueError, match="more blocks of 128 than scalar memory"):
+        monkeypatch.setattr(blocks, "SCALAR_BYTES", 8)
+        run(inputs, None, dout)

@@ -115,6 +115,14 @@ def test_wrong_arguments_are_refused(wrong):
         mla_decode(q, cache, 0, pages, lengths, latent=latent, scale=1.0)
 
 
+def test_a_page_table_beyond_scalar_memory_is_refused():
+    q, cache, pages, lengths = paged([3], 1, 2, 0)
+    with pytest.raises(ValueError, match="a page table at most 200,000"):
+        mla_decode(q, cache, 0, jnp.tile(pages, (1, 200_001)), lengths, latent=LATENT, scale=1.0, impl="interpret")
+    with pytest.raises(ValueError, match="a multiple of 8 tokens"):
+        mla_decode(q, cache[:, :, :7], 0, pages, lengths, latent=LATENT, scale=1.0, impl="interpret")
+
+
 def test_cost_is_bound_by_bandwidth_at_k2():
     cost = mosaic.cost(32, 64, 576, 512, 32768, 2)
     assert cost.flops == 2 * 32 * 64 * 32768 * 1088
