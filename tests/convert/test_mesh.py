@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import transformers
 
+from k2jax.convert import mapping
 from k2jax.convert.loading import _gather
 from k2jax.convert.source import open_folder
 from tests.convert.folders import MLA
@@ -49,16 +50,18 @@ def test_a_mesh_gets_the_numbers_that_one_device_gets(folder, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_a_region_is_read_from_the_tensors_it_lies_in(folder):
+@pytest.mark.parametrize("rows", [32, 7], ids=["a block a tensor", "blocks that divide nothing"])
+def test_a_region_is_read_from_the_tensors_it_lies_in(folder, monkeypatch, rows):
     """A rank with experts 2 and 3 of 8 reads theirs alone; the region is cut out of every axis."""
     source = open_folder(folder)
     spec, read = source.specs["moe/experts/w13"], []
     whole = _gather(source, "w13", spec, tuple(slice(0, size) for size in spec.shape))
+    monkeypatch.setattr(mapping, "BLOCK_ELEMENTS", 48 * rows)
     for name, tensor in source.tensors.items():
         source.tensors[name] = _Recorded(name, tensor, read)
     region = (slice(0, 2), slice(2, 4), slice(8, 40), slice(1, 2), slice(5, 30))
     np.testing.assert_array_equal(_gather(source, "w13", spec, region), whole[region])
-    assert sorted(read) == [f"model.layers.{i}.mlp.experts.{e}.up_proj.weight" for i in (1, 2) for e in (2, 3)]
+    assert sorted(set(read)) == [f"model.layers.{i}.mlp.experts.{e}.up_proj.weight" for i in (1, 2) for e in (2, 3)]
 
 
 class _Recorded:
