@@ -10,9 +10,9 @@ import pytest
 from k2jax import runtime
 from k2jax.config import model_preset
 from k2jax.errors import UserError
-from k2jax.model import forward, model_specs, token_logprobs
+from k2jax.model import forward, head_weight, model_specs, token_logprobs
 from k2jax.params import abstract
-from tests.inference.tiny import GQA, MLA, weights
+from tests.inference.tiny import GQA, MLA, PLAIN, weights
 
 TOKENS = np.random.default_rng(0).integers(0, 61, (2, 24)).astype(np.int32)
 EXIT = np.array([[10] * 10 + [20] * 10 + [20, 21, 22, 23], [24] * 24], np.int32)  # two documents and padding; one
@@ -22,10 +22,10 @@ def loss_and_stats(params, model):
     hidden, stats = forward(params, jnp.asarray(TOKENS), None, jnp.asarray(EXIT), model)
     parent = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
     real = jnp.asarray(np.arange(TOKENS.shape[1]) < EXIT)
-    return -jnp.where(real, token_logprobs(hidden, parent, jnp.asarray(TOKENS), params["head"]), 0).sum(), stats
+    return -jnp.where(real, token_logprobs(hidden, parent, jnp.asarray(TOKENS), head_weight(params)), 0).sum(), stats
 
 
-@pytest.mark.parametrize("model", [MLA, GQA], ids=["mla", "gqa"])
+@pytest.mark.parametrize("model", [PLAIN, GQA], ids=["mla", "gqa"])
 def test_loss_gradients_and_statistics_are_those_of_plain_jax(model):
     results = {}
     for kernels in ("xla", "interpret"):
