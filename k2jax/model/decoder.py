@@ -15,12 +15,14 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from k2jax.config.schema import ModelConfig
-from k2jax.model.feed_forward import moe, swiglu
+from k2jax.model.feed_forward import Experts, moe, swiglu
 from k2jax.model.gqa import gqa
 from k2jax.model.mla import mla
 from k2jax.model.norm import rms_norm
 from k2jax.model.rope import rotary_table
 from k2jax.params import Specs, map_specs
+
+Attend = Callable[[dict, Array, Array], tuple[Array, Array]]
 
 
 class ModelStats(NamedTuple):
@@ -57,6 +59,7 @@ def forward(
     config: ModelConfig,
     *,
     remat: str = "none",
+    experts: Experts | None = None,
 ) -> tuple[Array, ModelStats]:
     """Hidden states after the final norm.
 
@@ -67,6 +70,7 @@ def forward(
         exit: ``[B, S]`` int32 mask vector of PackedBatch; None is causal without padding.
         config: the architecture.
         remat: ``none`` keeps activations, ``full`` recomputes each layer in the backward pass.
+        experts: the routed experts where they are spread over devices, see ``feed_forward.moe``.
 
     Returns:
         ``[B, S, D]`` in compute dtype, and statistics.
@@ -79,7 +83,8 @@ def forward(
     def attend(params: dict, x: Array, layer: Array) -> tuple[Array, Array]:
         return attention(params, x, rotary, exit, config)
 
-    hidden, max_logit, counts, balance = run_layers(params, params["embed"][tokens], real, config, attend, remat)
+    embedded = params["embed"][tokens]
+    hidden, max_logit, counts, balance = run_layers(params, embedded, real, config, attend, remat, experts)
     return hidden, ModelStats(max_logit, counts, balance)
 
 
@@ -88,8 +93,9 @@ def run_layers(
     hidden: Array,
     real: Array,
     config: ModelConfig,
-    attend: Callable[[dict, Array, Array], tuple[Array, Array]],
+    attend: Attend,
     remat: str = "none",
+    experts: Experts | None = None,
 ) -> tuple[Array, Array, Array, Array]:
     """Every layer and the final norm, with the attention that the caller brings.
 
@@ -100,23 +106,74 @@ def run_layers(
         config: the architecture.
         attend: ``(attention weights, normalised [B, S, D], layer number []) -> (output [B, S, D], extra)``.
         remat: as in ``forward``.
+        experts: as in ``forward``.
 
     Returns:
         Hidden states ``[B, S, D]`` after the final norm, the extras stacked over layers, tokens per expert
         ``[L_moe, E]`` and the balance loss ``[]``.
     """
-    extras, stats, first = [], (jnp.zeros((0, config.experts), jnp.int32), jnp.zeros((0,), jnp.float32)), 0
-    for group, layer in (("dense", _dense_layer), ("moe", _moe_layer)):
-        if group not in params:
-            continue
-        step = functools.partial(layer, attend=attend, real=real, config=config)
-        if remat == "full":
-            step = jax.checkpoint(step)
-        hidden, (extra, *rest) = _walk(step, hidden, params[group], first)
-        extras.append(extra)
-        stats, first = rest or stats, first + len(extra)
-    counts, balance = stats
-    return rms_norm(hidden, params["final_norm"], config.norm_eps), jnp.concatenate(extras), counts, balance.sum()
+    extras, counts, balance, first = [], [], [], 0
+    for group in ("dense", "moe"):
+        if group in params:
+            hidden, stats = run_stack(group, params[group], hidden, real, config, attend, remat, experts, first)
+            extras.append(stats.extra)
+            counts.append(stats.expert_tokens)
+            balance.append(stats.balance_loss)
+            first += len(stats.extra)
+    hidden = rms_norm(hidden, params["final_norm"], config.norm_eps)
+    return hidden, jnp.concatenate(extras), jnp.concatenate(counts), jnp.concatenate(balance).sum()
+
+
+class StackStats(NamedTuple):
+    """Side outputs of a run of layers, per layer.
+
+    Attributes:
+        extra: what ``attend`` returned beside its output, ``[L, ...]``; in training the maximum logit per head.
+        expert_tokens: ``[L, E]`` int32; ``[0, E]`` of dense layers.
+        balance_loss: ``[L]`` float32; ``[0]`` of dense layers.
+    """
+
+    extra: Array
+    expert_tokens: Array
+    balance_loss: Array
+
+
+def run_stack(
+    group: str,
+    layers: dict | list[dict],
+    hidden: Array,
+    real: Array,
+    config: ModelConfig,
+    attend: Attend,
+    remat: str = "none",
+    experts: Experts | None = None,
+    first: int = 0,
+) -> tuple[Array, StackStats]:
+    """A run of layers of one kind: a whole group of the model, or a pipeline stage's part of it.
+
+    Args:
+        group: ``dense`` or ``moe``.
+        layers: their weights in compute dtype, stacked or as a list.
+        hidden: ``[B, S, D]``.
+        real: ``[B, S]`` bool, False on padding.
+        config: the architecture.
+        attend: as in ``run_layers``.
+        remat: as in ``forward``.
+        experts: as in ``forward``.
+        first: number of the first layer, for ``attend``.
+
+    Returns:
+        ``[B, S, D]`` and the layers' side outputs.
+    """
+    if group == "dense":
+        step = functools.partial(_dense_layer, attend=attend, config=config)
+    else:
+        step = functools.partial(_moe_layer, attend=attend, real=real, config=config, experts=experts)
+    if remat == "full":
+        step = jax.checkpoint(step)
+    hidden, (extra, *rest) = _walk(step, hidden, layers, first)
+    none = (jnp.zeros((0, config.experts), jnp.int32), jnp.zeros((0,), jnp.float32))
+    return hidden, StackStats(extra, *(rest or none))
 
 
 def _walk(step: Callable, hidden: Array, layers: dict | list[dict], first: int) -> tuple[Array, tuple]:
@@ -157,15 +214,15 @@ def _attend(x: Array, params: dict, layer: Array, attend, config: ModelConfig) -
     return x, rms_norm(x, params["ffn_norm"], config.norm_eps), extra
 
 
-def _dense_layer(x: Array, scanned: tuple[dict, Array], *, attend, real, config: ModelConfig):
+def _dense_layer(x: Array, scanned: tuple[dict, Array], *, attend, config: ModelConfig):
     params, layer = scanned
     x, normed, extra = _attend(x, params, layer, attend, config)
     with jax.named_scope("dense_ffn"):
         return x + swiglu(params["ffn"], normed), (extra,)
 
 
-def _moe_layer(x: Array, scanned: tuple[dict, Array], *, attend, real, config: ModelConfig):
+def _moe_layer(x: Array, scanned: tuple[dict, Array], *, attend, real, config: ModelConfig, experts):
     params, layer = scanned
     x, normed, extra = _attend(x, params, layer, attend, config)
-    out, routing = moe(params, normed, real, config)
+    out, routing = moe(params, normed, real, config, experts)
     return x + out, (extra, routing.counts, routing.balance_loss)

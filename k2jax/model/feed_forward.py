@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+import functools
+
 import jax
 from jax import Array
 
@@ -17,7 +20,12 @@ def swiglu(params: dict, x: Array) -> Array:
     return linear(jax.nn.silu(linear(x, w13[:, 0])) * linear(x, w13[:, 1]), params["w2"])
 
 
-def moe(params: dict, x: Array, real: Array, config: ModelConfig) -> tuple[Array, Routing]:
+Experts = Callable[[Array, Array, Array, Array, Array], Array]
+
+
+def moe(
+    params: dict, x: Array, real: Array, config: ModelConfig, experts: Experts | None = None
+) -> tuple[Array, Routing]:
     """Routed plus shared experts.
 
     Args:
@@ -25,21 +33,22 @@ def moe(params: dict, x: Array, real: Array, config: ModelConfig) -> tuple[Array
         x: ``[B, S, D]``, normalised.
         real: ``[B, S]`` bool, False on padding.
         config: the architecture.
+        experts: ``(tokens [T, D], w13, w2, expert_ids [T, K], gates [T, K]) -> [T, D]`` where the experts are not all
+            on this device; None computes them here.
 
     Returns:
         ``[B, S, D]`` and the routing.
     """
     routing = route(params["router"], params["router_bias"], x, real, config)
-    tokens = x.reshape(-1, config.d_model)
+    if experts is None:
+        experts = functools.partial(routed_experts, capacity_factor=config.capacity_factor, impl=config.kernels)
     with jax.named_scope("routed_experts"):
-        routed = routed_experts(
-            tokens,
+        routed = experts(
+            x.reshape(-1, config.d_model),
             params["experts"]["w13"],
             params["experts"]["w2"],
             routing.expert_ids.reshape(-1, config.active_experts),
             routing.gates.reshape(-1, config.active_experts),
-            capacity_factor=config.capacity_factor,
-            impl=config.kernels,
         ).reshape(x.shape)
     if config.shared_experts:
         with jax.named_scope("shared_experts"):
