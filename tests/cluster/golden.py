@@ -1,0 +1,50 @@
+"""Command lines of the golden tests; ``python -m tests.cluster.golden`` writes anew what they print."""
+
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+FOLDER = Path(__file__).parent / "golden"
+SAME = (
+    "--config=experiments/pretrain/nano.py",
+    "--workdir=gs://my-bucket/runs/k2",
+    "--project=my-project",
+    "--image=us-docker.pkg.dev/my-project/k2jax/train:1",
+    "--dry_run",
+)
+CASES = {
+    "vm_v5e_one_host": ("--tpu=v5e-8", "--zone=us-west4-a", "--name=first-run"),
+    "vm_v5p_two_slices": (
+        *("--tpu=v5p-2048", "--slices=2", "--zone=us-east5-a", "--capacity=spot", "--max_restarts=20"),
+        *("--config.train.steps=1000", "--config.data.cache_dir=it's $HOME"),
+    ),
+    "jobset_v5p": (
+        *("--backend=jobset", "--tpu=v5p:8x8x16", "--zone=us-east5", "--cluster=my-cluster"),
+        *("--capacity=reserved", "--reservation=my-reservation", "--service_account=trainer"),
+        *("--config.train.steps=1000", "--config.data.cache_dir=$(HOME)"),
+    ),
+    "jobset_tpu7x_two_slices": (
+        *("--backend=jobset", "--tpu=tpu7x:4x4x8", "--slices=2", "--zone=us-central1", "--cluster=my-cluster"),
+        *("--capacity=flex", "--env=LIBTPU_INIT_ARGS=", "--grace_seconds=300"),
+    ),
+    "xpk_v6e": (
+        *("--backend=xpk", "--tpu=v6e-256", "--slices=4", "--zone=us-east5-b", "--cluster=my-cluster"),
+        *("--config.data.cache_dir=it's $HOME",),
+    ),
+}
+
+
+def launch(*flags: str) -> subprocess.CompletedProcess:
+    """``python -m k2jax.launch`` with these flags, in the repository, where no command of any cloud can be found."""
+    command = [sys.executable, "-m", "k2jax.launch", *flags]
+    environment = {**os.environ, "PATH": ""}
+    return subprocess.run(command, cwd=FOLDER.parents[2], env=environment, capture_output=True, text=True, timeout=120)
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for case, case_flags in CASES.items():
+        done = launch(*SAME, *case_flags)
+        done.check_returncode()
+        (FOLDER / f"{case}.sh").write_text(done.stdout)

@@ -1,0 +1,95 @@
+set -euo pipefail
+gcloud container clusters get-credentials my-cluster --location=us-central1 --project=my-project
+kubectl create --filename=- << 'END'
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: k2
+  annotations:
+    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
+spec:
+  failurePolicy:
+    maxRestarts: 100
+    restartStrategy: BlockingRecreate
+    rules:
+      - name: notRetried
+        action: FailJobSet
+        onJobFailureReasons:
+          - PodFailurePolicy
+  replicatedJobs:
+    - name: slice
+      replicas: 2
+      template:
+        spec:
+          parallelism: 32
+          completions: 32
+          completionMode: Indexed
+          backoffLimit: 0
+          podFailurePolicy:
+            rules:
+              - action: FailJob
+                onExitCodes:
+                  containerName: train
+                  operator: In
+                  values:
+                    - 2
+                    - 3
+          template:
+            metadata:
+              annotations:
+                gke-gcsfuse/volumes: "true"
+                gke-gcsfuse/cpu-limit: "0"
+                gke-gcsfuse/memory-limit: "0"
+                gke-gcsfuse/ephemeral-storage-limit: "0"
+            spec:
+              restartPolicy: Never
+              terminationGracePeriodSeconds: 300
+              nodeSelector:
+                cloud.google.com/gke-tpu-accelerator: tpu7x
+                cloud.google.com/gke-tpu-topology: "4x4x8"
+                cloud.google.com/gke-flex-start: "true"
+              tolerations:
+                - key: google.com/tpu
+                  operator: Exists
+              containers:
+                - name: train
+                  image: "us-docker.pkg.dev/my-project/k2jax/train:1"
+                  command:
+                    - python
+                    - "-m"
+                    - k2jax.train
+                    - "--workdir=/gcs/my-bucket/runs/k2"
+                    - "--config=experiments/pretrain/nano.py"
+                  env:
+                    - name: JAX_PLATFORMS
+                      value: "tpu,cpu"
+                    - name: JAX_COMPILATION_CACHE_DIR
+                      value: "/gcs/my-bucket/runs/k2/compilation_cache"
+                    - name: LIBTPU_INIT_ARGS
+                      value: ""
+                    - name: PYTHONUNBUFFERED
+                      value: "1"
+                  ports:
+                    - containerPort: 8471
+                    - containerPort: 8080
+                  securityContext:
+                    privileged: true
+                  resources:
+                    limits:
+                      google.com/tpu: 4
+                  volumeMounts:
+                    - name: shared-memory
+                      mountPath: "/dev/shm"
+                    - name: bucket
+                      mountPath: "/gcs/my-bucket"
+              volumes:
+                - name: shared-memory
+                  emptyDir:
+                    medium: Memory
+                - name: bucket
+                  csi:
+                    driver: gcsfuse.csi.storage.gke.io
+                    volumeAttributes:
+                      bucketName: my-bucket
+                      mountOptions: "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
+END

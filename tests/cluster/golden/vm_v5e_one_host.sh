@@ -1,0 +1,123 @@
+set -euo pipefail
+startup=$(mktemp)
+trap 'rm -f "$startup"' EXIT
+cat > "$startup" << 'END'
+#!/bin/bash
+set -uo pipefail
+export HOME=/root
+
+finish() { # until this host is deleted
+  while true; do
+    echo "$1" | gcloud storage cp - gs://my-bucket/runs/k2/launch/exit-codes/"$(hostname)"
+    sleep 300
+  done
+}
+retry() {
+  local attempt
+  for attempt in 1 2 3 4 5; do
+    "$@" && return
+    sleep $((attempt * 10))
+  done
+  finish 1
+}
+install_gcsfuse() {
+  command -v gcsfuse && return
+  curl --fail --silent https://packages.cloud.google.com/apt/doc/apt-key.gpg \
+    --output /usr/share/keyrings/cloud.google.asc || return
+  echo "deb [signed-by=/usr/share/keyrings/cloud.google.asc] https://packages.cloud.google.com/apt gcsfuse-$(lsb_release -c -s) main" > /etc/apt/sources.list.d/gcsfuse.list
+  apt-get update && apt-get install --yes gcsfuse
+}
+mount_bucket() {
+  mountpoint --quiet /gcs/my-bucket && return
+  gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 my-bucket /gcs/my-bucket
+}
+
+retry install_gcsfuse
+mkdir -p /gcs/my-bucket
+retry mount_bucket
+retry gcloud auth configure-docker us-docker.pkg.dev --quiet
+retry docker pull us-docker.pkg.dev/my-project/k2jax/train:1
+
+restarts=0
+while true; do
+  docker rm --force first-run > /dev/null 2>&1
+  docker run \
+    --rm \
+    --name=first-run \
+    --stop-timeout=600 \
+    --privileged \
+    --network=host \
+    --ipc=host \
+    --volume=/gcs/my-bucket:/gcs/my-bucket \
+    --env=JAX_PLATFORMS=tpu,cpu \
+    --env=JAX_COMPILATION_CACHE_DIR=/gcs/my-bucket/runs/k2/compilation_cache \
+    '--env=LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true --xla_tpu_enable_async_ragged_all_to_all=true' \
+    --env=PYTHONUNBUFFERED=1 \
+    us-docker.pkg.dev/my-project/k2jax/train:1 python -m k2jax.train \
+    --workdir=/gcs/my-bucket/runs/k2 \
+    --config=experiments/pretrain/nano.py
+  code=$?
+  case "$code" in
+    0 | 2 | 3) finish "$code" ;;
+  esac
+  if ((restarts >= 100)); then
+    finish "$code"
+  fi
+  restarts=$((restarts + 1))
+  echo "first-run stopped with exit code $code; restart $restarts of 100"
+  sleep 10
+done
+END
+
+create() {
+  gcloud storage rm --recursive gs://my-bucket/runs/k2/launch/exit-codes 2> /dev/null || true
+  gcloud compute tpus queued-resources create first-run \
+    --project=my-project \
+    --zone=us-west4-a \
+    --accelerator-type=v5litepod-8 \
+    --runtime-version=v2-alpha-tpuv5-lite \
+    --node-id=first-run \
+    --metadata-from-file=startup-script="$startup"
+}
+delete() {
+  gcloud compute tpus queued-resources delete first-run \
+    --project=my-project \
+    --zone=us-west4-a \
+    --force \
+    --quiet
+}
+
+echo "Watching first-run. Ctrl-C leaves it running; the same command watches again."
+creations=0
+while true; do
+  if ! state=$(gcloud compute tpus queued-resources list --project=my-project --zone=us-west4-a '--filter=name~/first-run$' '--format=value(state.state)'); then
+    sleep 60
+    continue
+  fi
+  if [[ $state == SUSPENDED || $state == FAILED ]]; then
+    echo "first-run is $state: deleted, to be created anew"
+    delete || true
+    state=
+  fi
+  if [[ -z $state ]]; then
+    if ((creations > 100)); then
+      echo "error: first-run was asked for $creations times; raise --max_restarts to go on" >&2
+      exit 1
+    fi
+    creations=$((creations + 1))
+    if ! create; then
+      echo "first-run could not be created; trying again"
+      sleep 60
+      continue
+    fi
+  fi
+  codes=$(gcloud storage cat gs://my-bucket/runs/k2/launch/exit-codes'/**' 2> /dev/null) || codes=
+  worst=$(sort --numeric-sort <<< "$codes" | tail -n 1)
+  if [[ -n $worst ]] && ((worst > 0 || $(wc -l <<< "$codes") >= 1)); then
+    sleep 60 # other hosts may be saving still
+    delete || delete || delete || true
+    echo "first-run ended with exit code $worst"
+    exit "$worst"
+  fi
+  sleep 60
+done
