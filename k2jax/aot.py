@@ -1,11 +1,16 @@
 """Compiles for TPUs ahead of time, on a machine without one; exit code 1 if something does not fit.
 
 Example:
+    python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16
+    python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16 --sweep
     python -m k2jax.aot kernels --topologies=v5e:2x2,v5p:2x2x1,v6e:2x2,tpu7x:2x2x1
     python -m k2jax.aot kernels --topologies=v5p:2x2x1 --only=attention --json
 
-Every kernel is compiled at the shapes of Kimi K2. The roofline is the least time that one device could need: FLOPs at
-peak, or bytes at full bandwidth, whichever takes longer. It is arithmetic, not a measurement.
+With a config, the training step that it describes: HBM of a device by what it holds, collectives by kind, axis and
+bytes, FLOPs, and an estimate of its time with every term. --sweep estimates every layout (stages, experts, data,
+micro-batches, recomputation) of that batch on the topology and compiles the best. With "kernels", every kernel at the
+shapes of Kimi K2; there the roofline is the least time that one device could need. All times are arithmetic: nothing
+was run.
 """
 
 import json
@@ -17,28 +22,70 @@ from k2jax import cli
 from k2jax.analysis import topology
 from k2jax.config.build import nearest
 from k2jax.errors import UserError
-from k2jax.report.table import significant, text_table
 
 TARGETS = ("kernels",)
+MODES = ("train",)
 DOES_NOT_FIT = 1
+LISTED = 12  # layouts of a sweep that are printed
 
 
 def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
-    flags.DEFINE_list("topologies", ["v5p:2x2x1"], "TPU topologies, such as v5e:2x2 or v5p:2x2x1.", **to)
+    cli.define_config(values)
+    flags.DEFINE_string("topology", None, "TPU topology of a training config, such as v5p:8x8x16.", **to)
+    flags.DEFINE_string("mode", "train", "What of a config to compile: train.", **to)
+    flags.DEFINE_bool("sweep", False, "Estimate every layout of the config, and compile the best.", **to)
+    flags.DEFINE_integer("best", 2, "How many layouts of a sweep to compile.", **to)
+    flags.DEFINE_list("topologies", ["v5p:2x2x1"], "TPU topologies for kernels, such as v5e:2x2,v5p:2x2x1.", **to)
     flags.DEFINE_string("only", "", "Only kernels whose name contains this.", **to)
-    flags.DEFINE_bool("json", False, "Print a JSON list instead of a table.", **to)
+    flags.DEFINE_bool("json", False, "Print JSON instead of tables.", **to)
 
 
-def main(values: flags.FlagValues, target: str) -> int:
+def main(values: flags.FlagValues, target: str = "") -> int:
     """Runs the command."""
-    if target not in TARGETS:
+    if target and target not in TARGETS:
         raise UserError(f"nothing to compile called {target!r}{nearest(target, list(TARGETS))}")
+    topology.prepare()
+    return kernels(values) if target else training(values)
+
+
+def training(values: flags.FlagValues) -> int:
+    """A config's training step, or its layouts."""
+    cli.require(values, "config", "topology")
+    if values.mode not in MODES:
+        raise UserError(f"no mode {values.mode!r}{nearest(values.mode, list(MODES))}")
+    from k2jax.analysis import compiling, tables
+    from k2jax.analysis.published import published_runs
+
+    config = compiling.for_tpu(cli.config_of(values))
+    best = compiling.best_layouts(config, values.topology) if values.sweep else []
+    if best and not values.json:
+        print(tables.sweep_table(best, LISTED), flush=True)
+    chosen = [one.config for one in best[: values.best]] if best else [config]
+    found = []
+    for number, one in enumerate(chosen):
+        try:
+            report = compiling.compile_training(one, values.topology)
+        except compiling.DoesNotFit as error:
+            print(f"error: {error}", file=sys.stderr)
+            return DOES_NOT_FIT
+        found.append(report)
+        if not values.json:
+            print(f"\n{best[number].flags}\n" if best else "", end="")
+            print(tables.training_table(report, published_runs()), flush=True)
+    if values.json:
+        listed = {"layouts": tables.as_json(best), "compiled": tables.as_json(found)}
+        print(json.dumps({**listed, "published": tables.as_json(published_runs())}, indent=2))
+    return 0 if all(one.hbm.fits for one in found) else DOES_NOT_FIT
+
+
+def kernels(values: flags.FlagValues) -> int:
+    """Every kernel."""
     if not values.topologies:
         raise UserError("--topologies is empty; name some, such as v5e:2x2,v5p:2x2x1")
-    topology.prepare()
     from k2jax.analysis.kernels import compile_all
+    from k2jax.analysis.tables import kernel_table
 
     found = []
     for one in compile_all(values.topologies, values.only):
@@ -46,45 +93,9 @@ def main(values: flags.FlagValues, target: str) -> int:
         print(f"compiled {len(found)}: {one.kernel}, {one.direction}, {one.topology}", file=sys.stderr)
     if not found:
         raise UserError(f"no kernel's name contains {values.only!r}")
-    if values.json:
-        print(json.dumps([one._asdict() for one in found], indent=2))
-    else:
-        print(table(found))
+    print(json.dumps([one._asdict() for one in found], indent=2) if values.json else kernel_table(found))
     return 0 if all(one.fits for one in found) else DOES_NOT_FIT
 
 
-def table(found: list) -> str:
-    """A block for each kernel, direction and shape, a line for each topology."""
-    header = (
-        "topology",
-        "VMEM MiB",
-        "of",
-        "HBM temp MB",
-        "in all",
-        "GFLOP",
-        "MB",
-        "roofline ms",
-        "bound",
-        "compiled in s",
-    )
-    blocks: dict[str, list] = {}
-    for one in found:
-        blocks.setdefault(f"{one.kernel}, {one.direction}: {one.shape}", []).append(
-            (
-                one.topology,
-                significant(one.vmem_bytes / 2**20),
-                one.vmem_limit_bytes >> 20,
-                significant(one.temp_bytes / 1e6),
-                significant(one.hbm_bytes / 1e6),
-                significant(one.flops / 1e9),
-                significant(one.bytes / 1e6),
-                significant(1e3 * one.roofline_seconds),
-                one.bound,
-                significant(one.compile_seconds),
-            )
-        )
-    return "\n\n".join(f"{title}\n{text_table(header, rows)}" for title, rows in blocks.items())
-
-
 if __name__ == "__main__":
-    cli.run(main, define, __doc__, positional=("TARGET",))
+    cli.run(main, define, __doc__, positional=("TARGET",), optional=1)

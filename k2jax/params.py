@@ -20,6 +20,7 @@ import numpy as np
 
 Specs = Any  # a nested dict whose leaves are ParamSpec
 
+LAYER_AXES = ("rounds", "stages", "layers")  # as a pipeline stores layers, in order; a plain stack has the last alone
 ROLES = ("matrix", "embedding", "head", "router", "router_bias", "norm", "bias")
 STACK_NAMES = {"gate_up": ("gate_proj", "up_proj")}  # stack axes whose elements have names, not numbers
 
@@ -39,6 +40,7 @@ class ParamSpec:
         first_layer: number of the decoder layer at index 0 of the ``layers`` axis.
         segments: parts of the last axis, as (name, width), where one projection makes several things; their names
             tell QK-Clip what to scale.
+        empty: slots at the end of the layers' axes that hold no layer, as a pipeline may have; they stay 0.
     """
 
     shape: tuple[int, ...]
@@ -50,6 +52,7 @@ class ParamSpec:
     init: str = "normal"
     first_layer: int = 0
     segments: tuple[tuple[str, int], ...] = ()
+    empty: int = 0
 
     def __post_init__(self):
         """Checks that the declaration is consistent."""
@@ -62,6 +65,18 @@ class ParamSpec:
     def stack(self) -> tuple[str, ...]:
         """Axes that count separate matrices or vectors (layers, experts, gate_up), in storage order."""
         return tuple(axis for axis in self.axes if axis not in self.inputs + self.outputs)
+
+    @property
+    def layer_axes(self) -> tuple[str, ...]:
+        """Those of ``LAYER_AXES`` that the weight has: in front of all others."""
+        return tuple(axis for axis in self.axes if axis in LAYER_AXES)
+
+    @property
+    def layer_numbers(self) -> np.ndarray:
+        """The decoder layer of every slot of the layers' axes, int; -1 in empty ones."""
+        shape = self.shape[: len(self.layer_axes)]
+        numbers = self.first_layer + np.arange(math.prod(shape))
+        return np.where(np.arange(len(numbers)) < len(numbers) - self.empty, numbers, -1).reshape(shape)
 
     def size_of(self, axes: tuple[str, ...]) -> int:
         """Product of the sizes of ``axes``."""

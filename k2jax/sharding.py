@@ -21,6 +21,12 @@ RULES = {
 }
 """Logical axis to mesh axis. A mesh without that axis leaves the logical one whole, on every device."""
 
+PIPELINE = {"stages": "stage", "experts": "expert"}
+"""The same for the layers of a training step, which pipeline stages share out."""
+
+AROUND_PIPELINE = {"heads": "stage", "kv_heads": "stage", "ffn": "stage", "vocab": "stage"}
+"""And for what comes before and after them: all stages compute it together."""
+
 WHOLE_ROLES = ("router", "router_bias")  # every rank scores all experts
 
 

@@ -23,6 +23,17 @@ def vary_together(*arrays: Array, axes: tuple[str, ...] = ()) -> tuple[Array, ..
     )
 
 
+def vary_tree(tree: Any, *, axes: tuple[str, ...] = (), like: Any = ()) -> Any:
+    """Marks every array of ``tree`` as varying over ``axes`` and over whatever any array of ``like`` varies over."""
+    wanted = frozenset(axes).union(*(jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(like)))
+
+    def mark(leaf: Array) -> Array:
+        missing = wanted - jax.typeof(leaf).manual_axis_type.varying
+        return lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf
+
+    return jax.tree.map(mark, tree)
+
+
 def output(shape: tuple[int, ...], dtype: Any, like: Array) -> jax.ShapeDtypeStruct:
     """A kernel's result, which varies as ``like`` does."""
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type)

@@ -13,9 +13,9 @@ from k2jax.bench import pretrain
 from k2jax.bench.timing import Row, interleaved, time_row
 from k2jax.config import ModelConfig, model_preset
 from k2jax.model import model_specs
+from k2jax.parallel.accumulate import accumulate
 from k2jax.params import initialize
 from k2jax.train.report import device_name
-from k2jax.train.step import loss_and_gradients
 from pallas_kernels.mla_attention import mla_attention
 
 SIZES = ((8, 256), (4, 512), (1, 2048))
@@ -48,10 +48,11 @@ def _statistic(model: ModelConfig, rounds: int) -> Row:
     """Loss and gradients of nano, once with the statistics and once without: what is not returned is not computed."""
     config = pretrain.experiment(model)
     params = initialize(model_specs(model), jax.random.key(0), 0.02)
-    batch = pretrain.packed(np.random.default_rng(0).integers(0, model.vocab, (pretrain.ROWS, pretrain.SEQUENCE)))
+    rows = pretrain.packed(np.random.default_rng(0).integers(0, model.vocab, (pretrain.ROWS, pretrain.SEQUENCE)))
+    batch = jax.tree.map(lambda field: jnp.asarray(field)[None], rows)
     both = {
-        "with": jax.jit(lambda params: loss_and_gradients(params, batch, config)),
-        "without": jax.jit(lambda params: loss_and_gradients(params, batch, config)[::2]),
+        "with": jax.jit(lambda params: accumulate(params, batch, batch.weights.sum(), config)),
+        "without": jax.jit(lambda params: accumulate(params, batch, batch.weights.sum(), config)[::2]),
     }
     seconds = interleaved({name: functools.partial(f, params) for name, f in both.items()}, rounds)
     name = f"nano's loss and gradients with statistics, {pretrain.ROWS} x {pretrain.SEQUENCE}"

@@ -11,19 +11,15 @@ import sys
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from k2jax import optim
 from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.bench.baseline import torch_model
 from k2jax.bench.timing import Row, interleaved, rate_row
-from k2jax.config import Config, ModelConfig, OptimizerConfig, TrainConfig, model_preset
+from k2jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig, model_preset
 from k2jax.errors import UserError
-from k2jax.model import model_specs
+from k2jax.train.program import Program
 from k2jax.train.report import device_name
-from k2jax.train.state import init_state
-from k2jax.train.step import make_train_step
 
 ROWS, SEQUENCE = 8, 256
 EXPERT_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
@@ -72,26 +68,24 @@ def experiment(model: ModelConfig, optimizer: str = "adamw") -> Config:
     return Config(
         model=model,
         optimizer=OptimizerConfig(name=optimizer, learning_rate=1e-3, grad_clip=1.0),
+        data=DataConfig(sequence_length=SEQUENCE),
         train=TrainConfig(batch_size=ROWS, steps=10_000),
     )
 
 
 def packed(tokens: np.ndarray) -> PackedBatch:
     """One document a row."""
-    return jax.tree.map(jnp.asarray, stack_rows([pack_row([row], SEQUENCE) for row in tokens]))
+    return stack_rows([pack_row([row], SEQUENCE) for row in tokens])
 
 
 def jax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
     """One k2jax training step per call, on a state that it keeps."""
-    config = experiment(model)
-    optimizer = optim.build(config.optimizer, config.router, model_specs(model), config.train.steps)
-    state = jax.jit(lambda: init_state(config, optimizer))()
-    step = jax.jit(make_train_step(config, optimizer), donate_argnums=0)
-    batch = packed(tokens)
+    program = Program(experiment(model), jax.devices()[:1])
+    state, batch = program.init(), program.placement().put(packed(tokens))
 
     def run() -> Any:
         nonlocal state
-        state, metrics = step(state, batch)
+        state, metrics = program.step(state, batch)
         return metrics
 
     return run

@@ -73,19 +73,15 @@ def trace_step(optimizer: str) -> tuple[list[Span], str]:
     import jax
     import numpy as np
 
-    from k2jax import optim
     from k2jax.bench.pretrain import ROWS, SEQUENCE, experiment, packed
     from k2jax.config import model_preset
-    from k2jax.model import model_specs
-    from k2jax.train.state import init_state
-    from k2jax.train.step import make_train_step
+    from k2jax.train.program import Program
 
     model = model_preset("nano")
-    config = experiment(model, optimizer)
-    transformation = optim.build(config.optimizer, config.router, model_specs(model), config.train.steps)
-    state = jax.jit(lambda: init_state(config, transformation))()
-    batch = packed(np.random.default_rng(0).integers(0, model.vocab, (ROWS, SEQUENCE)))
-    step = jax.jit(make_train_step(config, transformation), donate_argnums=0).lower(state, batch).compile()
+    program = Program(experiment(model, optimizer), jax.devices()[:1])
+    tokens = np.random.default_rng(0).integers(0, model.vocab, (ROWS, SEQUENCE))
+    state, batch = program.init(), program.placement().put(packed(tokens))
+    step = program.step.lower(state, batch).compile()
     for _ in range(2):
         state, metrics = step(state, batch)
     jax.block_until_ready((state, metrics))

@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from k2jax.config import schema
+from k2jax.config.activations import POLICIES, check_activations
 from k2jax.config.presets import model_preset
 from k2jax.errors import UserError
 
@@ -145,7 +146,10 @@ _CHOICES = {
     "data.tokenizer.kind": ("bpe", "file", "bytes"),
     "data.on_corrupt": ("skip", "fail"),
     "train.compute_dtype": ("auto", "float32", "bfloat16"),
-    "train.remat": ("none", "full"),
+    "parallel.schedule": ("1f1b", "gpipe", "scan"),
+    "parallel.expert_backend": ("auto", "dense", "ring", "a2a", "ragged", "dma"),
+    "train.gradient_dtype": ("float32", "bfloat16"),
+    "train.remat": tuple(POLICIES),
 }
 
 _AT_LEAST_ONE = [
@@ -166,6 +170,10 @@ _AT_LEAST_ONE = [
     "train.steps",
     "train.batch_size",
     "train.micro_batches",
+    "parallel.expert",
+    "parallel.stage",
+    "parallel.virtual_stages",
+    "parallel.expert_chunks",
     "checkpoint.every",
     "checkpoint.keep",
     "log.every",
@@ -192,16 +200,18 @@ def _check(config: schema.Config) -> None:
         if _get(config, path) < 1:
             raise UserError(f"config.{path} must be at least 1, not {_get(config, path)}")
     model, train = config.model, config.train
-    if train.batch_size % train.micro_batches:
+    rows = -(-train.batch_size // train.micro_batches)
+    if rows * (train.micro_batches - 1) >= train.batch_size:
         raise UserError(
-            f"config.train.batch_size {train.batch_size} does not divide into {train.micro_batches} micro-batches; "
-            f"{train.batch_size - train.batch_size % train.micro_batches or train.micro_batches} would"
+            f"config.train.batch_size {train.batch_size} leaves the last of {train.micro_batches} micro-batches empty; "
+            f"train.micro_batches={-(-train.batch_size // rows)} would do"
         )
     if config.data.sequence_length < 2:
         raise UserError("config.data.sequence_length must be at least 2")
     if not 0 <= model.dense_layers <= model.layers:
         raise UserError(f"config.model.dense_layers {model.dense_layers} is not in 0..{model.layers} (model.layers)")
     _check_attention(config)
+    check_activations(config)
     if model.experts % model.expert_groups:
         raise UserError(
             f"config.model.experts {model.experts} does not divide into {model.expert_groups} expert_groups"

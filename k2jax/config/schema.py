@@ -169,10 +169,29 @@ class TrainConfig:
     batch_size: int = 8  #: rows per optimizer step, over all micro-batches and processes
     micro_batches: int = 1  #: gradient accumulation: the batch is cut into this many parts
     seed: int = 0  #: seeds initial weights and data order
+    gradient_dtype: str = "float32"  #: in which micro-batches' gradients add up: float32 | bfloat16
     compute_dtype: str = "auto"  #: auto (bfloat16 on accelerators, float32 on CPU) | float32 | bfloat16
-    remat: str = "none"  #: none | full (recompute each layer in the backward pass)
+    remat: str = "none"  #: recomputed in the backward pass: none | selective (norms, SwiGLU, MLA up-projections) | full
+    keep: tuple[str, ...] = ()  #: activations kept though the policy recomputes them
+    recompute: tuple[str, ...] = ()  #: activations recomputed though the policy keeps them
+    store_fp8: tuple[str, ...] = ()  #: activations kept in FP8 (E4M3): expert_input | *_gate_up
+    offload: tuple[str, ...] = ()  #: activations kept in the host's memory
     profile_steps: tuple[int, ...] = ()  #: (first, last) steps to trace with xprof
     spike_factor: float = 1.2  #: a loss above this times its running mean counts as a spike
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """The mesh: ``data`` x ``expert`` x ``stage`` devices. Rows are spread over ``data`` and ``expert``."""
+
+    data: int = 0  #: groups of devices that share nothing but gradients; 0 takes the devices that are left
+    expert: int = 1  #: devices that share the experts of a layer; divides model.experts
+    stage: int = 1  #: pipeline stages; the layers with experts (or all, without experts) are spread over them
+    virtual_stages: int = 1  #: runs of layers that each pipeline stage holds; more make the pipeline's bubble smaller
+    schedule: str = "1f1b"  #: of pipeline stages: 1f1b (interleaved) | gpipe | scan (differentiated by JAX)
+    expert_backend: str = "auto"  #: how tokens travel to experts: auto | dense | ring | a2a | ragged | dma
+    expert_chunks: int = 1  #: parts of a micro-batch that are exchanged and computed one after the other
+    expert_copies: float = 4.0  #: room for copies of tokens on a device, over their mean; more stop the run (kernels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +233,7 @@ class Config:
     router: RouterConfig = RouterConfig()  #: expert load balancing
     data: DataConfig = DataConfig()  #: corpora, tokenizer, packing
     train: TrainConfig = TrainConfig()  #: loop
+    parallel: ParallelConfig = ParallelConfig()  #: devices
     checkpoint: CheckpointConfig = CheckpointConfig()  #: saving
     log: LogConfig = LogConfig()  #: reporting
     eval: EvalConfig = EvalConfig()  #: validation

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
 import json
 
 from k2jax.config.schema import DataConfig
 from k2jax.data.build_shards import prepare_shards
-from k2jax.data.loader import DataLoader, HeldOut, check_shares, process_slice
+from k2jax.data.loader import DataLoader, HeldOut, check_shares
 from k2jax.data.packing import RowSource, check_length
 from k2jax.data.shards import Shards
 from k2jax.data.vocabulary import prepare_tokenizer
@@ -41,24 +41,24 @@ def build(
     batch_size: int,
     seed: int,
     steps: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    part: Sequence[int] | None = None,
+    builder: bool = True,
     log: Callable[[str], None] | None = None,
     wait_seconds: float = 3600.0,
 ) -> Data:
     """Prepares tokenizer and shards, or finds them in the cache, and plans the run.
 
-    Process 0 builds; the others wait for its folders.
+    One process builds; the others wait for its folders.
 
     Args:
         config: the ``data`` part of a configuration.
         batch_size: rows per optimizer step over all processes.
         seed: decides the order of rows.
         steps: optimizer steps; the data must last for them.
-        process_index: which process this is.
-        process_count: how many share each batch.
+        part: numbers of a batch's rows that this process reads, all by default; see ``DataLoader``.
+        builder: whether this process builds what is missing.
         log: gets a line of progress now and then.
-        wait_seconds: how long the other processes wait for process 0, per folder [s].
+        wait_seconds: how long the other processes wait for the builder, per folder [s].
 
     Raises:
         UserError: for anything a user can mend: configuration, sources, corrupt records, cache, damaged shards, data
@@ -66,14 +66,13 @@ def build(
     """
     check_shares(config.sources)  # refuse before the long work
     check_length(config.sequence_length)
-    process_slice(batch_size, process_index, process_count)
-    share = {"builder": process_index == 0, "wait_seconds": wait_seconds, "log": log}
+    share = {"builder": builder, "wait_seconds": wait_seconds, "log": log}
     tokenizer = prepare_tokenizer(config, **share)
     shards = {name: prepare_shards(name, config, tokenizer, **share) for name in sorted(config.sources)}
-    length, process = config.sequence_length, {"process_index": process_index, "process_count": process_count}
+    length = config.sequence_length
     rows = {name: RowSource(source.train, length) for name, source in shards.items()}
-    loader = DataLoader(rows, config.sources, batch_size=batch_size, seed=seed, steps=steps, **process)
-    held_out = HeldOut({name: source.held_out for name, source in shards.items()}, length, **process)
+    loader = DataLoader(rows, config.sources, batch_size=batch_size, seed=seed, steps=steps, part=part)
+    held_out = HeldOut({name: source.held_out for name, source in shards.items()}, length, part=part)
     manifests = {name: source.manifest for name, source in shards.items()}
     return Data(tokenizer, loader, held_out, manifests, _fingerprint(tokenizer, shards))
 

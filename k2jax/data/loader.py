@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import hashlib
 import math
 
@@ -20,7 +20,7 @@ READ_THREADS, BATCHES_AHEAD = 1, 4  # packing holds the interpreter's lock: more
 
 
 class DataLoader:
-    """The training mixture, cut into batches; process p of P gets the p-th slice of every batch's rows."""
+    """The training mixture, cut into batches, of which a process may read a part."""
 
     def __init__(
         self,
@@ -30,8 +30,7 @@ class DataLoader:
         batch_size: int,
         seed: int,
         steps: int,
-        process_index: int = 0,
-        process_count: int = 1,
+        part: Sequence[int] | None = None,
     ):
         """Plans the whole run.
 
@@ -41,16 +40,19 @@ class DataLoader:
             batch_size: rows per step over all processes.
             seed: decides the order of rows.
             steps: how many batches there must be.
-            process_index: which process this is.
-            process_count: how many share each batch.
+            part: numbers of the batch's rows that this process reads, all by default; from ``batch_size`` on there is
+                padding.
 
         Raises:
-            UserError: when weights are not positive, the batch does not divide, or the data do not last.
+            UserError: when weights are not positive, there are no rows, or the data do not last.
         """
         check_shares(sources)
         self._names = sorted(sources)
-        self._mine = process_slice(batch_size, process_index, process_count)
+        if batch_size < 1:
+            raise UserError(f"a batch of {batch_size} rows; it has at least one")
+        self._part = range(batch_size) if part is None else part
         self._batch_size, self._steps = batch_size, steps
+        self._length = next(iter(rows.values())).length
         self._source_rows = [len(rows[name]) for name in self._names]
         limits = [_limit(sources[name].max_epochs, len(rows[name])) for name in self._names]
         self._plan = MixturePlan([sources[name].weight for name in self._names], limits)
@@ -67,7 +69,8 @@ class DataLoader:
     def batch(self, step: int) -> PackedBatch:
         """This process's rows of a step: a PackedBatch of NumPy arrays ``[rows, sequence]``."""
         start = step * self._batch_size
-        return stack_rows([self._rows[start + row] for row in range(self._mine.start, self._mine.stop)])
+        padding = pack_row([], self._length)
+        return stack_rows([self._rows[start + row] if row < self._batch_size else padding for row in self._part])
 
     def batches(self, start_step: int = 0) -> Iterator[PackedBatch]:
         """The batches from ``start_step`` to the last, read ahead by threads from this call on.
@@ -103,11 +106,10 @@ class HeldOut:
         streams: Mapping[str, TokenStream],
         sequence_length: int,
         *,
-        process_index: int = 0,
-        process_count: int = 1,
+        part: Sequence[int] | None = None,
     ):
-        """``streams`` by source name; process p of P gets the p-th slice of every batch's rows."""
-        self._length, self._process = sequence_length, (process_index, process_count)
+        """``streams`` by source name; ``part`` numbers the rows of a batch that this process reads, all by default."""
+        self._length, self._part = sequence_length, part
         ordered = [streams[name] for name in sorted(streams)]
         self._sources = [RowSource(stream, sequence_length) for stream in ordered]
         self._starts = np.cumsum([0] + [len(source) for source in self._sources])
@@ -124,30 +126,27 @@ class HeldOut:
             rows: how many rows to validate on, evenly spaced; 0, or more than there are, takes all.
 
         Yields:
-            This process's part of each batch, a PackedBatch of NumPy arrays ``[rows, sequence]``.
-
-        Raises:
-            UserError: when the batch does not divide by the number of processes.
+            This process's part of each batch, a PackedBatch of NumPy arrays ``[rows, sequence]``; in it, rows from
+            ``batch_size`` on are padding.
         """
-        mine = process_slice(batch_size, *self._process)
+        part = range(batch_size) if self._part is None else self._part
         count = min(rows, self.rows) if rows else self.rows
         chosen = [i * self.rows // count for i in range(count)]
         return (
-            stack_rows([self._row(chosen[i]) if i < count else self._padding() for i in range(start + mine.start, end)])
+            stack_rows([self._row(chosen, start + row if row < batch_size else count) for row in part])
             for start in range(0, count, batch_size)
-            for end in [start + mine.stop]
         )
 
     def bits_per_byte(self, nll: float, targets: float) -> float:
         """Bits per byte from the nll summed over ``targets`` targets of these batches [nats]; see packing."""
         return bits_per_byte(nll, targets, self.targets, self.bytes)
 
-    def _row(self, index: int) -> PackedBatch:
+    def _row(self, chosen: list[int], at: int) -> PackedBatch:
+        if at >= len(chosen):
+            return pack_row([], self._length)
+        index = chosen[at]
         source = int(np.searchsorted(self._starts, index, side="right")) - 1
         return self._sources[source][index - int(self._starts[source])]
-
-    def _padding(self) -> PackedBatch:
-        return pack_row([], self._length)
 
 
 def check_shares(sources: Mapping[str, SourceConfig]) -> None:
@@ -160,21 +159,6 @@ def check_shares(sources: Mapping[str, SourceConfig]) -> None:
                 f"source {name!r} has weight {source.weight} and max_epochs {source.max_epochs}: "
                 "a weight is above 0, max_epochs is 0 (no limit) or more"
             )
-
-
-def process_slice(batch_size: int, process_index: int, process_count: int) -> slice:
-    """The rows of a batch that belong to one process.
-
-    Raises:
-        UserError: when the batch does not divide by the number of processes.
-    """
-    if batch_size < 1 or batch_size % process_count:
-        raise UserError(
-            f"a batch of {batch_size} rows does not divide over {process_count} processes: choose a multiple of "
-            f"{process_count}"
-        )
-    rows = batch_size // process_count
-    return slice(process_index * rows, (process_index + 1) * rows)
 
 
 def _limit(max_epochs: float, rows: int) -> int | None:

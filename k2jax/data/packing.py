@@ -19,11 +19,11 @@ class RowSource:
     def __init__(self, stream: TokenStream, sequence_length: int):
         """Raises UserError when a row has no room for a token and its target."""
         check_length(sequence_length)
-        self._stream, self._length = stream, sequence_length
+        self._stream, self.length = stream, sequence_length
 
     def __len__(self) -> int:
         """Rows in the split; the last one may be padded."""
-        return -(-(self._stream.tokens - 1) // (self._length - 1))
+        return -(-(self._stream.tokens - 1) // (self.length - 1))
 
     def __getitem__(self, index: int) -> PackedBatch:
         """Row ``index``: a PackedBatch of NumPy arrays ``[sequence_length]``.
@@ -33,12 +33,12 @@ class RowSource:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        start = index * (self._length - 1)
-        stop = min(start + self._length, self._stream.tokens)
+        start = index * (self.length - 1)
+        stop = min(start + self.length, self._stream.tokens)
         tokens, offsets = self._stream.read(start, stop), self._stream.offsets
         first = np.searchsorted(offsets, start, side="right")  # the first document that begins after `start`
         last = np.searchsorted(offsets, stop, side="left")
-        return pack_row(np.split(tokens, offsets[first:last] - start), self._length)
+        return pack_row(np.split(tokens, offsets[first:last] - start), self.length)
 
 
 def check_length(sequence_length: int) -> None:

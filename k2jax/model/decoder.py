@@ -14,11 +14,12 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from k2jax.config.schema import ModelConfig
+from k2jax.config.schema import ModelConfig, TrainConfig
 from k2jax.model.feed_forward import Experts, moe, swiglu
 from k2jax.model.gqa import gqa
 from k2jax.model.mla import mla
 from k2jax.model.norm import rms_norm
+from k2jax.model.remat import Remat, named
 from k2jax.model.rope import rotary_table
 from k2jax.params import Specs, map_specs
 
@@ -58,7 +59,7 @@ def forward(
     exit: Array | None,
     config: ModelConfig,
     *,
-    remat: str = "none",
+    remat: Remat | TrainConfig | str = "none",
     experts: Experts | None = None,
 ) -> tuple[Array, ModelStats]:
     """Hidden states after the final norm.
@@ -69,7 +70,7 @@ def forward(
         positions: ``[B, S]`` int32; None counts from 0.
         exit: ``[B, S]`` int32 mask vector of PackedBatch; None is causal without padding.
         config: the architecture.
-        remat: ``none`` keeps activations, ``full`` recomputes each layer in the backward pass.
+        remat: what becomes of the layers' activations until the backward pass: a config's, or a policy by its name.
         experts: the routed experts where they are spread over devices, see ``feed_forward.moe``.
 
     Returns:
@@ -94,7 +95,7 @@ def run_layers(
     real: Array,
     config: ModelConfig,
     attend: Attend,
-    remat: str = "none",
+    remat: Remat | TrainConfig | str = "none",
     experts: Experts | None = None,
 ) -> tuple[Array, Array, Array, Array]:
     """Every layer and the final norm, with the attention that the caller brings.
@@ -145,7 +146,7 @@ def run_stack(
     real: Array,
     config: ModelConfig,
     attend: Attend,
-    remat: str = "none",
+    remat: Remat | TrainConfig | str = "none",
     experts: Experts | None = None,
     first: int = 0,
 ) -> tuple[Array, StackStats]:
@@ -165,13 +166,13 @@ def run_stack(
     Returns:
         ``[B, S, D]`` and the layers' side outputs.
     """
+    remat = Remat.of(remat)
+    bound = {"attend": attend, "config": config, "store_fp8": remat.store_fp8}
     if group == "dense":
-        step = functools.partial(_dense_layer, attend=attend, config=config)
+        step = functools.partial(_dense_layer, **bound)
     else:
-        step = functools.partial(_moe_layer, attend=attend, real=real, config=config, experts=experts)
-    if remat == "full":
-        step = jax.checkpoint(step)
-    hidden, (extra, *rest) = _walk(step, hidden, layers, first)
+        step = functools.partial(_moe_layer, real=real, experts=experts, **bound)
+    hidden, (extra, *rest) = _walk(remat.checkpoint(step), hidden, layers, first)
     none = (jnp.zeros((0, config.experts), jnp.int32), jnp.zeros((0,), jnp.float32))
     return hidden, StackStats(extra, *(rest or none))
 
@@ -208,21 +209,22 @@ def head_weight(params: dict) -> Array:
 
 def _attend(x: Array, params: dict, layer: Array, attend, config: ModelConfig) -> tuple[Array, Array, Array]:
     """Attention with its residual; then the normalised input of the feed-forward."""
-    normed = rms_norm(x, params["attention_norm"], config.norm_eps)
+    x = named(x, "layer_input")
+    normed = named(rms_norm(x, params["attention_norm"], config.norm_eps), "attention_input")
     attended, extra = attend(params["attention"], normed, layer)
-    x = x + attended
-    return x, rms_norm(x, params["ffn_norm"], config.norm_eps), extra
+    x = named(x + attended, "layer_middle")
+    return x, named(rms_norm(x, params["ffn_norm"], config.norm_eps), "ffn_input"), extra
 
 
-def _dense_layer(x: Array, scanned: tuple[dict, Array], *, attend, config: ModelConfig):
+def _dense_layer(x: Array, scanned: tuple[dict, Array], *, attend, config: ModelConfig, store_fp8):
     params, layer = scanned
     x, normed, extra = _attend(x, params, layer, attend, config)
     with jax.named_scope("dense_ffn"):
-        return x + swiglu(params["ffn"], normed), (extra,)
+        return x + swiglu(params["ffn"], normed, "dense", store_fp8), (extra,)
 
 
-def _moe_layer(x: Array, scanned: tuple[dict, Array], *, attend, real, config: ModelConfig, experts):
+def _moe_layer(x: Array, scanned: tuple[dict, Array], *, attend, real, config: ModelConfig, experts, store_fp8):
     params, layer = scanned
     x, normed, extra = _attend(x, params, layer, attend, config)
-    out, routing = moe(params, normed, real, config, experts)
+    out, routing = moe(params, normed, real, config, experts, store_fp8)
     return x + out, (extra, routing.counts, routing.balance_loss)

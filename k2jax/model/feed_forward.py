@@ -10,21 +10,45 @@ from jax import Array
 
 from k2jax.config.schema import ModelConfig
 from k2jax.model.linear import linear
+from k2jax.model.remat import named
 from k2jax.model.router import Routing, route
-from pallas_kernels.routed_experts import routed_experts
+from pallas_kernels.routed_experts import NAMES, routed_experts
+from pallas_kernels.routed_experts.stored import from_fp8
 
 
-def swiglu(params: dict, x: Array) -> Array:
-    """``(silu(x W_gate) * (x W_up)) W_down`` with ``w13 [D, 2, F]`` (gate, up) and ``w2 [F, D]``; x is ``[..., D]``."""
+def swiglu(params: dict, x: Array, kind: str, store_fp8: tuple[str, ...] = ()) -> Array:
+    """``(silu(x W_gate) * (x W_up)) W_down``.
+
+    Args:
+        params: ``w13 [D, 2, F]`` (gate, up) and ``w2 [F, D]``.
+        x: ``[..., D]``.
+        kind: ``dense`` or ``shared``, how the names of its activations begin.
+        store_fp8: names of activations that the backward pass finds in FP8.
+    """
     w13 = params["w13"]  # two products: the gradient of one wide product, cut in half, costs XLA:CPU half as much again
-    return linear(jax.nn.silu(linear(x, w13[:, 0])) * linear(x, w13[:, 1]), params["w2"])
+    gate_up = linear(x, w13[:, 0]), linear(x, w13[:, 1])
+    name = f"{kind}_gate_up"
+    if name in store_fp8:
+        return from_fp8(_activate_and_project, gate_up, params["w2"], name)
+    gate, up = named(gate_up, name)
+    return linear(named(jax.nn.silu(gate) * up, f"{kind}_activation"), params["w2"])
+
+
+def _activate_and_project(gate_up: tuple[Array, Array], w2: Array) -> Array:
+    gate, up = gate_up
+    return linear(jax.nn.silu(gate) * up, w2)
 
 
 Experts = Callable[[Array, Array, Array, Array, Array], Array]
 
 
 def moe(
-    params: dict, x: Array, real: Array, config: ModelConfig, experts: Experts | None = None
+    params: dict,
+    x: Array,
+    real: Array,
+    config: ModelConfig,
+    experts: Experts | None = None,
+    store_fp8: tuple[str, ...] = (),
 ) -> tuple[Array, Routing]:
     """Routed plus shared experts.
 
@@ -35,13 +59,19 @@ def moe(
         config: the architecture.
         experts: ``(tokens [T, D], w13, w2, expert_ids [T, K], gates [T, K]) -> [T, D]`` where the experts are not all
             on this device; None computes them here.
+        store_fp8: names of activations that the backward pass finds in FP8; ``experts`` sees to its own.
 
     Returns:
         ``[B, S, D]`` and the routing.
     """
     routing = route(params["router"], params["router_bias"], x, real, config)
     if experts is None:
-        experts = functools.partial(routed_experts, capacity_factor=config.capacity_factor, impl=config.kernels)
+        experts = functools.partial(
+            routed_experts,
+            capacity_factor=config.capacity_factor,
+            impl=config.kernels,
+            store_fp8=tuple(name for name in store_fp8 if name in NAMES),
+        )
     with jax.named_scope("routed_experts"):
         routed = experts(
             x.reshape(-1, config.d_model),
@@ -52,5 +82,5 @@ def moe(
         ).reshape(x.shape)
     if config.shared_experts:
         with jax.named_scope("shared_experts"):
-            routed = routed + swiglu(params["shared"], x)
+            routed = routed + swiglu(params["shared"], x, "shared", store_fp8)
     return routed.astype(x.dtype), routing

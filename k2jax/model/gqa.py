@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from k2jax.config.schema import ModelConfig
 from k2jax.model.linear import from_heads, to_heads
 from k2jax.model.norm import rms_norm
+from k2jax.model.remat import named
 from k2jax.model.rope import rotate_halves
 from pallas_kernels.mla_attention import mla_attention
 
@@ -52,6 +53,7 @@ def project(params: dict, name: str, x: Array, config: ModelConfig) -> Array:
     y = to_heads(x, params[name])
     if config.qkv_bias:
         y = y + params[name + "_bias"][:, None]
+    y = named(y, name)
     if config.qk_norm and name != "v":
         y = rms_norm(y, params[name + "_norm"], config.norm_eps)
     return y

@@ -8,6 +8,7 @@ from jax import Array
 from k2jax.config.schema import ModelConfig
 from k2jax.model.linear import from_heads, linear, to_heads
 from k2jax.model.norm import LATENT_EPS, rms_norm
+from k2jax.model.remat import named
 from k2jax.model.rope import rotate_neighbours, softmax_scale
 from pallas_kernels.mla_attention import mla_attention
 
@@ -32,7 +33,7 @@ def mla(
     cos, sin = rotary
     q = queries(params, x, config)
     c_kv, k_rope = latent_and_rope_key(params, x, rotary, config)
-    kv = to_heads(c_kv, params["kv_b"])
+    kv = named(to_heads(c_kv, params["kv_b"]), "kv_up")
     with jax.named_scope("attention"):
         out, stats = mla_attention(
             q[..., :nope],
@@ -50,15 +51,16 @@ def mla(
 def queries(params: dict, x: Array, config: ModelConfig) -> Array:
     """Queries ``[B, H, S, nope + rope]`` before rotation, through the query latent where there is one."""
     if config.q_lora_rank is None:
-        return to_heads(x, params["q"])
-    c_q = rms_norm(linear(x, params["q_a"]), params["q_norm"], LATENT_EPS)
-    return to_heads(c_q, params["q_b"])
+        return named(to_heads(x, params["q"]), "q")
+    latent = named(linear(x, params["q_a"]), "q_latent")
+    c_q = named(rms_norm(latent, params["q_norm"], LATENT_EPS), "q_latent_normed")
+    return named(to_heads(c_q, params["q_b"]), "q_up")
 
 
 def latent_and_rope_key(
     params: dict, x: Array, rotary: tuple[Array, Array], config: ModelConfig
 ) -> tuple[Array, Array]:
     """The normalised latent ``[B, S, kv_lora]`` and the rotated key of all heads ``[B, S, rope]``, never broadcast."""
-    c_kv_rope = linear(x, params["kv_a"])
+    c_kv_rope = named(linear(x, params["kv_a"]), "kv_latent")
     c_kv = rms_norm(c_kv_rope[..., : config.kv_lora_rank], params["kv_norm"], LATENT_EPS)
-    return c_kv, rotate_neighbours(c_kv_rope[..., config.kv_lora_rank :], *rotary)
+    return named(c_kv, "kv_latent_normed"), rotate_neighbours(c_kv_rope[..., config.kv_lora_rank :], *rotary)

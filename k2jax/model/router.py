@@ -9,6 +9,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from k2jax.config.schema import ModelConfig
+from k2jax.model.remat import named
 from pallas_kernels.routed_experts import expert_counts
 
 
@@ -39,11 +40,13 @@ def route(weight: Array, bias: Array, x: Array, real: Array, config: ModelConfig
         real: ``[B, S]`` bool, False on padding: routed nowhere and counted nowhere.
         config: the architecture.
     """
-    scores = jax.nn.sigmoid(
-        jnp.einsum("bsd,de->bse", x.astype(jnp.float32), weight.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+    logits = jnp.einsum(
+        "bsd,de->bse", x.astype(jnp.float32), weight.astype(jnp.float32), precision=lax.Precision.HIGHEST
     )
+    scores = named(jax.nn.sigmoid(logits), "router_scores")
     choice = _limit_groups(lax.stop_gradient(scores) + lax.stop_gradient(bias), config)
     _, chosen = lax.top_k(choice, config.active_experts)
+    chosen = named(chosen, "expert_ids")  # chosen a second time, after other roundings, near-ties might differ
     gates = jnp.take_along_axis(scores, chosen, axis=-1)
     if config.normalize_gates:
         gates = gates / (gates.sum(-1, keepdims=True) + 1e-20)

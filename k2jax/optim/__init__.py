@@ -11,14 +11,17 @@ from k2jax.config.schema import Config, OptimizerConfig, RouterConfig
 from k2jax.errors import UserError
 from k2jax.optim.balance import balance_router_bias
 from k2jax.optim.groups import GroupRow, decays, group_of, group_table, labels
-from k2jax.optim.muon import matrix_parts, scale_by_muon
+from k2jax.optim.muon import Member, NewtonSchulz, matrix_parts, scale_by_muon
 from k2jax.optim.qk_clip import qk_clip, qk_clip_gamma
 from k2jax.optim.schedule import build_schedule
 from k2jax.params import Specs, map_specs, named_specs
-from pallas_kernels import newton_schulz
+from pallas_kernels.newton_schulz import Coefficients
+from pallas_kernels.newton_schulz import coefficients as newton_schulz_coefficients
 
 __all__ = [
     "GroupRow",
+    "Member",
+    "NewtonSchulz",
     "balance_router_bias",
     "build",
     "build_schedule",
@@ -35,7 +38,11 @@ _DTYPES = {"auto": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def build(
-    optimizer_config: OptimizerConfig, router_config: RouterConfig, specs: Specs, steps: int
+    optimizer_config: OptimizerConfig,
+    router_config: RouterConfig,
+    specs: Specs,
+    steps: int,
+    newton_schulz: NewtonSchulz | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The whole update: gradient clipping, one rule per group, QK-Clip last.
 
@@ -48,6 +55,7 @@ def build(
         router_config: bias rates.
         specs: spec tree of the parameters.
         steps: optimizer steps of the run, which the schedules span.
+        newton_schulz: as of ``scale_by_muon``.
 
     Raises:
         UserError: a value that means nothing, or a schedule that does not fit.
@@ -56,13 +64,13 @@ def build(
     c = optimizer_config
     # No clipping is clipping at infinity: checkpoints keep one structure whatever the threshold.
     chain = [optax.clip_by_global_norm(c.grad_clip or math.inf)]
-    chain.append(optax.partition(_rules(c, router_config, specs, steps), labels(specs, c)))
+    chain.append(optax.partition(_rules(c, router_config, specs, steps, newton_schulz), labels(specs, c)))
     if c.name == "muonclip":
         chain.append(qk_clip(specs, tau=c.qk_clip_tau, alpha=c.qk_clip_alpha))
     return optax.with_extra_args_support(optax.chain(*chain))
 
 
-def _rules(c: OptimizerConfig, router: RouterConfig, specs: Specs, steps: int) -> dict:
+def _rules(c: OptimizerConfig, router: RouterConfig, specs: Specs, steps: int, iterate: NewtonSchulz | None) -> dict:
     """The transformation of each group. Muon and AdamW share the learning rate and the decoupled decay."""
     after = (
         optax.add_decayed_weights(c.weight_decay, mask=map_specs(decays, specs)),
@@ -76,6 +84,7 @@ def _rules(c: OptimizerConfig, router: RouterConfig, specs: Specs, steps: int) -
         update_rms=c.update_rms,
         dtype=_DTYPES[c.newton_schulz_dtype],
         split_heads=c.split_heads,
+        newton_schulz=iterate,
     )
     bias_rate = optax.linear_schedule(router.bias_rate, router.bias_rate_final, max(steps - 1, 1))
     return {
@@ -118,10 +127,10 @@ def newton_schulz_share(specs: Specs, config: Config, tokens_per_step: int) -> f
     return orthogonalisation / training if training else 0.0
 
 
-def _coefficients(c: OptimizerConfig) -> newton_schulz.Coefficients:
+def _coefficients(c: OptimizerConfig) -> Coefficients:
     """The coefficients of every step, a wrong preset or count being the user's mistake."""
     try:
-        return newton_schulz.coefficients(c.newton_schulz, c.newton_schulz_steps)
+        return newton_schulz_coefficients(c.newton_schulz, c.newton_schulz_steps)
     except ValueError as error:
         raise UserError(f"optimizer.newton_schulz: {error}") from error
 

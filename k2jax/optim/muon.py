@@ -7,8 +7,9 @@ What one matrix is follows from its ParamSpec: one projection, or one expert's g
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -19,6 +20,23 @@ import optax
 
 from k2jax.params import ParamSpec, Specs, from_matrices, is_spec, to_matrices
 from pallas_kernels.newton_schulz import Coefficients, newton_schulz_stacks
+
+
+class Member(NamedTuple):
+    """Matrices of one weight, to be orthogonalised together with others of their shape.
+
+    Attributes:
+        number: of the weight's leaf, in tree order.
+        spec: what cuts it into matrices.
+        matrices: ``[*spec.stack, n, m]``.
+    """
+
+    number: int
+    spec: ParamSpec
+    matrices: Array
+
+
+NewtonSchulz = Callable[[list[Member], Coefficients, Any], list[Array]]
 
 
 class MuonState(NamedTuple):
@@ -36,6 +54,7 @@ def scale_by_muon(
     update_rms: float = 0.2,
     dtype: jax.typing.DTypeLike | None = None,
     split_heads: bool = False,
+    newton_schulz: NewtonSchulz | None = None,
 ) -> optax.GradientTransformation:
     """Momentum and orthogonalisation (Kimi K2, algorithm 1, lines 3 to 6; Moonlight, arXiv:2502.16982, equation 4).
 
@@ -50,6 +69,8 @@ def scale_by_muon(
         update_rms: root mean square of the update of a full-rank matrix.
         dtype: of the Newton-Schulz products; None is by platform.
         split_heads: treat every head and segment of a projection with segments as a matrix of its own.
+        newton_schulz: ``(members of one shape, coefficients, dtype) -> results`` where weights are spread over devices;
+            None computes them here.
 
     Raises:
         ValueError: an unknown ``momentum_form``, or an unmasked leaf that is not a matrix.
@@ -66,7 +87,8 @@ def scale_by_muon(
         moments = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, grads)
         nesterov = momentum_form == "nesterov"
         direction = jax.tree.map(lambda g, m: g + momentum * m, grads, moments) if nesterov else moments
-        return orthogonalize(specs, direction, coefficients, update_rms, dtype, split_heads), MuonState(moments)
+        iterate = functools.partial(newton_schulz or _here, coefficients=coefficients, dtype=dtype)
+        return orthogonalize(specs, direction, iterate, update_rms, split_heads), MuonState(moments)
 
     return optax.GradientTransformation(init, update)
 
@@ -74,28 +96,30 @@ def scale_by_muon(
 def orthogonalize(
     specs: Specs,
     tree: Any,
-    coefficients: Coefficients,
+    iterate: Callable[[list[Member]], list[Array]],
     update_rms: float,
-    dtype: jax.typing.DTypeLike | None,
     split_heads: bool,
 ) -> Any:
     """Newton-Schulz on every matrix of every unmasked leaf, times ``update_rms * sqrt(max(n, m))``."""
     spec_list, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
     leaves = treedef.flatten_up_to(tree)
-    groups = defaultdict(list)  # sides of a matrix -> [(leaf number, part spec, stack of matrices)]
+    groups = defaultdict(list)  # sides of a matrix -> its members
     for number, (spec, leaf) in enumerate(zip(spec_list, leaves, strict=True)):
         if isinstance(leaf, optax.MaskedNode):
             continue
         for part in matrix_parts(spec, split_heads):
             matrices = to_matrices(part.spec, leaf[..., part.start : part.stop])
-            groups[tuple(sorted(matrices.shape[-2:]))].append((number, part.spec, matrices))
+            groups[tuple(sorted(matrices.shape[-2:]))].append(Member(number, part.spec, matrices))
     pieces = defaultdict(list)  # leaf number -> its parts, in order
     for (_, larger), members in groups.items():
         scale = update_rms * math.sqrt(larger)  # the root mean square of an orthogonal matrix is 1 / sqrt(larger side)
-        results = newton_schulz_stacks([matrices for _, _, matrices in members], coefficients, dtype)
-        for (number, spec, _), result in zip(members, results, strict=True):
-            pieces[number].append((spec, scale * result))
+        for member, result in zip(members, iterate(members), strict=True):
+            pieces[member.number].append((member.spec, scale * result))
     return treedef.unflatten(_join(pieces[i]) if i in pieces else leaf for i, leaf in enumerate(leaves))
+
+
+def _here(members: list[Member], coefficients: Coefficients, dtype: Any) -> list[Array]:
+    return newton_schulz_stacks([member.matrices for member in members], coefficients, dtype)
 
 
 def _join(pieces: list[tuple[ParamSpec, Array]]) -> Array:

@@ -81,20 +81,20 @@ def _clip(spec: ParamSpec, exponents: dict[str, float], gamma_LH: Array, update:
     """The update that leads to the scaled weight; bit-identical where γ = 1 or the exponent is 0."""
     if weight.dtype != jnp.float32:
         raise ValueError(f"QK-Clip scales float32 master weights; {spec.hf} is {weight.dtype}")
-    layers = spec.size_of(("layers",))
     widths = [width for _, width in spec.segments]
     exponent_C = np.repeat([exponents[name] for name, _ in spec.segments], widths).astype(np.float32)
     if not exponent_C.any():  # keys and values that several heads share have no axis of heads to scale along
         return update
-    gamma_LH1 = gamma_LH[spec.first_layer : spec.first_layer + layers, :, None]
+    numbers = spec.layer_numbers  # -1, an empty slot, takes the last layer's factor: what it scales is 0
+    gamma_LH1 = gamma_LH[numbers][..., None]
     factor = _spread(spec, gamma_LH1**exponent_C)
     clipped = _spread(spec, (gamma_LH1 != 1.0) & (exponent_C != 0.0))
     return jnp.where(clipped, factor * (weight + update) - weight, update)
 
 
 def _spread(spec: ParamSpec, x_LHC: Array) -> Array:
-    """``[layers, heads, last axis]`` broadcastable against the leaf."""
-    names = ("layers", "heads", spec.axes[-1])
+    """``[*layers' axes, heads, last axis]`` broadcastable against the leaf."""
+    names = (*spec.layer_axes, "heads", spec.axes[-1])
     ordered = x_LHC.transpose([names.index(axis) for axis in spec.axes if axis in names])
     return ordered.reshape([size if axis in names else 1 for axis, size in zip(spec.axes, spec.shape, strict=True)])
 
@@ -111,7 +111,7 @@ def _statistic_shape(spec_list: list[ParamSpec], exponents: dict[str, float]) ->
             raise ValueError(f"QK-Clip cannot scale what {spec.hf} normalises after its projection (QK-norm)")
         if not spec.inputs:  # the bias of a projection that is counted
             continue
-        layers = range(spec.first_layer, spec.first_layer + spec.size_of(("layers",)))
+        layers = [number for number in spec.layer_numbers.ravel().tolist() if number >= 0]
         for side, layer_list in covered.items():
             if any(name.startswith(side) for name in names):
                 layer_list.extend(layers)

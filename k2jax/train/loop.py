@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import functools
 from pathlib import Path
 import signal
 import time
@@ -22,15 +23,17 @@ from k2jax.config.schema import Config
 from k2jax.convert.loading import load_pretrained, tokenizer_folder, tokenizer_of
 from k2jax.data import Data, build
 from k2jax.errors import UserError
-from k2jax.model import model_specs
+from k2jax.parallel.forms import from_logical
+from k2jax.params import abstract
 from k2jax.report.metrics import MetricsLog
 from k2jax.report.progress import Progress
 from k2jax.report.samples import write_sample
+from k2jax.train.program import Program
 from k2jax.train.record import Recorder
 from k2jax.train.report import print_start, write_results
 from k2jax.train.sample import make_sampler, sample_texts
-from k2jax.train.state import TrainState, init_state
-from k2jax.train.step import StepMetrics, make_eval_step, make_train_step
+from k2jax.train.state import TrainState
+from k2jax.train.step import StepMetrics
 from k2jax.train.trace import StepTrace
 from k2jax.train.workdir import locked, open_workdir, write_config
 
@@ -66,22 +69,29 @@ class Run:
     def __init__(self, config: Config, workdir: Path):
         self.config, self.workdir = config, workdir
         train = config.train
-        self.data: Data = build(config.data, batch_size=train.batch_size, seed=train.seed, steps=train.steps, log=print)
+        self.program = Program(config)
+        self.placement = self.program.placement()
+        self.data: Data = build(
+            config.data,
+            batch_size=train.batch_size,
+            seed=train.seed,
+            steps=train.steps,
+            part=self.placement.rows,
+            log=print,
+        )
         if self.data.tokenizer.vocab_size > config.model.vocab:
             raise UserError(
                 f"the tokenizer has {self.data.tokenizer.vocab_size} tokens, config.model.vocab only "
                 f"{config.model.vocab}; raise it"
             )
         self.data.tokenizer.save(workdir / "tokenizer")
-        self.optimizer = optim.build(config.optimizer, config.router, model_specs(config.model), train.steps)
         self.learning_rate = optim.learning_rate(config.optimizer, train.steps)
         self.checkpoints = Checkpoints(workdir, config.checkpoint.keep)
+        self.saved_form = self.program.saved_form()
         self.state, meta = self._initial_state()
         self.start = int(self.state.step)
         self.recorder = Recorder(config, meta)
-        self.step_fn = jax.jit(make_train_step(config, self.optimizer), donate_argnums=0)
-        self.eval_fn = jax.jit(make_eval_step(config))
-        self.sampler = jax.jit(make_sampler(config))
+        self.sampler = jax.jit(make_sampler(config)) if self.program.mesh.size == 1 else None
         self.stop_signal: int | None = None
 
     def close(self) -> None:
@@ -89,17 +99,18 @@ class Run:
         self.checkpoints.close()
 
     def _initial_state(self) -> tuple[TrainState, dict]:
-        make = jax.jit(lambda: init_state(self.config, self.optimizer))
         steps = self.checkpoints.steps()
         if steps:
-            return self._restore(steps[-1], jax.eval_shape(make))
-        state = make()
+            return self._restore(steps[-1])
+        state = self.program.init()
         if self.config.init_from:
             found = load_pretrained(self.config.init_from, np.float32)
-            _check_shapes(self.config.init_from, found.params, state.params)
+            layout = self.program.layout
+            _check_shapes(self.config.init_from, found.params, abstract(layout.logical))
             self._check_tokenizer(self.config.init_from)
             print(f"parameters from {found.origin}")
-            state = state.replace(params=found.params)
+            spread = jax.jit(functools.partial(from_logical, layout), out_shardings=self.program.shardings.params)
+            state = state.replace(params=spread(found.params))
         return state, {}
 
     def _check_tokenizer(self, init_from: str) -> None:
@@ -110,22 +121,24 @@ class Run:
                 f"and config.data.tokenizer.path to {tokenizer_folder(init_from)}"
             )
 
-    def _restore(self, step: int, shapes: TrainState) -> tuple[TrainState, dict]:
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), shapes)
+    def _restore(self, step: int) -> tuple[TrainState, dict]:
         meta = self.checkpoints.meta(step)
         if meta["data"] != self.data.fingerprint:
             raise UserError(
                 f"the corpus or the tokenizer changed since {self.workdir} was begun; put the old files back, or "
                 "start in a new --workdir"
             )
-        params, opt_state = self.checkpoints.restore(step, placed.params, placed.opt_state)
+        params, opt_state = self.checkpoints.restore(step, *self.saved_form.abstract)
         print(f"resumed from step {step:,}")
+        params, opt_state = self.saved_form.to_rest(params, opt_state)
         return TrainState(jax.numpy.int32(step), params, opt_state, jax.numpy.bool_(True)), meta
 
     def run(self) -> int:
         """Steps to the end, a signal or a non-finite value; returns the exit code."""
         print_start(self.config, self.data, self.start)
+        if not self.sampler:
+            axes = " x ".join(f"{name} {size}" for name, size in self.program.mesh.shape.items())
+            print(f"mesh: {axes}; text samples are drawn on one device only: none in this run")
         if self.start >= self.config.train.steps:
             print(f"already at step {self.start:,}; raise config.train.steps to train on")
             write_results(self.config, self.workdir, self.data, self.start, _status(0))  # it may have died before this
@@ -146,7 +159,7 @@ class Run:
         for step in range(self.start + 1, last + 1):
             began = time.perf_counter()
             self.trace.before(step)
-            self.state, on_device = self.step_fn(self.state, next(batches))
+            self.state, on_device = self.program.step(self.state, self.placement.put(next(batches)))
             result = jax.device_get(on_device)
             self.trace.after(step)
             if not result.healthy:
@@ -179,20 +192,21 @@ class Run:
         rows = self.config.eval.final_rows if final else self.config.eval.rows
         nll = targets = 0.0
         for batch in self.data.held_out.batches(self.config.train.batch_size, rows):
-            part = jax.device_get(self.eval_fn(self.state.params, batch))
+            part = jax.device_get(self.program.evaluate(self.state.params, self.placement.put(batch)))
             nll, targets = nll + float(part[0]), targets + float(part[1])
         if not targets:
             return {}
         bits = self.data.held_out.bits_per_byte(nll, targets)
         self.progress.note(f"step {step:,}: held-out loss {nll / targets:.4f}, {bits:.4f} bits per byte")
-        if self.config.eval.sample_tokens and self.config.eval.prompts:
+        if self.sampler and self.config.eval.sample_tokens and self.config.eval.prompts:
             for prompt, text in sample_texts(self.sampler, self.state.params, self.data.tokenizer, self.config, step):
                 write_sample(self.workdir, step, prompt, text)
         return {"val_loss": nll / targets, "val_bits_per_byte": bits}
 
     def _save(self, step: int) -> None:
         meta = {**self.recorder.meta(), "data": self.data.fingerprint}
-        self.checkpoints.save(step, self.state.params, self.state.opt_state, meta)
+        params, opt_state = self.saved_form.from_rest(self.state.params, self.state.opt_state)
+        self.checkpoints.save(step, params, opt_state, meta)
 
     def _stop_unhealthy(self, step: int, result: StepMetrics) -> int:
         """The state is still that of the step before: the step refused to apply itself. It is saved and named."""

@@ -8,11 +8,15 @@ from flax import struct
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import optax
 
+from k2jax import optim
 from k2jax.config.schema import Config
-from k2jax.model import model_specs
-from k2jax.params import initialize
+from k2jax.parallel.forms import from_logical, optimizer_shardings
+from k2jax.parallel.layout import Layout
+from k2jax.parallel.ownership import make_newton_schulz
+from k2jax.params import abstract, initialize
 
 
 @struct.dataclass
@@ -33,14 +37,29 @@ class TrainState:
     healthy: Array
 
 
-def init_state(config: Config, optimizer: optax.GradientTransformationExtraArgs) -> TrainState:
-    """The state before the first step, a pure function of the config's seed; jit it."""
-    params = initialize(model_specs(config.model), jax.random.key(config.train.seed), config.model.init_std)
+def make_optimizer(config: Config, layout: Layout) -> optax.GradientTransformationExtraArgs:
+    """The optimizer of a config for weights at rest on a mesh."""
+    newton_schulz = make_newton_schulz(layout) if layout.mesh.size > 1 else None
+    return optim.build(config.optimizer, config.router, layout.specs, config.train.steps, newton_schulz)
+
+
+def init_state(config: Config, optimizer: optax.GradientTransformationExtraArgs, layout: Layout) -> TrainState:
+    """The state before the first step, a pure function of the config's seed; jit it with ``state_shardings``."""
+    params = initialize(layout.logical, jax.random.key(config.train.seed), config.model.init_std)
+    params = from_logical(layout, params)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), jnp.ones((), jnp.bool_))
 
 
-def compute_dtype(name: str) -> jnp.dtype:
+def state_shardings(optimizer: optax.GradientTransformationExtraArgs, layout: Layout) -> TrainState:
+    """Where everything lies at rest: a TrainState of NamedShardings."""
+    everywhere = NamedSharding(layout.mesh, PartitionSpec())
+    opt_state = jax.eval_shape(optimizer.init, abstract(layout.specs))
+    placed = optimizer_shardings(optimizer, opt_state, layout, layout.rest)
+    return TrainState(everywhere, layout.shardings(layout.rest), placed, everywhere)
+
+
+def compute_dtype(name: str, platform: str | None = None) -> jnp.dtype:
     """The dtype of activations: ``auto`` is bfloat16 on accelerators and float32 on a CPU."""
     if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        name = "float32" if (platform or jax.default_backend()) == "cpu" else "bfloat16"
     return jnp.dtype(name)

@@ -28,6 +28,7 @@ def expert_parallel(
     slots: int | None = None,
     max_copies: int | None = None,
     impl: Impl = "auto",
+    store_fp8: tuple[str, ...] = (),
 ) -> tuple[jax.Array, jax.Array]:
     """Compute `routed_experts` with experts spread over the P ranks of `axis_name`; inside a shard_map over it.
 
@@ -55,6 +56,7 @@ def expert_parallel(
         max_copies: as of `routed_experts`, for each chunk: how many choices one rank computes at most. A bound of twice
             the mean T * K needs far less memory than all P * T * K; beyond it the result is NaN.
         impl: as of `expert_dispatch` and `routed_experts`.
+        store_fp8: as of `routed_experts`.
 
     Returns:
         (y [T, D] in the dtype of x, int32 [] count of this rank's rows that found no slot).
@@ -79,7 +81,17 @@ def expert_parallel(
             arrived = dispatch(start + size)
         # Most choices received are of other ranks' experts: the mean rank computes as many as it sent.
         factor = _CAPACITY_FACTOR * min(size, x.shape[0] - start) / x_RD.shape[0]
-        y_RD = routed_experts(x_RD, w13, w2, ids_RK, gates_RK, impl=impl, capacity_factor=factor, max_copies=max_copies)
+        y_RD = routed_experts(
+            x_RD,
+            w13,
+            w2,
+            ids_RK,
+            gates_RK,
+            impl=impl,
+            capacity_factor=factor,
+            max_copies=max_copies,
+            store_fp8=store_fp8,
+        )
         y.append(expert_combine(y_RD, route))
         dropped.append(route.dropped)
     return jnp.concatenate(y), sum(dropped)

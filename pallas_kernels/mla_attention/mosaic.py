@@ -10,6 +10,7 @@ import functools
 
 import jax
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
@@ -67,6 +68,7 @@ def _attention(q_nope, q_rope, k_nope, k_rope, v, exit, plan: tile.Plan):
 def _attention_fwd(*inputs_and_plan):
     *inputs, plan = inputs_and_plan
     out, lse, max_logit = mosaic_forward.forward(*inputs, plan)
+    out, lse = checkpoint_name(out, "attention_output"), checkpoint_name(lse, "attention_lse")
     return (out, lse, max_logit), (inputs, out, lse)
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import jax
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 UNROLL_UP_TO = 1024
@@ -109,6 +110,7 @@ def _attention(queries, keys, exit, scale, tiling):
 
 def _attention_fwd(queries, keys, exit, scale, tiling):
     out, lse, peak = _attention(queries, keys, exit, scale, tiling)
+    out, lse = checkpoint_name(out, "attention_output"), checkpoint_name(lse, "attention_lse")
     return (out, lse, peak), (queries, keys, exit, out, lse)
 
 

@@ -7,10 +7,14 @@ import jax.numpy as jnp
 
 from pallas_kernels.implementation import Impl, resolve
 from pallas_kernels.routed_experts.mosaic import Settings, Tiles, default_tiles, experts_mosaic
-from pallas_kernels.routed_experts.plan import capacity, expert_counts
+from pallas_kernels.routed_experts.plan import capacity, expert_counts, make_plan
+from pallas_kernels.routed_experts.routing import make_routing
 from pallas_kernels.routed_experts.xla import experts_xla
 
-__all__ = ["expert_counts", "routed_experts"]
+__all__ = ["NAMES", "expert_counts", "kept_rows", "routed_experts"]
+
+NAMES = ("expert_input", "expert_gate_up", "expert_plan")
+"""What the backward pass finds of the forward pass, by the names that policies of ``jax.checkpoint`` know."""
 
 
 def routed_experts(
@@ -24,6 +28,7 @@ def routed_experts(
     capacity_factor: float = 1.06,
     block: int = 32,
     max_copies: int | None = None,
+    store_fp8: tuple[str, ...] = (),
     _tiles: Tiles | None = None,
     _interpret=True,
 ) -> jax.Array:
@@ -34,6 +39,10 @@ def routed_experts(
     accuracy; on a TPU the kernels of `routed_experts.mosaic` walk the sorted rows, whatever their distribution.
     Differentiable in x, w13, w2 and gates. Sums are float32 (float64 for float64 inputs, in plain JAX). Tokens without
     an expert are never read: they may hold anything.
+
+    Under `jax.checkpoint` a policy finds what the backward pass needs under NAMES: `expert_input` (x), `expert_gate_up`
+    (the pre-activation) and `expert_plan` (integers and sorted gates); SwiGLU's output and the rows of the down
+    projection are never kept.
 
     Args:
         x: [T, D], tokens; float32 or bfloat16.
@@ -47,23 +56,66 @@ def routed_experts(
         block: for `xla`, rows of one overflow block; sets speed, not the result.
         max_copies: for the kernels, an upper bound of the copies with an expert, which sizes their buffers; T * K where
             not given. If there are more, the output and the gradients of x and gates are NaN: none is dropped unseen.
+        store_fp8: which of NAMES the backward pass finds in FP8 only. The output is the same; gradients are rounded,
+            those of w13 by `expert_input`, all by `expert_gate_up`.
 
     Returns:
         y, [T, D] in the dtype of x.
 
     Raises:
-        ValueError: if shapes or dtypes disagree or the kernels do not support them, or `capacity_factor`, `block` or
-            `max_copies` is not positive.
+        ValueError: if shapes or dtypes disagree or the kernels do not support them, `capacity_factor`, `block` or
+            `max_copies` is not positive, or `store_fp8` has another name.
     """
     _check(x, w13, w2, expert_ids, gates, capacity_factor, block, max_copies)
+    if not set(store_fp8) <= set(NAMES[:2]):
+        raise ValueError(f"store_fp8 takes {NAMES[0]!r} and {NAMES[1]!r}, not {store_fp8}")
     impl = resolve(_supported(impl, x, w2))
     if impl != "xla":
         bound = min(max_copies or expert_ids.size, expert_ids.size)
         tiles = _tiles or default_tiles(bound, *w2.shape, x.dtype.itemsize)
-        settings = Settings(bound, tiles, _interpret if impl == "interpret" else False)
+        settings = Settings(bound, tiles, _interpret if impl == "interpret" else False, tuple(store_fp8))
         return experts_mosaic(x, w13, w2, expert_ids, gates, settings)
     slots = capacity(expert_ids.size, w13.shape[0], capacity_factor)
-    return experts_xla(x, w13, w2, expert_ids, gates, slots, block)
+    return experts_xla(x, w13, w2, expert_ids, gates, slots, block, tuple(store_fp8))
+
+
+def kept_rows(
+    tokens: int,
+    active: int,
+    w2_shape: tuple[int, int, int],
+    dtype: jnp.dtype,
+    *,
+    impl: Impl = "auto",
+    capacity_factor: float = 1.06,
+    max_copies: int | None = None,
+) -> tuple[int, int]:
+    """Count what `routed_experts` on [tokens, D] keeps for its backward pass: rows of [2, F], and bytes of the plan.
+
+    Args:
+        tokens: T.
+        active: K.
+        w2_shape: (E, F, D).
+        dtype: of x.
+        impl: as of `routed_experts`, and so are the others.
+        capacity_factor: see there.
+        max_copies: see there.
+
+    Returns:
+        (rows of `expert_gate_up`, bytes of `expert_plan`).
+    """
+    experts, _, width = w2_shape
+    x, w2 = jax.ShapeDtypeStruct((tokens, width), dtype), jax.ShapeDtypeStruct(w2_shape, dtype)
+    ids, gates = (jax.ShapeDtypeStruct((tokens, active), of) for of in (jnp.int32, jnp.float32))
+    if resolve(_supported(impl, x, w2)) == "xla":
+        slots = capacity(tokens * active, experts, capacity_factor)
+        plan = jax.eval_shape(lambda ids: make_plan(ids, experts, slots, block=32), ids)
+        rows = experts * slots
+    else:
+        bound = min(max_copies or tokens * active, tokens * active)
+        tiles = default_tiles(bound, *w2_shape, x.dtype.itemsize)
+        plan = jax.eval_shape(lambda *a: make_routing(*a, experts, bound, tiles.rows, tiles.tokens), ids, gates)
+        rows = plan.gate_R1.size
+    return rows, sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(plan))
 
 
 def _check(x, w13, w2, expert_ids, gates, capacity_factor, block, max_copies):

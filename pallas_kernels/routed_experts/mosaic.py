@@ -3,8 +3,9 @@
 Forward: `up` (gather, gate and up projections, SwiGLU), `down` (down projection, gate), `combine_rows`.
 Backward: `activation_gradients` (gather of dy, w2 transposed, SwiGLU backwards), `down_transposed`, `combine_rows`, and
 `grouped_matmul.mosaic.multiply_transposed` for both weight gradients. The residuals are the inputs, the routing and
-the pre-activation of the rows in use. The backward writes sorted copies of x and dy: the weight gradients read each
-of them once for each column tile, so that one copy costs less than gathering rows again for each.
+the pre-activation of the rows in use; those that a policy of jax.checkpoint may save are named. The backward writes
+sorted copies of x and dy: the weight gradients read each of them once for each column tile, so that one copy costs less
+than gathering rows again for each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
@@ -24,6 +26,7 @@ from pallas_kernels.routed_experts.mosaic_forward import down, up
 from pallas_kernels.routed_experts.plan import take
 from pallas_kernels.routed_experts.routing import make_routing
 from pallas_kernels.routed_experts.rows import pack
+from pallas_kernels.routed_experts.stored import restore, store
 from pallas_kernels.varying import vary_together
 
 
@@ -39,11 +42,12 @@ class Tiles(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What does not vary: the bound on copies with an expert, the tiles, and the interpreter if any."""
+    """What does not vary: the bound on copies with an expert, the tiles, the interpreter if any, what FP8 stores."""
 
     max_copies: int
     tiles: Tiles
     interpret: bool | pltpu.InterpretParams
+    store_fp8: tuple[str, ...] = ()
 
 
 def default_tiles(max_copies: int, experts: int, f_size: int, width: int, itemsize: int) -> Tiles:
@@ -63,17 +67,23 @@ def _experts(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings):
 
 
 def _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings, *, keep=True):
-    max_copies, tiles, interpret = settings
+    max_copies, tiles, interpret, store_fp8 = settings
     routing = make_routing(expert_ids_TK, gates_TK, w2_EFD.shape[0], max_copies, tiles.rows, tiles.tokens)
+    routing = jax.tree.map(_named, routing)
     a_RF, h13_2RF = up(pack(x_TD), w13_ED2F, routing, tiles, keep_preactivation=keep, interpret=interpret)
     ys_RW = down(a_RF, w2_EFD, routing, tiles, interpret=interpret)
     y_TD = combine_rows(ys_RW, routing, x_TD.shape, x_TD.dtype, tiles, interpret=interpret)
-    return y_TD, (x_TD, w13_ED2F, w2_EFD, routing, h13_2RF)
+    if not keep:
+        return y_TD, None
+    stored_x = store(x_TD, "expert_input", "expert_input" in store_fp8)
+    stored_h13 = store(h13_2RF, "expert_gate_up", "expert_gate_up" in store_fp8)
+    return y_TD, (stored_x, w13_ED2F, w2_EFD, routing, stored_h13)
 
 
 def _backward(settings, residuals, dy_TD):
-    _, tiles, interpret = settings
-    x_TD, w13_ED2F, w2_EFD, routing, h13_2RF = residuals
+    _, tiles, interpret, _ = settings
+    stored_x, w13_ED2F, w2_EFD, routing, stored_h13 = residuals
+    x_TD, h13_2RF = restore((stored_x, stored_h13), w2_EFD.dtype)
     dh13_2RF, gated_RF, dys_RD, dgate_R1 = activation_gradients(
         pack(dy_TD), h13_2RF, w2_EFD, routing, tiles, interpret=interpret
     )
@@ -87,3 +97,10 @@ def _backward(settings, residuals, dy_TD):
 
 
 _experts.defvjp(_forward, _backward)
+
+
+def _named(part):
+    """A column is named as a vector: kept as `[R, 1]`, it would be padded to 128 columns."""
+    if part.ndim == 2 and part.shape[1] == 1:
+        return checkpoint_name(part[:, 0], "expert_plan")[:, None]
+    return checkpoint_name(part, "expert_plan")

@@ -1,34 +1,42 @@
 """Dropless routed experts in plain JAX: the bulk as one capacity einsum, what overflows it block by block.
 
 Everything is inside one custom VJP, so that permutations of rows are gathers forward and backward (a scatter-add of
-rows is slow on CPU and TPU) and the residuals are few: the inputs, the plan and the bulk's pre-activation.
+rows is slow on CPU and TPU) and the residuals are few: the inputs, the plan and the bulk's pre-activation. Those that
+a policy of jax.checkpoint may save are named.
 """
 
 from functools import partial
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from pallas_kernels.routed_experts import mlp, overflow
 from pallas_kernels.routed_experts.plan import combine, make_plan, materialize, take, tokens_of
+from pallas_kernels.routed_experts.stored import restore, store
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def experts_xla(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block):
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def experts_xla(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block, store_fp8=()):
     """Compute `routed_experts` with `slots` rows an expert in the bulk and overflow blocks of `block` rows."""
-    return _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block)[0]
+    return _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block, store_fp8)[0]
 
 
-def _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block):
-    plan = make_plan(expert_ids_TK, w13_ED2F.shape[0], slots, block)
+def _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block, store_fp8):
+    plan = checkpoint_name(make_plan(expert_ids_TK, w13_ED2F.shape[0], slots, block), "expert_plan")
     xs_ECD = take(x_TD, tokens_of(plan.copy_of_slot_EC, gates_TK.shape[1]))
     h13_EC2F = mlp.preactivation(xs_ECD, w13_ED2F)
     y_TD = combine(_rows(mlp.output(h13_EC2F, w2_EFD)), plan.place_of_copy_TK, gates_TK)
     y_TD = overflow.add_forward(y_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan, block)
-    return y_TD.astype(x_TD.dtype), (x_TD, w13_ED2F, w2_EFD, gates_TK, plan, h13_EC2F)
+    stored_x = store(x_TD, "expert_input", "expert_input" in store_fp8)
+    # Gate and up as rows of their own, so that no tile of FP8 has numbers of both.
+    stored_h13 = store(_halves(h13_EC2F), "expert_gate_up", "expert_gate_up" in store_fp8)
+    return y_TD.astype(x_TD.dtype), (stored_x, w13_ED2F, w2_EFD, gates_TK, plan, stored_h13)
 
 
-def _backward(slots, block, residuals, dy_TD):
-    x_TD, w13_ED2F, w2_EFD, gates_TK, plan, h13_EC2F = residuals
+def _backward(slots, block, store_fp8, residuals, dy_TD):
+    stored_x, w13_ED2F, w2_EFD, gates_TK, plan, stored_h13 = residuals
+    x_TD, h13_halves = restore((stored_x, stored_h13), w2_EFD.dtype)
+    h13_EC2F = h13_halves.reshape(*plan.copy_of_slot_EC.shape, -1)
     copy_EC, place_TK = plan.copy_of_slot_EC, plan.place_of_copy_TK
     token_EC = tokens_of(copy_EC, gates_TK.shape[1])
     xs_ECD, dys_ECD = take(x_TD, token_EC), take(dy_TD, token_EC)
@@ -43,6 +51,12 @@ def _backward(slots, block, residuals, dy_TD):
 
 
 experts_xla.defvjp(_forward, _backward)
+
+
+def _halves(h13_EC2F):
+    """[E, C, 2F] as [E, 2C, F]."""
+    experts, _, width = h13_EC2F.shape
+    return h13_EC2F.reshape(experts, -1, width // 2)
 
 
 def _rows(array_ECD):

@@ -1,4 +1,4 @@
-"""Every kernel compiles for four TPU generations at Kimi K2's shapes, with the real compiler."""
+"""Every kernel compiles at Kimi K2's shapes with the real compiler: for one TPU generation, or for four (slow)."""
 
 import json
 import subprocess
@@ -13,13 +13,14 @@ BOTH = {"mla_attention", "routed_experts", "grouped_matmul", "grouped_matmul_tra
 FORWARD = {"mla_decode", "newton_schulz"}
 
 
-def test_every_kernel_compiles_and_fits():
-    command = [sys.executable, "-m", "k2jax.aot", "kernels", f"--topologies={','.join(TOPOLOGIES)}", "--json"]
+@pytest.mark.parametrize("topologies", [TOPOLOGIES[1:2], pytest.param(TOPOLOGIES, marks=pytest.mark.slow)])
+def test_every_kernel_compiles_and_fits(topologies):
+    command = [sys.executable, "-m", "k2jax.aot", "kernels", f"--topologies={','.join(topologies)}", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     wanted = {(k, d) for k in BOTH for d in ("forward", "backward")} | {(k, "forward") for k in FORWARD}
-    for topology in TOPOLOGIES:
+    for topology in topologies:
         here = [one for one in found if one["topology"] == topology]
         assert {(one["kernel"], one["direction"]) for one in here} == wanted
         for one in here:

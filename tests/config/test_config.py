@@ -88,7 +88,7 @@ def test_overrides_reach_every_kind_of_value(config_file):
         ("--config.train.steps=3.5", "train.steps"),
         ("--config.data.sources.other.weight=2", "other"),
         ("--config.optimizer.name=moun", "did you mean 'muon'"),
-        ("--config.train.micro_batches=3", "8 does not divide into 3 micro-batches; 6 would"),
+        ("--config.train.micro_batches=7", "leaves the last of 7 micro-batches empty; train.micro_batches=4 would"),
         ("--config.model.expert_groups=5", "32 does not divide into 5 expert_groups"),
         ("--config.model.active_experts=40", "cannot be chosen"),
         ("--config.model.qk_rope_dim=31", "even"),

@@ -42,7 +42,7 @@ def test_a_batch_does_not_depend_on_where_iteration_started(start, seed):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_share_the_batch_of_one(count):
-    parts = [loader(MANY_ROWS, process_index=p, process_count=count) for p in range(count)]
+    parts = [loader(MANY_ROWS, part=range(p * 4 // count, (p + 1) * 4 // count)) for p in range(count)]
     whole = loader(MANY_ROWS)
     for step in range(20):
         batches = [part.batch(step) for part in parts]
@@ -54,6 +54,12 @@ def test_processes_share_the_batch_of_one(count):
         )
         assert batches[0].tokens.shape == (4 // count, 4)
         assert equal(joined, whole.batch(step))
+
+
+def test_rows_beyond_the_batch_are_padding():
+    whole, more = loader(MANY_ROWS).batch(3), loader(MANY_ROWS, part=[1, 4, 3, 5]).batch(3)
+    assert np.array_equal(more.tokens[[0, 2]], whole.tokens[[1, 3]])
+    assert not more.weights[[1, 3]].any() and (more.exit[1] == np.arange(4)).all()
 
 
 def test_each_epoch_has_every_row_once_in_a_new_order():
@@ -102,7 +108,6 @@ def test_one_unlimited_source_lasts_for_any_number_of_steps():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"batch_size": 6, "process_count": 4}, "6 rows does not divide over 4 processes"),
         ({"batch_size": 0}, "0 rows"),
         ({"sources": {"a": SourceConfig(weight=0.0)}}, "weight 0.0"),
         ({"sources": {"a": SourceConfig(weight=float("nan"))}}, "weight nan"),
@@ -142,11 +147,10 @@ def test_a_subset_of_validation_rows_is_evenly_spaced():
 
 def test_processes_share_validation_batches():
     whole = list(HeldOut(STREAMS, 4).batches(4, rows=6))
-    parts = [list(HeldOut(STREAMS, 4, process_index=p, process_count=2).batches(4, rows=6)) for p in range(2)]
+    parts = [list(HeldOut(STREAMS, 4, part=part).batches(4, rows=6)) for part in ((0, 1), (2, 3, 4))]
     for batch, first, second in zip(whole, *parts, strict=True):
-        assert np.array_equal(batch.tokens, np.concatenate([first.tokens, second.tokens]))
-    with pytest.raises(UserError, match="does not divide"):
-        HeldOut(STREAMS, 4, process_count=2).batches(3)
+        assert np.array_equal(batch.tokens, np.concatenate([first.tokens, second.tokens[:2]]))
+        assert not second.weights[2].any()  # row 4 of a batch of 4
 
 
 def test_bits_per_byte_of_the_held_out_split():

@@ -7,16 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from k2jax import optim
 from k2jax.batch import pack_row, stack_rows
 from k2jax.config import ModelConfig, defaults, resolve
 from k2jax.model import forward, model_specs
 from k2jax.model.gqa import gqa
 from k2jax.model.rope import rotary_table
 from k2jax.params import map_specs
+from k2jax.train.program import Program
 from k2jax.train.record import Recorder
-from k2jax.train.state import init_state
-from k2jax.train.step import make_train_step
 from pallas_kernels.mla_attention.xla import UNROLL_UP_TO
 from tests.model.gqa_reference import gqa_layer
 
@@ -123,12 +121,11 @@ def test_a_dense_decoder_learns_with_muonclip():
     config = resolve(dataclasses.replace(resolve(config), model=dataclasses.replace(TINY, qkv_bias=True)))
     rng = np.random.default_rng(0)
     rows = [pack_row([np.tile(rng.integers(0, config.model.vocab, 4), 6), np.arange(8)], 32) for _ in range(4)]
-    batch = jax.tree.map(jnp.asarray, stack_rows(rows))
-    optimizer = optim.build(config.optimizer, config.router, model_specs(config.model), config.train.steps)
-    state, step = jax.jit(lambda: init_state(config, optimizer))(), jax.jit(make_train_step(config, optimizer))
-    start, losses = state.params, []
+    program = Program(config, jax.devices()[:1])
+    state, batch = program.init(), program.placement().put(stack_rows(rows))
+    start, losses = jax.tree.map(np.array, state.params), []
     for _ in range(config.train.steps):
-        state, metrics = step(state, batch)
+        state, metrics = program.step(state, batch)
         losses.append(float(metrics.loss))
     assert metrics.healthy and losses[-1] < losses[0] - 0.5
     assert metrics.stats.expert_tokens.shape == (0, config.model.experts) and float(metrics.balance_loss) == 0

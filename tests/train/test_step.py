@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from k2jax import optim
 from k2jax.batch import pack_row, stack_rows
-from k2jax.model import model_specs
+from k2jax.parallel.accumulate import accumulate
+from k2jax.train.program import Program
 from k2jax.train.record import Recorder, max_violation
-from k2jax.train.state import init_state
-from k2jax.train.step import _finite, loss_and_gradients, make_train_step
+from k2jax.train.step import _finite, make_train_step
 from tests.train.tiny import tiny, write_corpus
 
 
@@ -28,16 +27,22 @@ def batch(config):
     rng = np.random.default_rng(0)
     lengths = ([20, 9], [32], [5], [30])
     rows = [pack_row([rng.integers(0, config.model.vocab, n) for n in row], 32) for row in lengths]
-    return jax.tree.map(jnp.asarray, stack_rows(rows))
+    return stack_rows(rows)
 
 
 def make(config):
-    optimizer = optim.build(config.optimizer, config.router, model_specs(config.model), config.train.steps)
-    return jax.jit(lambda: init_state(config, optimizer))(), jax.jit(make_train_step(config, optimizer))
+    program = Program(config, jax.devices()[:1])
+    step = jax.jit(make_train_step(config, program.optimizer, program.layout))  # not donated: states are kept
+    return program.init(), lambda state, batch: step(state, program.placement().put(batch))
 
 
 def gradients(config):
-    return jax.jit(lambda params, batch: loss_and_gradients(params, batch, config))
+    def of(params, batch):
+        rows = config.train.micro_batches, -1
+        split = jax.tree.map(lambda a: jnp.asarray(a).reshape(*rows, *a.shape[1:]), batch)
+        return accumulate(params, split, split.weights.sum(), config)
+
+    return jax.jit(of)
 
 
 def with_parts(config, parts, balance_loss=0.0):

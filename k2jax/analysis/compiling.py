@@ -1,0 +1,90 @@
+"""From a config and a topology's name to a compiled training step, or to its best layouts; mistakes in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import jax
+
+from k2jax.analysis.chips import chip_of
+from k2jax.analysis.sweep import Candidate, sweep
+from k2jax.analysis.topology import devices
+from k2jax.analysis.training import Step, Training, analyse
+from k2jax.config.schema import Config
+from k2jax.errors import UserError
+from k2jax.train.program import Program
+
+
+class DoesNotFit(Exception):
+    """The program needs more HBM than there is; one line that says what would do."""
+
+
+def for_tpu(config: Config) -> Config:
+    """The config with what is ``auto`` as it would be on a TPU, which this machine is not."""
+    model, train, optimizer = config.model, config.train, config.optimizer
+    if model.kernels == "auto":
+        model = dataclasses.replace(model, kernels="pallas")
+    if train.compute_dtype == "auto":
+        train = dataclasses.replace(train, compute_dtype="bfloat16")
+    if optimizer.newton_schulz_dtype == "auto":
+        optimizer = dataclasses.replace(optimizer, newton_schulz_dtype="bfloat16")
+    return dataclasses.replace(config, model=model, train=train, optimizer=optimizer)
+
+
+def best_layouts(config: Config, topology: str) -> list[Candidate]:
+    """Layouts that fit by estimate, the fastest first.
+
+    Raises:
+        UserError: no such topology, or nothing fits.
+    """
+    return sweep(config, chip_of(topology), devices(topology))
+
+
+def compile_training(config: Config, topology: str) -> Training:
+    """Compiles the training step of a config.
+
+    Raises:
+        UserError: no such topology, or a layout that cannot be.
+        DoesNotFit: the compiler found too little HBM.
+    """
+    step = traced_step(config, topology)
+    try:
+        return analyse(step, config, topology)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise DoesNotFit(_too_large(config, topology, str(error))) from error
+
+
+def traced_step(config: Config, topology: str) -> Step:
+    """The training step of a config on a topology's devices, traced.
+
+    Raises:
+        UserError: no such topology, or a layout that cannot be.
+    """
+    program = Program(config, devices(topology))
+    state, batch = program.abstract()
+    return Step(program.step.trace(state, batch), program.mesh, state, program.schedule)
+
+
+def _too_large(config: Config, topology: str, message: str) -> str:
+    """What the compiler said, and a layout that fits by estimate, the one that changes least."""
+    sizes = re.search(r"\(?([\d.]+[KMGT])\)? exceeds available HBM \(?([\d.]+[KMGT])", message)
+    needs = f"{sizes[1]}iB of {sizes[2]}iB" if sizes else message.splitlines()[0]
+    try:
+        fitting = best_layouts(config, topology)
+    except UserError as error:
+        return f"the step does not fit: it needs {needs}; {error}"
+    nearest = min(fitting, key=lambda one: _distance(one.config, config))
+    return f"the step does not fit: it needs {needs}; by estimate this fits: {nearest.flags}"
+
+
+def _distance(one: Config, other: Config) -> float:
+    """How differently two layouts cut a model, in doublings."""
+    sizes = [
+        (getattr(one.parallel, key), getattr(other.parallel, key)) for key in ("stage", "virtual_stages", "expert")
+    ]
+    sizes.append((one.train.micro_batches, other.train.micro_batches))
+    return sum(abs(math.log2(a / b)) for a, b in sizes) + (one.train.remat != other.train.remat)

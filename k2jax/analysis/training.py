@@ -1,0 +1,191 @@
+"""A training step, compiled for an absent TPU: what it takes of the memory, sends over the links, and how long."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from k2jax.analysis.chips import Chip, chip_of
+from k2jax.analysis.collectives import Collective, collectives
+from k2jax.analysis.counts import Counts, Known, count, ticks
+from k2jax.analysis.groups import mesh_axes
+from k2jax.analysis.hbm import Hbm, hbm, kept, shard_bytes
+from k2jax.analysis.hlo import Program
+from k2jax.analysis.layer_costs import owners
+from k2jax.analysis.network import Network
+from k2jax.analysis.roofline import LINK, Roofline, Traffic, Work, device_seconds, model_flops_per_token, roofline
+from k2jax.config.schema import Config, ModelConfig
+
+# As k2jax.launch sets them: exchanges of tokens may run beside products.
+COMPILER_OPTIONS = {"xla_tpu_enable_async_all_to_all": "true", "xla_tpu_enable_async_ragged_all_to_all": "true"}
+
+
+class Step(NamedTuple):
+    """A training step that is traced but not compiled.
+
+    Attributes:
+        traced: jax.stages.Traced.
+        mesh: of its devices.
+        state: what it is given and gives back changed: ShapeDtypeStructs with shardings, ``params`` among them.
+        schedule: the pipeline's table, or None.
+    """
+
+    traced: Any
+    mesh: Any
+    state: Any
+    schedule: Any
+
+
+class Moved(NamedTuple):
+    """The collectives of one kind over the same axes, of one device and step.
+
+    Attributes:
+        kind, dtype: as in the program.
+        axes: of the mesh, ``data+expert`` for instance.
+        count: how often they run.
+        bytes: of their arrays; of a ragged exchange those that travel on average.
+        seconds: at 80 % of the links.
+        exposed: of these, what nothing hides.
+    """
+
+    kind: str
+    dtype: str
+    axes: str
+    count: int
+    bytes: float
+    seconds: float
+    exposed: float
+
+
+class Training(NamedTuple):
+    """A compiled step; everything but ``tokens`` is of one device.
+
+    Attributes:
+        topology: such as ``v5p:8x8x16``.
+        mesh: axes and their sizes.
+        tokens: of a step, over all devices.
+        compile_seconds: of lowering and compiling, on this machine.
+        hbm: by what it holds.
+        collectives: the longest first.
+        counts: FLOPs and bytes of a step, from the traced program.
+        compiled_flops: of products and kernels, from the compiled one.
+        bubble: share of the time that pipeline stages idle, and with it waste; 0 without stages.
+        roofline: the estimate.
+        notes: what to know about these numbers.
+    """
+
+    topology: str
+    mesh: dict[str, int]
+    tokens: int
+    compile_seconds: float
+    hbm: Hbm
+    collectives: list[Moved]
+    counts: Counts
+    compiled_flops: int
+    bubble: float
+    roofline: Roofline
+    notes: list[str]
+
+
+def analyse(step: Step, config: Config, topology: str) -> Training:
+    """Compiles a training step and reads off what it takes.
+
+    Args:
+        step: traced for the devices of the topology.
+        config: the experiment.
+        topology: whose devices the mesh has.
+
+    Raises:
+        jax.errors.JaxRuntimeError: the program needs more HBM than there is.
+    """
+    began = time.perf_counter()
+    compiled = step.traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=COMPILER_OPTIONS)
+    seconds = time.perf_counter() - began
+    chip, mesh = chip_of(topology), step.mesh
+    known = known_of(step, config)
+    jaxpr, text = step.traced.jaxpr.jaxpr, Program(compiled.as_text(), known)
+    found, unknown = collectives(text, mesh.size)
+    sent = _sent(found, chip, mesh, config.model)
+    tokens = config.train.batch_size * config.data.sequence_length
+    model_flops = tokens * model_flops_per_token(config.model, config.data.sequence_length)
+    traffic = [one for _, one in sent]
+    return Training(
+        topology,
+        dict(mesh.shape),
+        tokens,
+        seconds,
+        hbm(chip, compiled.memory_analysis(), step.state.params, step.state, kept(jaxpr)),
+        _tabulated(found, sent, mesh),
+        count(jaxpr, mesh.size, known),
+        text.flops(text.entry),
+        step.schedule.bubble() if step.schedule else 0.0,
+        roofline(chip, mesh.size, *_work(jaxpr, mesh.size, known, step.state), traffic, model_flops),
+        [f"{unknown} loops of unknown length were counted once"] if unknown else [],
+    )
+
+
+def known_of(step: Step, config: Config) -> Known:
+    """What the compiled step does not say: how often ticks branch, and how many of the experts' rows are in use.
+
+    Ranks of the experts have room for ``expert_copies`` times the mean of copies, if all ranks have as many.
+    """
+    ranks = step.mesh.shape.get("expert", 1)
+    room = min(config.parallel.expert_copies, ranks) if ranks > 1 else 1.0
+    return Known(taken_branches(step.schedule), 1 / room)
+
+
+def taken_branches(schedule: Any) -> dict[int, float]:
+    """Share of the ticks of a pipeline's phase, by its length, that have an entrance, an exit, an entrance's gradient.
+
+    All stages branch there alike, in phases of ticks that have such a branch at all.
+    """
+    if schedule is None:
+        return {}
+    shares = defaultdict(list)
+    for phase in schedule.phases():
+        occurring = (("entrance", phase.forward), ("exit", phase.exit), ("unembed", phase.backward))
+        columns = [getattr(schedule, name)[phase.ticks] for name, occurs in occurring if occurs]
+        shares[phase.ticks.stop - phase.ticks.start] += [float((column >= 0).mean()) for column in columns]
+    return {length: sum(found) / len(found) for length, found in shares.items()}
+
+
+def _work(jaxpr: Any, devices: int, known: Known, state: Any) -> tuple[list[Work], Work]:
+    """Ticks, and the optimizer: it reads and writes all state, and reads gradients as large as the parameters."""
+    parts = ticks(jaxpr, devices, known)
+    step = [Work(one.times, one.counts.flops, one.counts.bytes) for one in parts if not one.optimizer]
+    rule = sum((one.counts.times(one.times) for one in parts if one.optimizer), Counts())
+    return step, Work(1, rule.flops, rule.bytes + 2 * shard_bytes(state) + shard_bytes(state.params))
+
+
+def _sent(found: list[Collective], chip: Chip, mesh: Any, model: ModelConfig) -> list[tuple[float, Traffic]]:
+    """Bytes and time of every collective in a step."""
+    network = Network.of(chip, list(np.asarray(mesh.devices).flat))
+    sent = []
+    for one in found:
+        size = one.bytes * (travelling(model, len(one.groups[0])) if one.kind == "ragged-all-to-all" else 1.0)
+        seconds = network.seconds(one.kind, one.groups, size) / LINK
+        hidden = one.asynchronous and device_seconds(chip, one.flops, 0)[0] >= seconds
+        sent.append((size * one.count, Traffic(seconds * one.count, hidden)))
+    return sent
+
+
+def travelling(model: ModelConfig, ranks: int) -> float:
+    """Part of a ragged exchange's rows that are in use, with uniform routing, where there is room for any routing.
+
+    A token needs a row for each rank that owns one of its experts; there is room for as many ranks as it has experts.
+    """
+    return owners(model, ranks) / min(model.active_experts, ranks)
+
+
+def _tabulated(found: list[Collective], sent: list[tuple[float, Traffic]], mesh: Any) -> list[Moved]:
+    rows: dict[tuple[str, str, str], list] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
+    for one, (size, traffic) in zip(found, sent, strict=True):
+        row = rows[one.kind, one.dtype, mesh_axes(one.groups, list(mesh.shape.items()))]
+        exposed = 0.0 if traffic.hidden else traffic.seconds
+        for at, value in enumerate((one.count, size, traffic.seconds, exposed)):
+            row[at] += value
+    table = [Moved(*key, *values) for key, values in rows.items()]
+    return sorted(table, key=lambda row: -row.seconds)

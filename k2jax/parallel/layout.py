@@ -1,0 +1,217 @@
+"""How every weight lies on the mesh: at rest, and as a step computes with it; derived from the weight table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from k2jax.config.schema import Config
+from k2jax.errors import UserError
+from k2jax.model import model_specs
+from k2jax.parallel.mesh import BATCH_AXES
+from k2jax.parallel.schedule import cut
+from k2jax.params import LAYER_AXES, ParamSpec, Specs, is_spec, map_specs, named_specs
+from k2jax.sharding import AROUND_PIPELINE, PIPELINE, WHOLE_ROLES, neighbours, partition_spec
+
+_VECTORS = ("norm", "bias", "router_bias")  # too small to be worth spreading
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One config on one mesh.
+
+    Attributes:
+        mesh: axes ``data``, ``stage``, ``expert``.
+        body: the group of layers that the pipeline stages share out: ``moe``, or ``dense`` where that is all there is.
+        logical: spec tree as the model declares it.
+        specs: spec tree at rest: the body's layers as ``[rounds, stages, layers, ...]`` where there are stages.
+        rest, compute: PartitionSpec of every weight in these forms.
+        reduced: PartitionSpec of the gradient that a step's devices sum up: as at rest, where that is a part of each
+            device's compute copy.
+        chunk_layers, chunks: layers of a pipeline chunk, and how many chunks there are.
+    """
+
+    mesh: Mesh
+    body: str
+    logical: Specs
+    specs: Specs
+    rest: Any
+    compute: Any
+    chunk_layers: int
+    chunks: int
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return self.mesh.shape["stage"]
+
+    @property
+    def platform(self) -> str:
+        """Of the devices, which may be those of a topology that is not here."""
+        return self.mesh.devices.flat[0].platform
+
+    def shardings(self, partition_specs: Any) -> Any:
+        """NamedShardings of a tree of PartitionSpecs."""
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), partition_specs, is_leaf=_is_partition)
+
+    def to_compute(self, params: Any, dtype: Any) -> Any:
+        """The compute copy of weights at rest: cast, padded where an axis does not divide, and gathered."""
+
+        def one(spec: ParamSpec, rest: PartitionSpec, compute: PartitionSpec, leaf: Array) -> Array:
+            leaf = leaf if spec.role in WHOLE_ROLES else leaf.astype(dtype)
+            # Cast first and gather then: half the bytes travel.
+            leaf = lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, rest))
+            wanted_shape = padded_shape(spec, compute, self.mesh)
+            missing = [(0, wanted - size) for wanted, size in zip(wanted_shape, leaf.shape, strict=True)]
+            leaf = jnp.pad(leaf, missing) if any(extra for _, extra in missing) else leaf
+            return lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, compute))
+
+        return map_specs(one, self.specs, self.rest, self.compute, params)
+
+    def gradients_to_rest(self, grads: Any) -> Any:
+        """Gradients of the compute copy, cut to size and spread as the weights are at rest."""
+
+        def one(spec: ParamSpec, rest: PartitionSpec, grad: Array) -> Array:
+            if grad.shape != spec.shape:
+                grad = grad[tuple(slice(size) for size in spec.shape)]
+            return lax.with_sharding_constraint(grad, NamedSharding(self.mesh, rest))
+
+        return map_specs(one, self.specs, self.rest, grads)
+
+
+def make_layout(config: Config, mesh: Mesh) -> Layout:
+    """The layout of a config on a mesh.
+
+    Raises:
+        UserError: layers or experts that do not divide; it names numbers that would.
+    """
+    logical = model_specs(config.model)
+    body = "moe" if "moe" in logical else "dense"
+    layers = config.model.layers - (config.model.dense_layers if body == "moe" else 0)
+    chunk_layers, chunks = _chunks(layers, mesh.shape["stage"], config.parallel.virtual_stages, body)
+    specs = dict(logical)
+    if mesh.shape["stage"] > 1:
+        slots = (config.parallel.virtual_stages, mesh.shape["stage"], chunk_layers)
+        specs[body] = map_specs(lambda spec: _staged(spec, slots), logical[body])
+    in_body = {name for name, _ in named_specs(specs) if name.startswith(body + "/")}
+    compute = [_compute_spec(name, spec, mesh, name in in_body) for name, spec in named_specs(specs)]
+    rest = [_rest_spec(spec, placed, mesh) for (_, spec), placed in zip(named_specs(specs), compute, strict=True)]
+    structure = jax.tree.structure(specs, is_leaf=is_spec)
+    return Layout(
+        mesh,
+        body,
+        logical,
+        specs,
+        jax.tree.unflatten(structure, rest),
+        jax.tree.unflatten(structure, compute),
+        chunk_layers,
+        chunks,
+    )
+
+
+def padded_shape(spec: ParamSpec, placed: PartitionSpec, mesh: Mesh) -> tuple[int, ...]:
+    """The shape with every sharded axis raised to a multiple of its devices."""
+    return tuple(
+        -(-size // shards) * shards for size, shards in zip(spec.shape, shards_of(spec, placed, mesh), strict=True)
+    )
+
+
+def shards_of(spec: ParamSpec, placed: PartitionSpec, mesh: Mesh) -> tuple[int, ...]:
+    """Into how many parts each axis of a weight is cut."""
+    return tuple(math.prod(mesh.shape[axis] for axis in axes) for axes in entries(spec, placed))
+
+
+def entries(spec: ParamSpec, placed: PartitionSpec) -> list[tuple[str, ...]]:
+    """Mesh axes of every axis of a weight, as tuples."""
+    listed = [*placed, *[None] * (len(spec.shape) - len(placed))]
+    return [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in listed]
+
+
+def _chunks(layers: int, stages: int, virtual_stages: int, body: str) -> tuple[int, int]:
+    found = cut(layers, stages, virtual_stages) if stages > 1 or virtual_stages == 1 else None
+    if found:
+        return found
+    if stages == 1:
+        raise UserError(f"config.parallel.virtual_stages {virtual_stages} needs config.parallel.stage above 1")
+    fitting = [v for v in range(1, layers + 1) if cut(layers, stages, v)]
+    if fitting:
+        near = sorted(sorted(fitting, key=lambda v: abs(v - virtual_stages))[:2])
+        mend = f"parallel.virtual_stages={' or '.join(map(str, near))} would"
+    else:
+        near = [s for s in range(1, layers + 1) if cut(layers, s, virtual_stages)] or neighbours(layers, stages)
+        near = sorted(sorted(near, key=lambda s: abs(s - stages))[:2])
+        mend = f"parallel.stage={' or '.join(map(str, near))} would"
+    raise UserError(
+        f"{layers} {body} layers do not make equal chunks for config.parallel.stage {stages} with virtual_stages "
+        f"{virtual_stages}; {mend}"
+    )
+
+
+def _staged(spec: ParamSpec, slots: tuple[int, int, int]) -> ParamSpec:
+    empty = math.prod(slots) - spec.shape[0]
+    return dataclasses.replace(spec, shape=(*slots, *spec.shape[1:]), axes=(*LAYER_AXES, *spec.axes[1:]), empty=empty)
+
+
+def _compute_spec(name: str, spec: ParamSpec, mesh: Mesh, in_body: bool) -> PartitionSpec:
+    if in_body:
+        return partition_spec(name, spec, mesh, PIPELINE)
+    # What lies around the pipeline is padded to divide.
+    sharded = [
+        size if axis not in AROUND_PIPELINE else mesh.shape["stage"]
+        for axis, size in zip(spec.axes, spec.shape, strict=True)
+    ]
+    return partition_spec(name, dataclasses.replace(spec, shape=tuple(sharded), segments=()), mesh, AROUND_PIPELINE)
+
+
+def _rest_spec(spec: ParamSpec, compute: PartitionSpec, mesh: Mesh) -> PartitionSpec:
+    """The compute layout, spread further over the axes it leaves: whole experts where they divide, else one side."""
+    placed = entries(spec, compute)
+    placed = [
+        axes if size % shards == 0 else ()
+        for axes, size, shards in zip(placed, spec.shape, shards_of(spec, compute, mesh), strict=True)
+    ]
+    if spec.role in _VECTORS:
+        return _partition(placed)
+    taken = set(itertools.chain(*placed))
+    left = [axis for axis in (*BATCH_AXES, "stage") if axis not in taken and mesh.shape[axis] > 1]
+    for axes in _subsets(left, mesh):
+        count = math.prod(mesh.shape[axis] for axis in axes)
+        for at in _candidates(spec, placed):
+            cut_already = math.prod(mesh.shape[axis] for axis in placed[at])
+            if spec.shape[at] % (count * cut_already) == 0:
+                placed[at] = (*placed[at], *axes)
+                return _partition(placed)
+    return _partition(placed)
+
+
+def _candidates(spec: ParamSpec, placed: list[tuple[str, ...]]) -> list[int]:
+    """Axes to cut further, the best first: experts, then the smaller side of the matrix, then the other."""
+    experts = [spec.axes.index("experts")] if "experts" in spec.axes and spec.role not in WHOLE_ROLES else []
+    sides = sorted((side for side in (spec.inputs, spec.outputs) if side), key=spec.size_of)
+    firsts = [spec.axes.index(side[0]) for side in sides]
+    return experts + [at for at in firsts if not placed[at]] + [at for at in firsts if placed[at]]
+
+
+def _subsets(axes: list[str], mesh: Mesh) -> Iterator[tuple[str, ...]]:
+    """Non-empty subsets in order, those of most devices first."""
+    found = [subset for size in range(1, len(axes) + 1) for subset in itertools.combinations(axes, size)]
+    yield from sorted(found, key=lambda subset: -math.prod(mesh.shape[axis] for axis in subset))
+
+
+def _partition(placed: list[tuple[str, ...]]) -> PartitionSpec:
+    listed = [axes[0] if len(axes) == 1 else axes or None for axes in placed]
+    while listed and listed[-1] is None:
+        listed.pop()
+    return PartitionSpec(*listed)
+
+
+def _is_partition(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)

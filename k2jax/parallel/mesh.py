@@ -1,0 +1,73 @@
+"""The mesh of a run: how many devices each axis has, and which rows of a batch a device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, PartitionSpec
+import numpy as np
+
+from k2jax.config.schema import Config
+from k2jax.errors import UserError
+from k2jax.parallel.torus import torus_grid
+
+AXES = ("data", "stage", "expert")  # from the axis that speaks least to the one that speaks most: neighbours come last
+BATCH_AXES = ("data", "expert")
+ROWS = PartitionSpec(None, BATCH_AXES)  # of a batch [micro-batches, rows, sequence]
+
+
+def axis_sizes(config: Config, devices: int) -> dict[str, int]:
+    """Size of each mesh axis.
+
+    Raises:
+        UserError: the axes do not multiply to ``devices``, or there are more groups of devices than rows.
+    """
+    parallel = config.parallel
+    others = parallel.expert * parallel.stage
+    data = parallel.data or devices // others
+    if data * others != devices:
+        name = f"config.parallel.data {parallel.data or '(what is left)'} x expert {parallel.expert}"
+        fitting = f"; parallel.data={devices // others} would" if devices % others == 0 else ""
+        raise UserError(
+            f"{name} x stage {parallel.stage} needs {max(data, 1) * others} devices, there are {devices}{fitting}"
+        )
+    if config.train.batch_size < data * parallel.expert:
+        raise UserError(
+            f"config.train.batch_size {config.train.batch_size} gives no row to each of {data} x {parallel.expert} "
+            f"(data x expert) groups of devices; raise it to {data * parallel.expert}, or lower config.parallel.data"
+        )
+    return {"data": data, "stage": parallel.stage, "expert": parallel.expert}
+
+
+def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh of a config over ``devices``, all of this run's by default.
+
+    Raises:
+        UserError: as ``axis_sizes``.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = axis_sizes(config, len(devices))
+    if devices[0].platform == "tpu":
+        grid = torus_grid(devices, sizes, AXES)
+    else:
+        grid = np.array(devices).reshape([sizes[axis] for axis in AXES])
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def rows_per_micro_batch(config: Config, mesh: Mesh) -> int:
+    """Rows of a micro-batch over all devices: an equal number on each, the last micro-batch filled up with padding.
+
+    Raises:
+        UserError: there are so few rows that a micro-batch would be nothing but padding.
+    """
+    groups, train = math.prod(mesh.shape[axis] for axis in BATCH_AXES), config.train
+    rows = -(-train.batch_size // (train.micro_batches * groups)) * groups
+    if rows * (train.micro_batches - 1) >= train.batch_size:
+        raise UserError(
+            f"config.train.batch_size {train.batch_size} does not fill {train.micro_batches} micro-batches of {rows} "
+            f"rows ({groups} groups of devices); train.micro_batches={-(-train.batch_size // rows)} would do"
+        )
+    return rows

@@ -1,0 +1,82 @@
+"""Which chip of a TPU slice stands where in the mesh: ranks that exchange tokens in compact blocks, stages in rings.
+
+In an exchange everyone speaks to everyone, and the busiest link decides: in a block of a torus that is a line or a ring
+along its longest side. 16 ranks on a ring load a link twice as much as a block of 4 x 4. A stage speaks to the next
+alone, so stages go along whole rings. JAX's own ``mesh_utils.create_device_mesh`` gives each mesh axis as few sides of
+the torus as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence[str]) -> np.ndarray:
+    """Devices as an array with one axis for each of ``order``.
+
+    Args:
+        devices: of one slice, with ``coords`` and ``core_on_chip``.
+        sizes: of the mesh axes; ``expert`` and ``stage`` are placed first, in this order.
+        order: of the result's axes.
+    """
+    torus = _torus(devices)
+    left = torus.shape
+    factors: dict[str, tuple[int, ...]] = {}
+    placed_first = [name for name in ("expert", "stage") if name in sizes]
+    for name in [*placed_first, *(name for name in order if name not in placed_first)]:
+        options = list(_splits(sizes[name], left))
+        if not options:  # sizes that do not divide the torus's sides: any order of the devices must do
+            return np.asarray(list(devices), dtype=object).reshape([sizes[axis] for axis in order])
+        cost = _exchange_cost if name == "expert" else _ring_cost
+        factors[name] = min(options, key=lambda split: cost(split, torus.shape))
+        left = tuple(side // part for side, part in zip(left, factors[name], strict=True))
+    # Every side of the torus is cut into parts, the outermost first: neighbours belong to the axis placed first.
+    outer = list(reversed(factors))
+    shape = [factors[name][side] for side in range(torus.ndim) for name in outer]
+    cut = torus.reshape(shape)
+    at = {name: [side * len(outer) + outer.index(name) for side in range(torus.ndim)] for name in outer}
+    moved = cut.transpose([position for name in order for position in at[name]])
+    return moved.reshape([sizes[name] for name in order])
+
+
+def _torus(devices: Sequence[Any]) -> np.ndarray:
+    """Devices by x, y, z and core."""
+    places = np.array([(*device.coords, device.core_on_chip) for device in devices])
+    places = places - places.min(0)
+    torus = np.empty(places.max(0) + 1, dtype=object)
+    if torus.size != len(devices):
+        raise ValueError(f"{len(devices)} devices do not fill a torus of {torus.shape}")
+    for device, place in zip(devices, places, strict=True):
+        torus[tuple(place)] = device
+    return torus
+
+
+def _splits(size: int, sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every way to write ``size`` as a product of divisors of the sides."""
+    if not sides:
+        if size == 1:
+            yield ()
+        return
+    for part in range(1, sides[0] + 1):
+        if sides[0] % part == 0 and size % part == 0:
+            for rest in _splits(size // part, sides[1:]):
+                yield part, *rest
+
+
+def _exchange_cost(split: tuple[int, ...], sides: tuple[int, ...]) -> tuple[float, ...]:
+    """Load of the busiest link: the longest side of the block, half of it where that goes round; then few, short sides.
+
+    What the devices of one chip send shares its links, whether they are of one group or of two.
+    """
+    used = [(part, side) for part, side in zip(split[:-1], sides[:-1], strict=True) if part > 1]
+    loads = [part * (0.5 if part == side and part > 2 else 1.0) for part, side in used]
+    return max(loads, default=0.0), len(used), sum(side for _, side in used)
+
+
+def _ring_cost(split: tuple[int, ...], sides: tuple[int, ...]) -> tuple[float, ...]:
+    """Whole rings first, then as few sides as can be."""
+    broken = sum(part not in (1, side) for part, side in zip(split, sides, strict=True))
+    return broken, sum(part > 1 for part in split)

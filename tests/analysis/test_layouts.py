@@ -1,0 +1,166 @@
+"""The formulas of a layout: against the traced step, against sums by hand, and in what they refuse."""
+
+import dataclasses
+import functools
+import itertools
+
+import pytest
+
+from k2jax.analysis import topology
+from k2jax.analysis.chips import CHIPS
+from k2jax.analysis.compiling import for_tpu, traced_step
+from k2jax.analysis.counts import count
+from k2jax.analysis.hbm import kept, shard_bytes
+from k2jax.analysis.layer_costs import layer_costs, residual_bytes
+from k2jax.analysis.layouts import estimate, memory
+from k2jax.analysis.published import published_runs
+from k2jax.analysis.sweep import layouts, sweep
+from k2jax.analysis.training import known_of
+from k2jax.config import model_preset
+from k2jax.config.schema import Config, DataConfig, ParallelConfig, TrainConfig
+from k2jax.errors import UserError
+from k2jax.model.counts import active_parameters
+
+TOPOLOGY = "v5p:2x2x2"
+CHIP = CHIPS["v5p"]
+TINY = dataclasses.replace(
+    model_preset("k2"),
+    layers=5,
+    d_model=512,
+    heads=8,
+    q_lora_rank=256,
+    kv_lora_rank=128,
+    dense_ffn=2048,
+    expert_ffn=512,
+    experts=16,
+    active_experts=4,
+    vocab=4096,
+)
+WITHOUT_STAGES = {"stage": 1, "virtual_stages": 1, "data": 4, "micro_batches": 2}
+
+
+@functools.cache
+def devices(name=TOPOLOGY):
+    topology.prepare()
+    return topology.devices(name)
+
+
+def config(model=TINY, rows=16, sequence=1024, micro_batches=4, train=(), **parallel):
+    return for_tpu(
+        Config(
+            model=model,
+            parallel=ParallelConfig(**{"data": 2, "expert": 2, "stage": 2, "virtual_stages": 2, **parallel}),
+            train=TrainConfig(batch_size=rows, micro_batches=micro_batches, **dict(train)),
+            data=dataclasses.replace(DataConfig(), sequence_length=sequence),
+        )
+    )
+
+
+@pytest.mark.parametrize("changed", [{}, {**WITHOUT_STAGES, "train": {"remat": "full"}}])
+def test_it_agrees_with_the_traced_step(changed):
+    """Of the real step; within 10 %: kernels round rows up, and capacity for experts' rows is more than the mean."""
+    given = config(**changed)
+    step, formulas = traced_step(given, TOPOLOGY), estimate(given, CHIP, devices())
+    jaxpr = step.traced.jaxpr.jaxpr
+    traced = count(jaxpr, 8, known_of(step, given))
+    assert formulas.flops == pytest.approx(traced.flops, rel=0.1)
+    parts = formulas.hbm.parts
+    assert parts["parameters"] == pytest.approx(shard_bytes(step.state.params), rel=1e-6)
+    optimizer = shard_bytes(step.state) - shard_bytes(step.state.params)
+    assert parts["optimizer state"] == pytest.approx(optimizer, rel=1e-3)
+    held = kept(jaxpr)
+    if step.schedule:
+        assert parts["gradients"] == pytest.approx(held.gradients, rel=0.05)
+        assert formulas.bubble == pytest.approx(step.schedule.bubble(), abs=0.02)
+
+
+def test_a_layer_has_six_flops_a_parameter_and_causal_attention():
+    """Forward and backward of all layers and ranks together are what MFU counts, but for the attention's backward."""
+    tokens, sequence = 4096, 4096
+    one = layer_costs(TINY, "moe", sequence, tokens, 4)
+    k2 = dataclasses.replace(TINY, layers=1, dense_layers=0)
+    scores = tokens * 8 * sequence / 2
+    matrices = one.forward.flops - 2 * scores * (192 + 128)
+    assert matrices == pytest.approx(2 * tokens * active_parameters(k2, embeddings=False), rel=2e-3)  # norms have none
+    assert one.backward.flops == pytest.approx(2 * matrices + 2 * scores * (4 * 192 + 3 * 128))
+    head = layer_costs(TINY, "head", sequence, tokens, 1, shards=2)
+    assert (head.forward.flops, head.backward.flops) == (tokens * 512 * 4096, 3 * tokens * 512 * 4096)
+
+
+def test_products_move_weights_once_and_rows_in_and_out():
+    head = layer_costs(TINY, "head", 8, 100, 1)
+    assert head.forward.bytes == 2 * (512 * 4096 + 100 * (512 + 4096))
+
+
+def test_more_ranks_keep_more_rows():
+    few, many = (residual_bytes(config(), "moe", 1024, ranks) for ranks in (2, 4))
+    assert many - few == 2 * 1024 * 2 * 512
+
+
+def test_what_recomputing_costs_and_saves():
+    none, full = (estimate(config(train={"remat": remat}), CHIP, devices()) for remat in ("none", "full"))
+    assert 1.15 < full.roofline.compute / none.roofline.compute < 1.3  # five passes for four, the head apart
+    assert full.moved["ragged-all-to-all expert"] > none.moved["ragged-all-to-all expert"]
+
+
+def test_micro_batches_shrink_the_bubble_and_rounds_too():
+    bubble = lambda **given: estimate(config(**given), CHIP, devices()).bubble  # noqa: E731
+    assert bubble(micro_batches=2) > bubble(micro_batches=4)
+    assert bubble(virtual_stages=1) > bubble(virtual_stages=2)
+    # M V + S - 1 ticks of which M V are needed.
+    assert bubble(micro_batches=4) == pytest.approx(1 - 8 / (8 + 1))
+    assert bubble(**WITHOUT_STAGES) == 0
+
+
+def test_gathering_layer_by_layer_sends_more_and_keeps_less():
+    given = config(**WITHOUT_STAGES, train={"remat": "full"})
+    once, each = (estimate(given, CHIP, devices(), gather_per_layer=each) for each in (False, True))
+    gathered = lambda one: sum(size for kind, size in one.moved.items() if kind.startswith("all-gather"))  # noqa: E731
+    assert gathered(each) == pytest.approx(2 * 2 * gathered(once))  # two passes of two micro-batches
+    assert each.hbm.parts["compute copy"] == pytest.approx(once.hbm.parts["compute copy"] * 2 / 5)
+
+
+def test_a_sweep_is_of_layouts_that_can_be_sorted_by_time():
+    found = sweep(config(), CHIP, devices())
+    sizes = [(one.config.parallel.stage, one.config.parallel.expert, one.config.parallel.data) for one in found]
+    assert all(stage * expert * data == 8 for stage, expert, data in sizes)
+    assert {1, 2, 4} == {stage for stage, _, _ in sizes}
+    assert all(a.estimate.roofline.seconds <= b.estimate.roofline.seconds for a, b in itertools.pairwise(found))
+    assert all(one.estimate.hbm.fits for one in found)
+    assert "--config.parallel.stage=" in found[0].flags and "--config.train.remat=" in found[0].flags
+
+
+def test_only_divisors_of_the_experts_are_tried():
+    odd = dataclasses.replace(TINY, experts=12)
+    assert {one.parallel.expert for one in layouts(config(model=odd), 8)} == {1, 2, 4}
+    dense = dataclasses.replace(TINY, dense_layers=5)
+    assert {one.parallel.expert for one in layouts(config(model=dense), 8)} == {1}
+
+
+def test_what_cannot_be_is_refused_in_one_line():
+    for given, message in (
+        (config(expert=3, data=0, stage=1, virtual_stages=1), "devices"),
+        (config(model=dataclasses.replace(TINY, experts=15)), "15 experts"),
+        (config(stage=8, data=1, expert=1), "virtual_stages|stage"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            estimate(given, CHIP, devices())
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"no layout of 3 rows over 8 devices; raise config.train.batch_size"):
+        sweep(config(rows=3, micro_batches=1), CHIP, devices())
+    k2 = config(model=model_preset("k2"), sequence=4096)
+    with pytest.raises(UserError, match=r"the smallest takes \d+ GB of 95 GB a device; about \d+ devices would do"):
+        sweep(k2, CHIP, devices())
+    assert memory(k2, CHIP, devices()).total > 95e9
+
+
+def test_the_published_runs_are_the_error_bar():
+    deepseek, k2 = published_runs()
+    assert (deepseek.mfu, k2.mfu) == (0.2656, 0.0643)
+    time = deepseek.estimate.roofline
+    # 4096 rows of 4096 tokens: 612.66 TFLOP/s a chip in 26.79 s, as published, head included.
+    assert deepseek.estimate.tokens == 4096 * 4096
+    assert time.model_flops / 26.79 / 256 == pytest.approx(612.66e12, rel=0.04)
+    assert k2.estimate.tokens == 512 * 16 * 1024
+    assert deepseek.ratio == pytest.approx(time.mfu() / 0.2656)
+    assert all(1 / 4 < run.ratio < 4 for run in (deepseek, k2))

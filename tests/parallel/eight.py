@@ -1,0 +1,106 @@
+"""One step on emulated devices, for the tests: a program of its own, because devices are made at its start."""
+
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+import numpy as np
+
+from k2jax.batch import PackedBatch, pack_row, stack_rows
+
+ROOT = Path(__file__).parents[2]
+
+
+def steps(folder: Path, cases: dict[str, dict], timeout: int = 900) -> dict[str, dict]:
+    """Runs each case (config overrides) in one process with 8 emulated devices; results by case."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    # Compiling is nearly all of the time, and these programs run once.
+    flags = "--xla_force_host_platform_device_count=8 --xla_llvm_disable_expensive_passes=true"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.parallel.eight", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = {}
+    for name in cases:
+        with np.load(folder / f"{name}.npz") as found:
+            results[name] = dict(found)
+    return results
+
+
+def rows_of(config) -> list[PackedBatch]:
+    """One or two documents and padding in every row of the batch."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(config.train.batch_size):
+        lengths = rng.integers(3, 14, rng.integers(1, 3))
+        rows.append(pack_row([rng.integers(0, config.model.vocab, n) for n in lengths], config.data.sequence_length))
+    return rows
+
+
+def _gradients(program, params, batch):
+    import jax
+
+    from k2jax.parallel.gradients import make_loss_and_gradients
+
+    function = make_loss_and_gradients(program.config, program.layout)
+
+    @jax.jit
+    def gradients(params, batch):
+        loss, stats, grads = function(program.layout.to_compute(params, "float32"), batch)
+        return loss, stats, program.layout.gradients_to_rest(grads)
+
+    loss, stats, grads = gradients(params, batch)
+    return {
+        "loss": loss,
+        **_flat(stats._asdict(), "stats"),
+        **_flat(program.saved_form().params_from_rest(grads), "grads"),
+    }
+
+
+def _step(program, state, batch):
+    """The step's results; Muon's first momentum and Adam's first moment are the gradients."""
+    import jax
+
+    form = program.saved_form()
+    state, metrics = program.step(state, batch)
+    params, opt_state = form.from_rest(state.params, state.opt_state)
+    again = form.to_rest(params, opt_state)
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), (state.params, state.opt_state), again)
+    found = {"loss": metrics.loss, "grad_norm": metrics.grad_norm, **_flat(metrics.stats._asdict(), "stats")}
+    found |= {**_flat(params, "params"), **_flat(opt_state, "opt")}
+    return found | {"round_trip": np.array(all(jax.tree.leaves(same)))}
+
+
+def _flat(tree, prefix):
+    import jax
+
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {prefix + jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in paths}
+
+
+def _main(folder: Path) -> None:
+    import jax
+
+    from k2jax.train.program import Program
+    from tests.parallel.tiny import config_of
+
+    for name, overrides in json.loads((folder / "cases.json").read_text()).items():
+        config = config_of(overrides)
+        sizes = config.parallel
+        program = Program(config, jax.devices()[: sizes.data * sizes.expert * sizes.stage])
+        placement, rows, padding = program.placement(), rows_of(config), pack_row([], config.data.sequence_length)
+        batch = placement.put(stack_rows([rows[row] if row < len(rows) else padding for row in placement.rows]))
+        state, found = program.init(), {}
+        if "validate" in overrides["do"]:
+            found["nll"], found["weight"] = program.evaluate(state.params, batch)
+        if "gradients" in overrides["do"]:
+            found |= _gradients(program, state.params, batch)
+        if "step" in overrides["do"]:
+            found |= _step(program, state, batch)
+        np.savez(folder / f"{name}.npz", **{key: np.asarray(value) for key, value in found.items()})
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

@@ -1,0 +1,58 @@
+"""Where every weight of every preset lies on a mesh, as text; ``python -m tests.parallel.golden`` writes it anew."""
+
+from pathlib import Path
+
+import jax
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from k2jax.config import defaults, resolve
+from k2jax.config.presets import PRESETS
+from k2jax.parallel.layout import Layout, make_layout
+from k2jax.params import named_specs
+
+FILE = Path(__file__).with_name("layouts.txt")
+MESHES = {  # data, stage, expert; virtual stages
+    "nano": (2, 1, 8, 1),
+    "moonlight": (4, 2, 8, 1),
+    "deepseek_v3": (8, 2, 16, 1),
+    "k2": (4, 16, 16, 4),
+    "smollm2_135m": (2, 3, 1, 2),
+    "qwen2.5_0.5b": (4, 4, 1, 1),
+    "qwen3_0.6b": (4, 4, 1, 1),
+    "llama3.2_1b": (16, 1, 1, 1),
+}
+
+
+def layout_of(preset: str, data: int, stage: int, expert: int, virtual_stages: int) -> Layout:
+    config = defaults("pretrain", model=preset)
+    config.parallel.update({"stage": stage, "expert": expert, "virtual_stages": virtual_stages})
+    if config.model.qk_norm:
+        config.optimizer.name = "muon"
+    return make_layout(resolve(config), AbstractMesh((data, stage, expert), ("data", "stage", "expert")))
+
+
+def text() -> str:
+    lines = []
+    for preset in PRESETS:
+        layout = layout_of(preset, *MESHES[preset])
+        sizes = ", ".join(f"{axis} {size}" for axis, size in layout.mesh.shape.items())
+        lines.append(f"{preset}: {sizes}; {layout.chunks} chunks of {layout.chunk_layers} {layout.body} layers")
+        trees = (
+            jax.tree.leaves(t, is_leaf=lambda x: isinstance(x, PartitionSpec)) for t in (layout.compute, layout.rest)
+        )
+        for (name, spec), *placed in zip(named_specs(layout.specs), *trees, strict=True):
+            compute, rest = (", ".join(_entry(entry) for entry in one) or "-" for one in placed)
+            lines.append(f"  {name} {'x'.join(map(str, spec.shape))} | {compute} | {rest}")
+    return "\n".join(lines) + "\n"
+
+
+def _specs(tree) -> list[PartitionSpec]:
+    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def _entry(entry) -> str:
+    return "." if entry is None else entry if isinstance(entry, str) else "+".join(entry)
+
+
+if __name__ == "__main__":
+    FILE.write_text(text())
