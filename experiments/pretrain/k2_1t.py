@@ -1,4 +1,4 @@
-"""Kimi K2: 1.04T parameters, 32B active, on a TPU pod.
+r"""Kimi K2: 1.04T parameters, 32B active, on a TPU pod.
 
 Reproduces: pretraining at 4k tokens (Kimi K2, sections 2.1 to 2.5): MuonClip, WSD schedule (500 steps of warm-up, 10T
 tokens at 2e-4, 5.5T of cosine decay to 2e-5), then annealing on 400B tokens, 67M tokens a step; 16 pipeline stages with
@@ -6,10 +6,11 @@ virtual stages, 16-way expert parallelism, ZeRO-1. The long-context part is k2_1
 Expected: nothing was trained with it; what a step takes on a topology is what the second command prints.
 
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16
-    python -m k2jax.launch --config=experiments/pretrain/k2_1t.py --workdir=gs://BUCKET/k2 --tpu=v5p:8x8x16 --dry_run
+    python -m k2jax.launch --config=experiments/pretrain/k2_1t.py --workdir=gs://BUCKET/k2 \
+        --tpu=v5p:8x8x16 --dry_run
 
 The report's corpus is not public: name yours, and the tokenizer's file, as below.
-"""
+r"""
 
 from k2jax.config import defaults, source
 

@@ -7,6 +7,7 @@ Example:
     python -m k2jax.bench attention     # MLA attention against dense scores, and what the max logit costs a step
     python -m k2jax.bench kernels       # every kernel against what one would use without it
     python -m k2jax.bench decode        # generation of nano against transformers generate, batch 1, 16, 64
+    python -m k2jax.bench collectives   # what Muon's update sends between chips, against optax (extra [tpu])
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -21,7 +22,7 @@ from k2jax.config.build import nearest
 from k2jax.errors import UserError
 from k2jax.report.table import significant, text_table
 
-NAMES = ("pretrain", "experts", "muon", "attention", "decode", "kernels")
+NAMES = ("pretrain", "experts", "muon", "attention", "decode", "kernels", "collectives")
 
 
 def define(values: flags.FlagValues) -> None:

@@ -96,6 +96,11 @@ def make_layout(config: Config, mesh: Mesh) -> Layout:
     logical = model_specs(config.model)
     body = "moe" if "moe" in logical else "dense"
     layers = config.model.layers - (config.model.dense_layers if body == "moe" else 0)
+    if mesh.shape["stage"] > 1 and body == "moe" and "dense" in logical and config.model.attention == "gqa":
+        raise UserError(
+            "config.parallel.stage above 1 cannot share out the leading dense layers of a model with grouped-query "
+            "attention; set config.model.dense_layers to 0, or parallel.stage to 1"
+        )
     chunk_layers, chunks = _chunks(layers, mesh.shape["stage"], config.parallel.virtual_stages, body)
     specs = dict(logical)
     if mesh.shape["stage"] > 1:

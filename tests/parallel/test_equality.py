@@ -5,25 +5,14 @@ import pytest
 
 from tests.parallel.eight import steps
 
-CASES = {
+ALWAYS = {
     "one": {"do": "step gradients validate"},
-    "data": {"parallel.data": 8, "train.micro_batches": 2, "do": "step"},
-    "expert": {"parallel.expert": 8, "train.micro_batches": 2, "do": "step validate"},
-    "stage": {"parallel.stage": 4, "do": "step"},
     "all": {
         "parallel.data": 2,
         "parallel.expert": 2,
         "parallel.stage": 2,
         "parallel.virtual_stages": 2,
         "do": "step validate",
-    },
-    "gpipe": {"parallel.data": 2, "parallel.stage": 4, "parallel.schedule": "gpipe", "do": "gradients"},
-    "scan": {
-        "parallel.expert": 2,
-        "parallel.stage": 2,
-        "parallel.virtual_stages": 2,
-        "parallel.schedule": "scan",
-        "do": "gradients",
     },
     "uneven": {  # two of six slots are empty, four heads do not divide over three stages
         "parallel.stage": 3,
@@ -33,32 +22,57 @@ CASES = {
         "do": "gradients",
     },
 }
+SLOW = {
+    "data": {"parallel.data": 8, "train.micro_batches": 2, "do": "step"},
+    "expert": {"parallel.expert": 8, "train.micro_batches": 2, "do": "step validate"},
+    "stage": {"parallel.stage": 4, "do": "step"},
+    "gpipe": {"parallel.data": 2, "parallel.stage": 4, "parallel.schedule": "gpipe", "do": "gradients"},
+    "scan": {
+        "parallel.expert": 2,
+        "parallel.stage": 2,
+        "parallel.virtual_stages": 2,
+        "parallel.schedule": "scan",
+        "do": "gradients",
+    },
+}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return steps(tmp_path_factory.mktemp("steps"), CASES)
+    return steps(tmp_path_factory.mktemp("steps"), ALWAYS)
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory):
+    return steps(tmp_path_factory.mktemp("more"), SLOW)
 
 
 def relative(a, b):
     return np.abs(a - b).max(initial=0.0) / max(np.abs(b).max(initial=0.0), 1e-12)
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name != "one"])
-def test_a_step_on_a_mesh_is_that_of_one_device(found, case):
-    here, one = found[case], found["one"]
+def assert_same_step(here, one):
     assert (here["stats['expert_tokens']"] == one["stats['expert_tokens']"]).all()
     for name, value in here.items():
         if name != "round_trip" and "expert_tokens" not in name:
             assert relative(value, one[name]) <= 1e-5, name
+    if "round_trip" in here:  # the state goes to its logical form and back
+        assert here["round_trip"]
+        assert here["params['moe']['experts']['w13']"].shape[0] == 4  # layers, without empty slots
 
 
-@pytest.mark.parametrize("case", ["data", "expert", "stage", "all"])
-def test_the_state_goes_to_its_logical_form_and_back(found, case):
-    assert found[case]["round_trip"]
-    assert found[case]["params['moe']['experts']['w13']"].shape[0] == 4  # layers, without empty slots
+@pytest.mark.parametrize("case", ["all", "uneven"])
+def test_a_step_on_a_mesh_is_that_of_one_device(found, case):
+    assert_same_step(found[case], found["one"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW)
+def test_a_step_on_any_axis_is_that_of_one_device(found, more, case):
+    assert_same_step(more[case], found["one"])
 
 
 def test_the_batch_clips_heads_and_pads_rows(found):
-    assert (found["one"]["stats['max_logit']"] > 0.05).any()
+    logits = found["one"]["stats['max_logit']"]
+    assert (logits > 0.03).any() and (logits < 0.03).any()
     assert found["one"]["weight"] < 14 * 31

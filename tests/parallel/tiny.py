@@ -15,7 +15,7 @@ def config_of(overrides: dict) -> Config:
     config.train.micro_batches = 4
     config.parallel.data = 1
     config.router.balance_loss = 0.01
-    config.optimizer.qk_clip_tau = 0.05  # clips
+    config.optimizer.qk_clip_tau = 0.03  # clips some heads
     config.optimizer.adam_eps = 1e-3  # Adam's first step is otherwise the sign of its gradient: no float32 equality
     config.optimizer.grad_clip = 0.0  # so that first moments are gradients
     config.optimizer.learning_rate = 1e-2

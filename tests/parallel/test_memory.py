@@ -1,0 +1,46 @@
+"""What a pipeline keeps alive, from compiled programs: bounded by stages under 1F1B, by micro-batches in a scan."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.parallel.eight import ROOT
+
+PROGRAM = """
+import json
+import jax
+from k2jax.parallel.gradients import make_loss_and_gradients
+from k2jax.train.program import Program
+from tests.parallel.tiny import config_of
+
+found = {}
+for schedule in ("1f1b", "scan"):
+    for micro_batches in (1, 16, 32):
+        overrides = {"parallel.stage": 4, "parallel.schedule": schedule, "train.micro_batches": micro_batches}
+        config = config_of(overrides | {"train.batch_size": micro_batches, "data.sequence_length": 1024})
+        program = Program(config, jax.devices()[:4])
+        function = make_loss_and_gradients(config, program.layout)
+        state, batch = program.abstract()
+        gradients = jax.jit(lambda params, batch: function(program.layout.to_compute(params, "float32"), batch))
+        memory = gradients.lower(state.params, batch).compile().memory_analysis()
+        found[f"{schedule} {micro_batches}"] = memory.temp_size_in_bytes
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_1f1b_keeps_less_than_half_of_what_a_scan_keeps():
+    flags = "--xla_force_host_platform_device_count=4 --xla_llvm_disable_expensive_passes=true"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    bytes_ = json.loads(done.stdout)
+    one = 1024 * 32 * 4  # an activation [1, 1024, 32]
+    live = {name: (size - bytes_[name.split()[0] + " 1"]) / one for name, size in bytes_.items()}
+    assert live["1f1b 16"] <= 0.5 * live["scan 16"], live
+    assert abs(live["1f1b 32"] - live["1f1b 16"]) <= 1 < live["scan 32"] - live["scan 16"] - 14, live
