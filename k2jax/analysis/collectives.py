@@ -64,8 +64,11 @@ def collectives(program: Program, devices: int) -> tuple[list[Collective], int]:
     return found, unknown
 
 
+STARTS = ("async-start", "call-start")  # the second on a TPU7x, whose sparse cores carry collectives out
+
+
 def _is_fused(one: Instruction) -> bool:
-    return one.opcode in ("fusion", "async-start")
+    return one.opcode in ("fusion", *STARTS)
 
 
 def _read(program: Program, computation: Computation, one: Instruction, count: float, devices: int) -> Iterator:
@@ -79,7 +82,7 @@ def _read(program: Program, computation: Computation, one: Instruction, count: f
 
 
 def _fused(program: Program, computation: Computation, one: Instruction, count: float, devices: int) -> Iterator:
-    name = one.attribute("calls")
+    name = one.attribute("calls") or (one.attribute("to_apply") if one.opcode == "call-start" else "")
     if not name:
         return
     inner = program[name]
@@ -91,7 +94,7 @@ def _fused(program: Program, computation: Computation, one: Instruction, count: 
             if not _has(inner, "AsyncCollectiveStart"):
                 continue
             flops = _until_fused(program, computation, one, part)
-        elif one.opcode == "async-start":
+        elif one.opcode in STARTS:
             flops = _until(program, computation, one)
         elif kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"

@@ -162,7 +162,7 @@ class Program:
             branches = (self[name] for name in one.branches)
             share = self._share(holder) if one.attributes.count("while/body") == 1 else 1
             yield max(branches, key=lambda branch: (self.flops(branch.name), len(branch.instructions))), share
-        elif one.opcode in ("fusion", "call", "async-start"):
+        elif one.opcode in ("fusion", "call", "async-start", "call-start"):
             name = one.attribute("calls") or one.attribute("to_apply")
             if name:
                 yield self[name], 1

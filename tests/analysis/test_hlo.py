@@ -201,3 +201,23 @@ def test_shapes_with_layouts_and_tuples():
     text = "(bf16[2,3]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/s32[]{:T(128)}, f8e4m3fn[16]{0}, pred[4])"
     assert shapes(text) == [Shape("bf16", (2, 3)), Shape("s32", ()), Shape("f8e4m3fn", (16,)), Shape("pred", (4,))]
     assert [shape.bytes for shape in shapes(text)] == [12, 4, 16, 4]
+
+
+SPARSE_CORE = """HloModule m, is_scheduled=true
+
+%called (p: bf16[8,4]) -> bf16[16,4] {
+  %p = bf16[8,4]{1,0} parameter(0)
+  ROOT %all-gather.1 = bf16[16,4]{1,0} all-gather(%p), channel_id=1, replica_groups={{0,1}}, dimensions={0}
+}, execution_thread="sparsecore"
+
+ENTRY %main (x: bf16[8,4]) -> bf16[16,4] {
+  %x = bf16[8,4]{1,0} parameter(0)
+  %start = ((bf16[8,4]{1,0}), bf16[16,4]{1,0}) call-start(%x), async_execution_thread="sparsecore", to_apply=%called
+  ROOT %done = bf16[16,4]{1,0} call-done(%start)
+}
+"""
+
+
+def test_a_collective_that_a_sparse_core_carries_out_is_found():
+    (found,), unknown = collectives(Program(SPARSE_CORE), 2)
+    assert (found.kind, found.bytes, found.count, found.asynchronous, unknown) == ("all-gather", 128, 1, True, 0)
