@@ -7,14 +7,17 @@ could be picked up. Parameters and optimizer state are separate items: other com
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import json
 from pathlib import Path
 import re
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
+from k2jax.checkpoint.reading import chunk_bytes, lay_out, reading_layout
 from k2jax.config.build import resolve
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
@@ -47,6 +50,11 @@ class Checkpoints:
         """Committed steps, ascending."""
         return sorted(self._manager.all_steps())
 
+    def newest(self) -> int | None:
+        """The newest step that is committed at this moment; a save that is under way does not count."""
+        found = [int(entry.name) for entry in self.folder.iterdir() if entry.name.isdecimal()]
+        return max(found, default=None)
+
     def save(self, step: int, params: Any, optimizer: Any, meta: dict) -> None:
         """Starts a save; ``wait`` or ``close`` returns when it is committed.
 
@@ -59,8 +67,8 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                params=ocp.args.StandardSave(params),
-                optimizer=ocp.args.StandardSave(optimizer),
+                params=ocp.args.StandardSave(params, save_args=_chunks(params)),
+                optimizer=ocp.args.StandardSave(optimizer, save_args=_chunks(optimizer)),
                 meta=ocp.args.JsonSave({**meta, "format": FORMAT, "step": step}),
             ),
             force=True,
@@ -91,14 +99,20 @@ class Checkpoints:
         Raises:
             UserError: the checkpoint is damaged, or belongs to another model or optimizer.
         """
-        restored = self._restore(
-            step, params=ocp.args.StandardRestore(params), optimizer=ocp.args.StandardRestore(optimizer)
-        )
-        return restored["params"], restored["optimizer"]
+        wanted, folder = {"params": params, "optimizer": optimizer}, self.folder / str(step)
+        with self._one_line(step):
+            layouts = {item: reading_layout(folder / item, tree) for item, tree in wanted.items()}
+        restored = self._restore(step, **{item: ocp.args.StandardRestore(tree) for item, tree in layouts.items()})
+        return tuple(lay_out(restored[item], tree) for item, tree in wanted.items())
 
     def _restore(self, step: int, **items: Any) -> Any:
-        try:
+        with self._one_line(step):
             return self._manager.restore(step, args=ocp.args.Composite(**items))
+
+    @contextlib.contextmanager
+    def _one_line(self, step: int) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # orbax and tensorstore raise many kinds; each means this step cannot be read
             reason = " ".join(str(error).split())[:200]
             others = [other for other in self.steps() if other != step]
@@ -115,6 +129,10 @@ class Checkpoints:
         """Waits, then releases the background threads."""
         self.wait()
         self._manager.close()
+
+
+def _chunks(tree: Any) -> Any:
+    return jax.tree.map(lambda x: ocp.SaveArgs(chunk_byte_size=chunk_bytes(x.nbytes)), tree)
 
 
 def run_config(workdir: str | Path) -> Config:

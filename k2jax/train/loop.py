@@ -1,7 +1,9 @@
 """The training loop: prepare or resume, step, validate, save, report.
 
 The state of a run is (checkpoint, step): data order is a function of the step, randomness a function of the seed, so a
-run killed at any moment and started again repeats the same losses bit for bit.
+run killed at any moment and started again repeats the same losses bit for bit, and on other numbers of processes or
+another mesh the same but for rounding. With several processes all of them run this loop; the first one alone prints and
+writes, checkpoints apart, to which each adds what lies on its devices.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich.console import Console
 
-from k2jax import optim, runtime
+from k2jax import optim, processes, runtime
 from k2jax.checkpoint import Checkpoints
+from k2jax.config.build import to_json
 from k2jax.config.schema import Config
 from k2jax.convert.loading import load_pretrained, tokenizer_folder, tokenizer_of
 from k2jax.data import Data, build
@@ -35,9 +39,10 @@ from k2jax.train.sample import make_sampler, sample_texts
 from k2jax.train.state import TrainState
 from k2jax.train.step import StepMetrics
 from k2jax.train.trace import StepTrace
-from k2jax.train.workdir import locked, open_workdir, write_config
+from k2jax.train.workdir import check_equal, check_shared, locked, open_workdir, write_config
 
 NON_FINITE = 3  # exit code
+_BUILD_SECONDS = 3600.0  # for the data; see data.build
 _STOP_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
@@ -57,9 +62,9 @@ def train(config: Config, workdir: str | Path) -> int:
     if config.stage != "pretrain":
         raise UserError(f"config.stage is {config.stage!r}, which has no command yet; k2jax.train runs 'pretrain'")
     runtime.check_kernels(config.model)
+    check_equal(processes.of_first("config", to_json(config)), config)
     path = open_workdir(workdir, config)
-    with locked(path), contextlib.closing(Run(config, path)) as run:
-        write_config(path, config)
+    with locked(path) if processes.first() else contextlib.nullcontext(), Run(config, path) as run:
         return run.run()
 
 
@@ -77,26 +82,39 @@ class Run:
             seed=train.seed,
             steps=train.steps,
             part=self.placement.rows,
-            log=print,
+            builder=processes.first(),
+            log=_say,
+            wait_seconds=_BUILD_SECONDS,
         )
         if self.data.tokenizer.vocab_size > config.model.vocab:
             raise UserError(
                 f"the tokenizer has {self.data.tokenizer.vocab_size} tokens, config.model.vocab only "
                 f"{config.model.vocab}; raise it"
             )
-        self.data.tokenizer.save(workdir / "tokenizer")
+        processes.barrier("data", _BUILD_SECONDS)
+        if processes.first():
+            self.data.tokenizer.save(workdir / "tokenizer")
         self.learning_rate = optim.learning_rate(config.optimizer, train.steps)
         self.checkpoints = Checkpoints(workdir, config.checkpoint.keep)
         self.saved_form = self.program.saved_form()
         self.state, meta = self._initial_state()
-        self.start = int(self.state.step)
+        self.step = self.start = int(self.state.step)
+        processes.report_position(lambda: (self.step, self.checkpoints.newest()))
         self.recorder = Recorder(config, meta)
         self.sampler = jax.jit(make_sampler(config)) if self.program.mesh.size == 1 else None
         self.stop_signal: int | None = None
+        if processes.first():
+            write_config(workdir, config)  # only now: nothing of the config was refused
+        processes.barrier("begin")
+        check_shared(workdir)
 
-    def close(self) -> None:
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type | None, *error: object) -> None:
         """Commits saves that were started and releases threads."""
-        self.checkpoints.close()
+        if kind is None or processes.count() == 1:  # a save waits for all processes, of which one may be gone
+            self.checkpoints.close()
 
     def _initial_state(self) -> tuple[TrainState, dict]:
         steps = self.checkpoints.steps()
@@ -108,7 +126,7 @@ class Run:
             layout = self.program.layout
             _check_shapes(self.config.init_from, found.params, abstract(layout.logical))
             self._check_tokenizer(self.config.init_from)
-            print(f"parameters from {found.origin}")
+            _say(f"parameters from {found.origin}")
             spread = jax.jit(functools.partial(from_logical, layout), out_shardings=self.program.shardings.params)
             state = state.replace(params=spread(found.params))
         return state, {}
@@ -129,35 +147,48 @@ class Run:
                 "start in a new --workdir"
             )
         params, opt_state = self.checkpoints.restore(step, *self.saved_form.abstract)
-        print(f"resumed from step {step:,}")
+        processes.barrier("restored")
+        _say(f"resumed from step {step:,}")
         params, opt_state = self.saved_form.to_rest(params, opt_state)
-        return TrainState(jax.numpy.int32(step), params, opt_state, jax.numpy.bool_(True)), meta
+        put = lambda x: jax.make_array_from_callback((), self.program.shardings.step, x.__getitem__)  # noqa: E731
+        return TrainState(put(np.int32(step)), params, opt_state, put(np.bool_(True))), meta
 
     def run(self) -> int:
         """Steps to the end, a signal or a non-finite value; returns the exit code."""
-        print_start(self.config, self.data, self.start)
+        if processes.first():
+            print_start(self.config, self.data, self.start)
         if not self.sampler:
             axes = " x ".join(f"{name} {size}" for name, size in self.program.mesh.shape.items())
-            print(f"mesh: {axes}; text samples are drawn on one device only: none in this run")
+            many = f" on {processes.count()} processes" if processes.count() > 1 else ""
+            _say(f"mesh: {axes}{many}; text samples are drawn on one device only: none in this run")
         if self.start >= self.config.train.steps:
-            print(f"already at step {self.start:,}; raise config.train.steps to train on")
-            write_results(self.config, self.workdir, self.data, self.start, _status(0))  # it may have died before this
+            _say(f"already at step {self.start:,}; raise config.train.steps to train on")
+            self._write_results(self.start, _status(0))  # it may have died before this
             return 0
-        metrics = MetricsLog(self.workdir, resume_step=self.start, tensorboard=self.config.log.tensorboard)
-        progress = Progress(self.config.train.steps, self.start)
-        trace = StepTrace(self.workdir / "profile", self.config.train.profile_steps)
-        with _signals(self), metrics as self.metrics, progress as self.progress, trace as self.trace:
+        progress = Progress(self.config.train.steps, self.start, None if processes.first() else Console(quiet=True))
+        trace = StepTrace(self.workdir / "profile", self.config.train.profile_steps if processes.first() else ())
+        signals = _signals(self) if processes.count() == 1 else processes.interrupt_terminates()
+        with signals, self._metrics() as self.metrics, progress as self.progress, trace as self.trace:
             code = self._steps()
         self.checkpoints.wait()
-        write_results(self.config, self.workdir, self.data, int(self.state.step), _status(code))
+        self._write_results(int(self.state.step), _status(code))
         return code
+
+    def _metrics(self) -> contextlib.AbstractContextManager[MetricsLog | None]:
+        if not processes.first():
+            return contextlib.nullcontext()
+        return MetricsLog(self.workdir, resume_step=self.start, tensorboard=self.config.log.tensorboard)
+
+    def _write_results(self, step: int, status: str) -> None:
+        if processes.first():
+            write_results(self.config, self.workdir, self.data, step, status)
 
     def _steps(self) -> int:
         config, last = self.config, self.config.train.steps
         batches = self._batches()
         self.state = jax.block_until_ready(self.state)
         for step in range(self.start + 1, last + 1):
-            began = time.perf_counter()
+            began, self.step = time.perf_counter(), step
             self.trace.before(step)
             self.state, on_device = self.program.step(self.state, self.placement.put(next(batches)))
             result = jax.device_get(on_device)
@@ -167,21 +198,24 @@ class Run:
             record = self._record(step, result, time.perf_counter() - began)
             if step % config.eval.every == 0 or step == last:
                 record |= self._validate(step, final=step == last)
-            if step % config.log.every == 0 or step == last:
+            if self.metrics and (step % config.log.every == 0 or step == last):
                 self.metrics.write(step, record)
             self.progress.update(step, record)
+            if processes.asked_to_stop(step):
+                self.stop_signal = signal.SIGTERM
             if step % config.checkpoint.every == 0 or step == last or self.stop_signal:
                 self._save(step)
             if self.stop_signal:
                 self.progress.note(f"stopping at step {step:,} as asked; the checkpoint is being saved")
                 return _STOP_CODES[self.stop_signal]
             if step % config.log.plots_every == 0 and step != last:
-                write_results(config, self.workdir, self.data, step, "running")
+                self._write_results(step, "running")
         return 0
 
     def _batches(self) -> Iterator[Any]:
         for batch in self.data.loader.batches(self.start):
-            if not batch.weights.sum() > 0:
+            # One of several processes does not see the whole batch; an empty one shows as a loss that is not finite.
+            if processes.count() == 1 and not batch.weights.sum() > 0:
                 raise UserError("a batch holds no target token; check the corpus and config.data.sequence_length")
             yield batch
 
@@ -222,6 +256,11 @@ class Run:
             "Lower config.optimizer.learning_rate or config.optimizer.grad_clip and run again."
         )
         return NON_FINITE
+
+
+def _say(text: str) -> None:
+    if processes.first():
+        print(text)
 
 
 def _check_shapes(name: str, params: Any, expected: Any) -> None:

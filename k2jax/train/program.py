@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
@@ -42,8 +42,9 @@ class Program:
         self.optimizer = make_optimizer(config, self.layout)
         self.shardings = state_shardings(self.optimizer, self.layout)
         step = make_train_step(config, self.optimizer, self.layout)
-        self.step = jax.jit(step, donate_argnums=0, out_shardings=(self.shardings, None))
-        self.evaluate = jax.jit(make_eval_step(config, self.layout))
+        everywhere = NamedSharding(self.mesh, PartitionSpec())  # every process reads the metrics
+        self.step = jax.jit(step, donate_argnums=0, out_shardings=(self.shardings, everywhere))
+        self.evaluate = jax.jit(make_eval_step(config, self.layout), out_shardings=everywhere)
 
     def init(self) -> TrainState:
         """The state before the first step, on the devices."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import json
 from pathlib import Path
 import re
 
@@ -51,6 +52,29 @@ def open_workdir(workdir: str | Path, config: Config) -> Path:
 def write_config(workdir: Path, config: Config) -> None:
     """Writes ``config.json``, which makes the folder a run's: only when nothing of the config was refused."""
     write_atomic(workdir / "config.json", to_json(config))
+
+
+def check_shared(workdir: Path) -> None:
+    """Checks, after ``write_config`` in one process of a run, that another one sees its file.
+
+    Raises:
+        UserError: the workdir is another folder here.
+    """
+    if not (workdir / "config.json").is_file():
+        raise UserError(f"--workdir {workdir} is another folder here than in process 0; all processes must share it")
+
+
+def check_equal(first: str, config: Config) -> None:
+    """Checks that ``config`` is the one of process 0, whose JSON is ``first``.
+
+    Raises:
+        UserError: it is not; it names the keys.
+    """
+    if first == to_json(config):
+        return
+    before, now = _flatten(json.loads(first)), _flatten(json.loads(to_json(config)))
+    keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    raise UserError(f"config.{', config.'.join(keys)} differ from process 0; give every process the same command")
 
 
 @contextlib.contextmanager

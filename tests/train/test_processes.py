@@ -1,0 +1,201 @@
+"""Several processes as one run: they find each other, train as one does, and end together."""
+
+import re
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from k2jax import processes
+from k2jax.checkpoint import Checkpoints
+from k2jax.errors import UserError
+from k2jax.processes.meeting import ProcessLostError, meet
+from k2jax.report.metrics import read_metrics
+from k2jax.train import train
+from tests.train.member import values
+from tests.train.tiny import CONFIG_FILE, tiny, write_corpus
+from tests.train.together import end, free_port, python, trainers, wait_for_step
+
+CHANGED = {"optimizer.name": "adamw", "train.batch_size": 8}
+FLAGS = [f"--config.{key}={value}" for key, value in CHANGED.items()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    write_corpus(folder)
+    (folder / "config.py").write_text(CONFIG_FILE.format(folder=str(folder)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """The records of one process that is not interrupted."""
+    assert train(tiny(folder, **CHANGED), folder / "alone") == 0
+    return read_metrics(folder / "alone")
+
+
+def curve(records):
+    return [[record["loss"], record.get("val_loss", 0)] for record in records]
+
+
+def members(what, count, *more):
+    port = free_port()
+    return [python(["-m", "tests.train.member", what, *more], index, count, port) for index in range(count)]
+
+
+def errors(told):
+    return [[line for line in stderr.splitlines() if line.startswith("error: ")] for _, _, stderr in told]
+
+
+def test_one_of_four_is_killed_and_two_go_on(folder, alone):
+    workdir = folder / "killed"
+    four = trainers(folder, workdir, 4, *FLAGS)
+    wait_for_step(workdir, 5, four)
+    four[2].send_signal(signal.SIGKILL)
+    told = end(four, 60)
+    assert [code for code, _, _ in told] == [1, 1, -signal.SIGKILL, 1]
+    for index in (0, 1, 3):
+        (line,) = errors(told)[index]
+        prefix = f"process {index}: " if index else ""
+        found = re.fullmatch(
+            rf"error: {prefix}process 2 \(\S+\) does not answer since step (\d+): the run stops here; "
+            r"start it again, it resumes from step (\d+)",
+            line,
+        )
+        assert found and int(found[2]) in (4, 8) and int(found[1]) >= 6, line
+    saved = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal())
+
+    told = end(trainers(folder, workdir, 2, *FLAGS))
+    assert [code for code, _, _ in told] == [0, 0], told
+    assert f"resumed from step {saved}" in told[0][1]
+    assert not re.search(r"step|resumed", told[1][1])
+    np.testing.assert_allclose(curve(read_metrics(workdir)), curve(alone), rtol=1e-5)
+    assert (workdir / "report.md").exists() and (workdir / "tokenizer" / "tokenizer.json").exists()
+
+
+def test_sigterm_to_one_saves_in_all(folder, alone):
+    workdir = folder / "terminated"
+    two = trainers(folder, workdir, 2, *FLAGS, "--config.checkpoint.every=1000", "--config.train.steps=1000")
+    wait_for_step(workdir, 2, two)
+    two[1].send_signal(signal.SIGTERM)
+    told = end(two)
+    assert [code for code, _, _ in told] == [143, 143], told
+    records = read_metrics(workdir)
+    assert [path.name for path in (workdir / "checkpoints").iterdir()] == [str(records[-1]["step"])]
+    np.testing.assert_allclose([r["loss"] for r in records[:2]], [r["loss"] for r in alone[:2]], rtol=1e-5)
+
+
+def test_other_configs_are_refused_before_anything_is_computed(folder):
+    port = free_port()
+    arguments = ["-m", "k2jax.train", f"--config={folder}/config.py", f"--workdir={folder}/other", *FLAGS]
+    told = end([python([*arguments, f"--config.train.seed={i}"], i, 2, port) for i in range(2)])
+    assert [code for code, _, _ in told] == [2, 2]
+    assert errors(told)[1] == ["error: process 1: config.train.seed differ from process 0; give every process the same "
+                               "command"]  # fmt: skip
+    assert re.match(r"error: process 1 \(\S+\) stopped: config.train.seed differ", errors(told)[0][0])
+
+
+def test_a_barrier_names_who_did_not_come():
+    told = end(members("barrier", 2), 60)
+    assert [code for code, _, _ in told] == [1, 1]
+    for (line,) in errors(told):
+        assert re.search(r"process 1 \(\S+\) did not come to 'data' within 2 s", line), line
+
+
+@pytest.mark.parametrize(("what", "code", "line"), [("mistake", 2, "no such file"), ("bug", 1, "KeyboardInterrupt:")])
+def test_what_ends_one_ends_all_with_its_line(what, code, line):
+    told = end(members(what, 2), 60)
+    assert [each for each, _, _ in told] == [code, code]
+    assert errors(told)[1] == [f"error: process 1: {line}"]
+    assert re.fullmatch(rf"error: process 1 \(\S+\) stopped: {line}", errors(told)[0][0])
+
+
+def test_an_ordinary_end_has_the_exit_code_of_the_run():
+    assert [code for code, _, _ in end(members("end", 2), 60)] == [7, 7]
+
+
+@pytest.mark.parametrize("what", ["wait", "unwatched"])
+def test_when_the_coordinator_is_killed_the_others_say_so(what):
+    three = members(what, 3)
+    for process in three:
+        process.stdout.readline()
+    three[0].send_signal(signal.SIGKILL)
+    told = end(three, 60)
+    assert [code for code, _, _ in told] == [-signal.SIGKILL, 1, 1]
+    for index in (1, 2):
+        (line,) = errors(told)[index]
+        assert re.match(rf"error: process {index}: process 0( \(\S+\))? does not answer", line), line
+
+
+def test_each_byte_of_a_checkpoint_is_read_once_over_processes(tmp_path):
+    checkpoints, tree = Checkpoints(tmp_path), values()
+    checkpoints.save(1, tree, [tree], {})
+    checkpoints.close()
+    told = end(members("load", 4, str(tmp_path)), 60)
+    assert [code for code, _, _ in told] == [7] * 4, told
+    read = [int(re.search(r"read (\d+)", stdout)[1]) for _, stdout, _ in told]
+    size = 2 * sum(x.nbytes for x in tree.values())
+    assert sum(read) < 1.1 * size and max(read) < 1.1 * size / 4
+
+
+def meeting(*seen, seconds=1.0):
+    """What each of some processes, given as (count, index), hears."""
+    address, heard = f"localhost:{free_port()}", [None] * len(seen)
+
+    def one(place):
+        try:
+            meet(address, *seen[place], seconds)
+        except (UserError, ProcessLostError) as error:
+            heard[place] = error
+
+    threads = [threading.Thread(target=one, args=(place,)) for place in range(len(seen))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return heard
+
+
+def test_a_meeting_ends_when_all_are_there():
+    assert meeting((3, 2), (3, 0), (3, 1), seconds=20) == [None] * 3
+
+
+def test_a_meeting_names_who_is_missing():
+    for error in meeting((4, 2), (4, 0)):
+        assert isinstance(error, ProcessLostError)
+        assert str(error).startswith("process 1, process 3 of 4 did not come within 1 s")
+
+
+def test_a_meeting_refuses_what_does_not_fit_together():
+    assert "JAX_NUM_PROCESSES 2, process 0 has 3" in str(meeting((3, 0), (2, 1))[0])
+    assert "two processes have JAX_PROCESS_ID 1" in str(meeting((3, 0), (3, 1), (3, 1))[0])
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"ID": "0"}, "JAX_PROCESS_ID without JAX_COORDINATOR_ADDRESS and JAX_NUM_PROCESSES"),
+        ({"ID": "x", "COUNT": "2", "ADDRESS": "a:1"}, "must be numbers"),
+        ({"ID": "2", "COUNT": "2", "ADDRESS": "a:1"}, "JAX_PROCESS_ID 2 must be below JAX_NUM_PROCESSES 2"),
+        ({"ID": "0", "COUNT": "2", "ADDRESS": "a"}, "must be HOST:PORT"),
+    ],
+)
+def test_variables_that_make_no_sense_are_one_line(monkeypatch, variables, message):
+    names = {"ID": "JAX_PROCESS_ID", "COUNT": "JAX_NUM_PROCESSES", "ADDRESS": "JAX_COORDINATOR_ADDRESS"}
+    for name in names.values():
+        monkeypatch.delenv(name, raising=False)
+    for key, value in variables.items():
+        monkeypatch.setenv(names[key], value)
+    with pytest.raises(UserError, match=message):
+        processes.start()
+
+
+def test_a_process_alone_stays_alone(monkeypatch):
+    for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS", "TPU_WORKER_HOSTNAMES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    processes.start()
+    assert (processes.index(), processes.count(), processes.together(lambda: 5)) == (0, 1, 5)
