@@ -107,7 +107,7 @@ def _case(config: Config, chip: Chip, devices: list[Any], gather_per_layer: bool
 @functools.cache
 def _slots(kind: str, stages: int, rounds: int, chunks: int, micro_batches: int) -> int:
     table = build(kind, stages, rounds, chunks, micro_batches)
-    return table.slots
+    return table.slots + table.cotangent_slots
 
 
 class _Case:
@@ -282,7 +282,7 @@ class _Case:
         count = min(self.micro_batches, SETTLED * self.stages)
         kind = "gpipe" if self.config.parallel.schedule == "gpipe" else "1f1b"
         slots = _slots(kind, self.stages, self.rounds, self.layout.chunks, count)
-        return working + (slots + 2) * self.stream  # one from either neighbour lies between ticks
+        return working + (slots + 5) * self.stream  # each kind has a bin, and three lie between ticks
 
     def _gradient_bytes(self) -> int:
         return FLOAT32 if self.config.train.gradient_dtype == "float32" else BFLOAT16

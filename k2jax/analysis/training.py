@@ -146,7 +146,7 @@ def taken_branches(schedule: Any) -> dict[int, float]:
         return {}
     shares = defaultdict(list)
     for phase in schedule.phases():
-        occurring = (("entrance", True), ("exit", phase.backward), ("unembed", phase.backward))
+        occurring = (("entrance", phase.forward), ("exit", phase.exit), ("unembed", phase.backward))
         columns = [getattr(schedule, name)[phase.ticks] for name, occurs in occurring if occurs]
         shares[phase.ticks.stop - phase.ticks.start] += [float((column >= 0).mean()) for column in columns]
     return {length: sum(found) / len(found) for length, found in shares.items()}

@@ -83,7 +83,10 @@ def forward(
     one = jax.eval_shape(lambda: micro_batch(batch, jnp.int32(-1)))
     entered = jax.eval_shape(pieces.entrance, outer, one)
     entrance_shape = entered[1]
-    rows = {name: jnp.asarray(column) for name, column in _forward_table(schedule).items()}
+    ticks = int(np.max(np.flatnonzero((schedule.table["forward"] >= 0).any(1)))) + 1
+    rows = {name: jnp.asarray(schedule.table[name][:ticks]) for name in ("forward", "forward_round")}
+    rows["entrance"] = jnp.asarray(schedule.entrance[:ticks])
+    rows["leave"] = jnp.asarray(_leaving(schedule)[:ticks])
     start = vary_tree(jnp.zeros(entered[0].shape, entered[0].dtype), axes=axes)
     tick = jax.checkpoint(tick, policy=jax.checkpoint_policies.nothing_saveable)
     _, (losses, balances, stats, entrance_max, at) = lax.scan(tick, start, rows)
@@ -93,12 +96,8 @@ def forward(
     return losses.sum(), balances.sum(), ChunkStats(max_logit, counts), entrance_max.max(0)
 
 
-def _forward_table(schedule: Schedule) -> dict[str, np.ndarray]:
-    """The 1F1B table's forward ticks, with the last chunk's forward where its backward is there; up to the last one."""
-    table, last = schedule.table, (schedule.chunks - 1) % schedule.stages
-    columns = {"forward": table["forward"].copy(), "forward_round": table["forward_round"].copy()}
-    leaving = np.flatnonzero(schedule.exit >= 0)
-    columns["forward"][leaving, last] = schedule.exit[leaving]
-    columns["forward_round"][leaving, last] = table["backward_round"][leaving, last]
-    columns |= {"entrance": schedule.entrance, "leave": schedule.exit}
-    return {name: column[: leaving[-1] + 1] for name, column in columns.items()}
+def _leaving(schedule: Schedule) -> np.ndarray:
+    """By tick, the micro-batch whose last chunk runs forward; -1 for none."""
+    last = (schedule.chunks - 1) % schedule.stages
+    runs_last = schedule.table["forward_round"][:, last] == (schedule.chunks - 1) // schedule.stages
+    return np.where(runs_last, schedule.table["forward"][:, last], -1)

@@ -5,8 +5,8 @@ slots that the schedule assigns, so live activations are bounded by the number o
 
 The table is cut into phases (forwards only, both, backwards only) with a scan each; within one, idle cells compute on
 padding and on cotangents of zero. No stage ever branches by its own rank: a collective inside such a branch would hang.
-Entrance and exit are branches that all stages take together. An activation travels to the next stage while the
-backward of its tick computes.
+Entrance and exit are branches that all stages take together. What travels to a neighbour is sent where the next tick
+needs it, so that it can travel while the other direction computes.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ class Sums(NamedTuple):
 class Buffers(NamedTuple):
     """What lies on a stage between two ticks."""
 
-    inputs: Array  # [slots, B, S, D]
+    inputs: Array  # [slots + 1, B, S, D]; the last takes what belongs nowhere
+    cotangents: Array
     arrived: Array  # from the stage before
-    returned: Array  # cotangent from the stage after
+    top: Array  # the last forward's result
+    returning: Array  # cotangent for the stage before
 
 
 class Weighing(NamedTuple):
@@ -89,7 +91,7 @@ def run(
     columns |= {name: jnp.asarray(getattr(schedule, name)) for name in ("entrance", "exit", "unembed")}
     for phase in schedule.phases():
         rows = {name: column[phase.ticks] for name, column in columns.items()}
-        if phase.backward:
+        if phase.backward or phase.exit:
             tick = functools.partial(machine.tick, phase=phase)
             (buffers, sums), _ = lax.scan(
                 lambda carry, row, tick=tick: (tick(*carry, row), None), (buffers, sums), rows
@@ -117,8 +119,9 @@ class _Machine:
             return x, entrance_max, self.pieces.chunk(_at(self.body, jnp.int32(0)), x, micro)[1]
 
         x, entrance_max, stats = jax.eval_shape(once)
+        room = lambda slots: jnp.zeros((slots + 1, *x.shape), x.dtype)  # noqa: E731
         zeros = jnp.zeros(x.shape, x.dtype)
-        buffers = Buffers(jnp.zeros((self.schedule.slots, *x.shape), x.dtype), zeros, zeros)
+        buffers = Buffers(room(self.schedule.slots), room(self.schedule.cotangent_slots), zeros, zeros, zeros)
         rounds = jax.tree.leaves(self.body)[0].shape[0]
         sums = Sums(
             jnp.zeros(()),
@@ -136,56 +139,63 @@ class _Machine:
     def _cell(self, row: dict[str, Array], name: str) -> Array:
         return row[name][self.rank]
 
-    def receive(self, buffers: Buffers, row: dict[str, Array]) -> Buffers:
-        """Takes what arrived, and lets a micro-batch enter; all stages together."""
+    def forward(self, buffers: Buffers, row: dict[str, Array]) -> Buffers:
+        """Takes what arrived, lets a micro-batch enter, runs a chunk forward and sends its result on."""
         inputs = _put(buffers.inputs, self._cell(row, "arrival_slot"), buffers.arrived)
         entered = row["entrance"]
-        embedded = self._cond(entered >= 0, self._enter, lambda _: jnp.zeros_like(buffers.arrived), entered)
-        return buffers._replace(inputs=_put(inputs, self._cell(row, "entrance_slot"), embedded))
-
-    def forward(self, buffers: Buffers, row: dict[str, Array]) -> Buffers:
-        """Runs a chunk forward and sends its result on."""
-        buffers = self.receive(buffers, row)
+        slot = jnp.where((entered >= 0) & (self.rank == 0), self._cell(row, "forward_slot"), -1)
+        embedded = self._when(entered, self._enter, jnp.zeros_like(buffers.arrived), entered)
+        inputs = _put(inputs, slot, embedded)
         micro = micro_batch(self.batch, self._cell(row, "forward"))
-        x = buffers.inputs[jnp.maximum(self._cell(row, "forward_slot"), 0)]
+        x = inputs[jnp.maximum(self._cell(row, "forward_slot"), 0)]
         (y, _), _ = self.pieces.chunk(_at(self.body, self._cell(row, "forward_round")), x, micro)
-        return buffers._replace(arrived=lax.ppermute(vary_tree(y, axes=self.axes), STAGE, self._ring(1)))
+        y = vary_tree(y, axes=self.axes)
+        return buffers._replace(inputs=inputs, top=y, arrived=lax.ppermute(y, STAGE, self._ring(1)))
 
     def tick(self, buffers: Buffers, sums: Sums, row: dict[str, Array], *, phase: Phase) -> tuple[Buffers, Sums]:
-        """A forward, if the phase has any, and a backward."""
-        returned = buffers.returned
-        buffers = self.forward(buffers, row) if phase.forward else self.receive(buffers, row)
-        sums, d_x = self._backward(sums, buffers.inputs, returned, row)
-        sums = self._unembed(sums, d_x, row["unembed"])
-        return buffers._replace(returned=lax.ppermute(d_x, STAGE, self._ring(-1))), sums
+        """What the phase has of a forward, an exit and a backward."""
+        top, cotangents = buffers.top, buffers.cotangents  # of the tick before: what the exit takes now
+        if phase.backward:  # sent here, so that it may travel while the forward runs
+            returned = lax.ppermute(buffers.returning, STAGE, self._ring(-1))
+            cotangents = _put(cotangents, self._cell(row, "cotangent_arrival_slot"), returned)
+        if phase.forward:
+            buffers = self.forward(buffers, row)
+        if phase.exit:
+            sums, d_top = self._exit(sums, top, row["exit"])
+            cotangents = _put(cotangents, self._cell(row, "exit_slot"), d_top)
+        if phase.backward:
+            sums, d_x = self._backward(sums, buffers.inputs, cotangents, row)
+            sums = self._unembed(sums, d_x, row["unembed"])
+            buffers = buffers._replace(returning=d_x)
+        return buffers._replace(cotangents=cotangents), sums
 
-    def _exit(self, sums: Sums, y: Array, index: Array) -> tuple[Sums, Array]:
-        """Loss of a micro-batch, from the last chunk's result; all stages together."""
+    def _exit(self, sums: Sums, top: Array, index: Array) -> tuple[Sums, Array]:
+        """Loss of a micro-batch whose last chunk ran at the tick before; all stages together."""
 
         def loss(outer: Any, y: Array, micro: PackedBatch) -> Array:
             return self.pieces.exit(outer, y, micro) / self.weighing.denominator
 
-        def compute(total: Array, grads: Any, y: Array, index: Array):
-            whole = lax.psum(jnp.where(self.rank == self.last, y, 0), STAGE)
-            value, (d_outer, d_y) = jax.value_and_grad(loss, (0, 1))(self.outer, whole, micro_batch(self.batch, index))
-            return total + jnp.where(self.rank == 0, value, 0.0), _add(grads, d_outer), d_y
+        def compute(total: Array, grads: Any, top: Array, index: Array):
+            y = lax.psum(jnp.where(self.rank == self.last, top, 0), STAGE)
+            value, (d_outer, d_top) = jax.value_and_grad(loss, (0, 1))(self.outer, y, micro_batch(self.batch, index))
+            return total + jnp.where(self.rank == 0, value, 0.0), _add(grads, d_outer), d_top
 
-        skip = lambda total, grads, y, index: (total, grads, jnp.zeros_like(y))  # noqa: E731
-        total, grads, d_y = self._cond(index >= 0, compute, skip, sums.loss, sums.outer, y, index)
-        return sums._replace(loss=total, outer=grads), d_y
+        kept = (sums.loss, sums.outer, jnp.zeros_like(top))
+        skip = lambda total, grads, top, index: kept  # noqa: E731
+        total, grads, d_top = self._cond(index >= 0, compute, skip, sums.loss, sums.outer, top, index)
+        return sums._replace(loss=total, outer=grads), d_top
 
-    def _backward(self, sums: Sums, inputs: Array, returned: Array, row: dict[str, Array]) -> tuple[Sums, Array]:
+    def _backward(self, sums: Sums, inputs: Array, cotangents: Array, row: dict[str, Array]) -> tuple[Sums, Array]:
         index, at = self._cell(row, "backward"), jnp.maximum(self._cell(row, "backward_round"), 0)
         live, micro = index >= 0, micro_batch(self.batch, index)
         x = inputs[jnp.maximum(self._cell(row, "backward_slot"), 0)]
+        d_y = cotangents[jnp.maximum(self._cell(row, "cotangent_slot"), 0)]
 
         def chunk(weights: Any, x: Array):
             out, stats = self.pieces.chunk(weights, x, micro)
             return vary_tree(out, axes=self.axes), vary_tree(stats, axes=self.axes)
 
-        (y, balance), pull, stats = jax.vjp(chunk, _at(self.body, at), x, has_aux=True)
-        sums, d_exit = self._exit(sums, y, row["exit"])
-        d_y = jnp.where((row["exit"] >= 0) & (self.rank == self.last), d_exit, returned)
+        (_, balance), pull, stats = jax.vjp(chunk, _at(self.body, at), x, has_aux=True)
         d_balance = jnp.where(live, jnp.full_like(balance, self.weighing.balance), 0.0)
         d_weights, d_x = pull((jnp.where(live, d_y, 0), d_balance))  # an idle cell adds exact zeros
         max_logit, counts = sums.stats
@@ -210,6 +220,9 @@ class _Machine:
         outer, most = self._cond(index >= 0, compute, skip, *arguments)
         return sums._replace(outer=outer, entrance_max_logit=most)
 
+    def _when(self, index: Array, function, otherwise: Array, *arguments: Any) -> Array:
+        return self._cond(index >= 0, function, lambda *_: otherwise, *arguments)
+
     def _cond(self, predicate: Array, function, otherwise, *arguments: Any) -> Any:
         """A branch that every stage takes alike, whose results are marked as different everywhere."""
         mark = lambda branch: lambda *given: vary_tree(branch(*given), axes=self.axes)  # noqa: E731
@@ -221,9 +234,8 @@ class _Machine:
 
 
 def _put(buffer: Array, slot: Array, value: Array) -> Array:
-    """Writes into a slot; -1 is none."""
-    at = jnp.maximum(slot, 0)
-    return lax.dynamic_update_index_in_dim(buffer, jnp.where(slot < 0, buffer[at], value), at, 0)
+    """Writes into a slot; what has none goes to the last, which nobody reads."""
+    return lax.dynamic_update_index_in_dim(buffer, value, jnp.where(slot < 0, buffer.shape[0] - 1, slot), 0)
 
 
 def _at(tree: Any, index: Array) -> Any:

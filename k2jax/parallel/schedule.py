@@ -1,22 +1,20 @@
 """Pipeline schedules as data: tables of what each stage does at each tick. Pure functions, no JAX.
 
 A model is cut into C chunks of layers; chunk c lies on stage c mod S, so that a stage holds up to V of them (its
-virtual stages). A micro-batch goes forward through chunks 0 .. C-2 and backward through C-1 .. 0: a backward runs its
-chunk again from its input, so the last chunk needs no forward of its own. A tick is one forward of a chunk and one
-backward of a chunk on every stage, either of which may be idle; what one stage sends arrives at the next tick. The
-entrance (embedding and leading dense layers) and the exit (final norm, head and loss) belong to no stage: all stages
-compute them together, for one micro-batch at a tick, each its slice of the vocabulary, heads and hidden widths.
+virtual stages). A micro-batch goes forward through chunks 0 .. C-1 and backward through C-1 .. 0. A tick is one
+forward of a chunk and one backward of a chunk on every stage, either of which may be idle; what one stage sends
+arrives at the next tick. The entrance (embedding and leading dense layers) and the exit (final norm, head and loss)
+belong to no stage: all stages compute them together, for one micro-batch at a tick, each its slice of vocabulary,
+heads and hidden widths.
 
 Micro-batches enter in groups of S. Micro-batch m enters at ``start(m) = (m // S) S V + m mod S`` and runs chunk c
-forward at ``start + c`` and, under 1F1B, backward at ``start + 2 (C - 1) - c``, with its exit in the middle of the
-first backward. A stage's forwards of one group are V neighbours of each of S micro-batches, S V ticks in all, so
-groups never collide, whatever C <= S V is: a stage with fewer than V chunks idles. A cotangent arrives when it is
-needed; activations wait in slots, at most ``S (V + 1) - 1`` on a stage, whatever M.
+forward at ``start + c`` and, under 1F1B, backward at ``start + 2 C - 1 - c``; its exit comes one tick after the last
+forward. A stage's forwards of one group are V neighbours of each of S micro-batches, S V ticks in all, so groups
+never collide, whatever C <= S V is: a stage with fewer than V chunks idles.
 
 Every tick costs its slowest stage, so a run takes (ticks with a forward) f + (ticks with a backward) b. For M a
-multiple of S and C = S V that is ``(M V + S - 2) f + (M V + S - 1) b``, where ``M V (f + b)``, less the last chunk's
-forwards, would do without a bubble: about ``(S - 1) / (M V + S - 1)`` of the time. ``Schedule.bubble`` counts it from
-the table.
+multiple of S and C = S V that is ``(M V + S - 1)(f + b)``, where ``M V (f + b)`` would do without a bubble: the
+executor's bubble is ``(S - 1) / (M V + S - 1)`` of the time. ``Schedule.bubble`` counts it from the table.
 """
 
 from __future__ import annotations
@@ -37,17 +35,20 @@ COLUMNS = (
     "backward",
     "backward_round",
     "backward_slot",  # where the chunk's input lies still
+    "cotangent_slot",  # where the cotangent of its output lies
     "arrival_slot",  # where to put the activation that arrived
-    "entrance_slot",  # where to put what the entrance gives, on stage 0
+    "cotangent_arrival_slot",
+    "exit_slot",  # where to put the cotangent that the exit gives, on the stage of the last chunk
 )
 
 
 class Phase(NamedTuple):
-    """A run of ticks, and whether forwards (or entrances) and backwards occur in it."""
+    """A run of ticks, and whether forwards, backwards and exits occur in it."""
 
     ticks: slice
     forward: bool
     backward: bool
+    exit: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Schedule:
         entrance, exit, unembed: int32 ``[ticks]``, the micro-batch whose embedding, loss, or embedding's gradient all
             stages compute together; -1 is none.
         slots: activations that a stage holds at a time, at most.
+        cotangent_slots: the same of cotangents.
     """
 
     stages: int
@@ -74,6 +76,7 @@ class Schedule:
     exit: np.ndarray
     unembed: np.ndarray
     slots: int
+    cotangent_slots: int
 
     @property
     def ticks(self) -> int:
@@ -83,11 +86,10 @@ class Schedule:
     def phases(self) -> list[Phase]:
         """Longest runs of ticks in which the same kinds of work occur on any stage."""
         forward, backward = ((self.table[name] >= 0).any(1) for name in ("forward", "backward"))
-        forward = forward | (self.entrance >= 0)
         kinds = list(zip(forward.tolist(), backward.tolist(), strict=True))
         cuts = [0, *(t for t in range(1, self.ticks) if kinds[t] != kinds[t - 1]), self.ticks]
         spans = [slice(*pair) for pair in itertools.pairwise(cuts)]
-        return [Phase(span, *kinds[span.start]) for span in spans]
+        return [Phase(span, *kinds[span.start], bool((self.exit[span] >= 0).any())) for span in spans]
 
     def seconds(self, forward: float, backward: float) -> float:
         """Time when every tick waits for its slowest stage, from the time of a chunk's forward and backward."""
@@ -98,8 +100,8 @@ class Schedule:
 
     def bubble(self, forward: float = 1.0, backward: float = 3.0) -> float:
         """Share of the time in which an average stage is idle (a backward that recomputes costs three forwards)."""
-        work = self.micro_batches * ((self.chunks - 1) * forward + self.chunks * backward) / self.stages
-        return 1.0 - work / self.seconds(forward, backward)
+        ideal = self.micro_batches * self.chunks / self.stages * (forward + backward)
+        return 1.0 - ideal / self.seconds(forward, backward)
 
 
 def build(kind: str, stages: int, rounds: int, chunks: int, micro_batches: int) -> Schedule:
@@ -117,13 +119,12 @@ def build(kind: str, stages: int, rounds: int, chunks: int, micro_batches: int) 
     """
     if not max(stages, stages * (rounds - 1) + 1) <= chunks <= stages * rounds or micro_batches < 1:
         raise ValueError(f"{chunks} chunks do not lie on {stages} stages of {rounds}, or no micro-batch")
-    every = [(m, c) for m in range(micro_batches) for c in range(chunks)]
-    arrival = {(m, c): _start(m, stages, rounds) + c for m, c in every}  # of the chunk's input
-    backward = {(m, c): _start(m, stages, rounds) + 2 * (chunks - 1) - c for m, c in every}
+    forward = {(m, c): _start(m, stages, rounds) + c for m in range(micro_batches) for c in range(chunks)}
+    backward = {(m, c): _start(m, stages, rounds) + 2 * chunks - 1 - c for m, c in forward}
     if kind == "gpipe":
-        shift = max(arrival.values()) + 1 - min(backward.values())
+        shift = max(forward.values()) + 1 - min(backward.values())
         backward = {key: tick + shift for key, tick in backward.items()}
-    return _tabulate(stages, rounds, chunks, micro_batches, arrival, backward)
+    return _tabulate(stages, rounds, chunks, micro_batches, forward, backward)
 
 
 def _start(micro_batch: int, stages: int, rounds: int) -> int:
@@ -131,35 +132,46 @@ def _start(micro_batch: int, stages: int, rounds: int) -> int:
 
 
 def _tabulate(
-    stages: int, rounds: int, chunks: int, micro_batches: int, arrival: dict[Key, int], backward: dict[Key, int]
+    stages: int, rounds: int, chunks: int, micro_batches: int, forward: dict[Key, int], backward: dict[Key, int]
 ) -> Schedule:
-    """Gives every activation a slot for as long as it is needed, and writes everything into cells."""
+    """Gives every activation and cotangent a slot for as long as it is needed, and writes everything into cells."""
     ticks = max(backward.values()) + 1
     table = {name: np.full((ticks, stages), -1, np.int32) for name in COLUMNS}
 
-    def put(tick: int, chunk: int, **values: int) -> None:
-        for name, value in values.items():
-            cell = (tick, chunk % stages)
-            assert table[name][cell] == -1, f"two entries of {name} at tick {tick} on stage {chunk % stages}"
-            table[name][cell] = value
+    def put(name: str, tick: int, chunk: int, value: int) -> None:
+        cell = (tick, chunk % stages)
+        assert table[name][cell] == -1, f"two entries of {name} at tick {tick} on stage {chunk % stages}"
+        table[name][cell] = value
 
-    most = 0
+    most = most_cotangents = 0
     for stage in range(stages):
         mine = [(m, c) for m in range(micro_batches) for c in range(stage, chunks, stages)]
-        slots, count = _colour({key: (arrival[key], backward[key]) for key in mine})
-        most = max(most, count)
+        # The entrance writes its result at the tick of the first chunk's forward.
+        arrives = {(m, c): forward[m, c - 1] + 1 if c else forward[m, c] for m, c in mine}
+        returns = {(m, c): (backward[m, c + 1] if c < chunks - 1 else forward[m, c]) + 1 for m, c in mine}
+        slots, count = _colour({key: (arrives[key], backward[key]) for key in mine})
+        cotangents, cotangent_count = _colour({key: (tick, backward[key]) for key, tick in returns.items()})
+        most, most_cotangents = max(most, count), max(most_cotangents, cotangent_count)
         for m, c in mine:
-            at = {"round": c // stages, "slot": slots[m, c]}
-            put(arrival[m, c], c, **{"arrival_slot" if c else "entrance_slot": slots[m, c]})
-            put(backward[m, c], c, backward=m, **{f"backward_{name}": value for name, value in at.items()})
-            if c < chunks - 1:
-                put(arrival[m, c], c, forward=m, **{f"forward_{name}": value for name, value in at.items()})
+            put("forward", forward[m, c], c, m)
+            put("forward_round", forward[m, c], c, c // stages)
+            put("forward_slot", forward[m, c], c, slots[m, c])
+            put("backward", backward[m, c], c, m)
+            put("backward_round", backward[m, c], c, c // stages)
+            put("backward_slot", backward[m, c], c, slots[m, c])
+            if c:
+                put("arrival_slot", arrives[m, c], c, slots[m, c])
+            put("cotangent_slot", backward[m, c], c, cotangents[m, c])
+            arrival = "cotangent_arrival_slot" if c < chunks - 1 else "exit_slot"
+            put(arrival, returns[m, c], c, cotangents[m, c])
     columns = {name: np.full(ticks, -1, np.int32) for name in ("entrance", "exit", "unembed")}
     for m in range(micro_batches):
-        columns["entrance"][arrival[m, 0]] = m
-        columns["exit"][backward[m, chunks - 1]] = m
+        columns["entrance"][forward[m, 0]] = m
+        columns["exit"][forward[m, chunks - 1] + 1] = m
         columns["unembed"][backward[m, 0]] = m
-    return Schedule(stages, rounds, chunks, micro_batches, table, **columns, slots=most)
+    return Schedule(
+        stages, rounds, chunks, micro_batches, table, **columns, slots=most, cotangent_slots=most_cotangents
+    )
 
 
 def _colour(lifetimes: dict[Key, tuple[int, int]]) -> tuple[dict[Key, int], int]:

@@ -28,19 +28,17 @@ def test_every_micro_batch_passes_every_chunk_once_and_in_order(kind, sizes):
             key = int(found.table[direction][tick, stage]), chunk
             assert key not in seen
             seen[key] = int(tick)
+        assert set(seen) == {(m, c) for m in range(micro_batches) for c in range(chunks)}
     forward, backward = times["forward"], times["backward"]
-    assert set(backward) == {(m, c) for m in range(micro_batches) for c in range(chunks)}
-    assert set(forward) == {(m, c) for m, c in backward if c < chunks - 1}  # the last chunk runs in its backward
-    for m, c in backward:
+    for m, c in forward:
         if c:
-            assert backward[m, c] == backward[m, c - 1] - 1
-            assert forward[m, c - 1] < forward.get((m, c), backward[m, c])
+            assert forward[m, c] == forward[m, c - 1] + 1 and backward[m, c] == backward[m, c - 1] - 1
     for m in range(micro_batches):
         (leaves,), (enters,), (unembeds,) = (
             np.flatnonzero(column == m) for column in (found.exit, found.entrance, found.unembed)
         )
-        assert leaves == backward[m, chunks - 1] and unembeds == backward[m, 0]
-        assert enters == forward.get((m, 0), backward[m, 0] if kind == "1f1b" else enters)
+        assert leaves == forward[m, chunks - 1] + 1 <= backward[m, chunks - 1]
+        assert enters == forward[m, 0] and unembeds == backward[m, 0]
 
 
 @settings(max_examples=60)
@@ -50,39 +48,41 @@ def test_playing_a_table_brings_every_value_where_it_is_needed(kind, sizes):
     stages, chunks = sizes[0], sizes[2]
     found = build(kind, *sizes)
     row = lambda name, tick, stage: int(found.table[name][tick, stage])  # noqa: E731
-    inputs: list[dict] = [{} for _ in range(stages)]
-    sent, returned, most = {}, {}, 0
+    inputs = [{} for _ in range(stages)]
+    cotangents = [{} for _ in range(stages)]
+    sent, returned = {}, {}
+    most = 0
     for tick in range(found.ticks):
         sending, returning = {}, {}
         for stage in range(stages):
-            for name, value in (("arrival_slot", sent.get(stage)), ("entrance_slot", (int(found.entrance[tick]), 0))):
-                if (slot := row(name, tick, stage)) >= 0:
-                    assert value is not None and slot not in inputs[stage]
-                    inputs[stage][slot] = value
-            most = max(most, len(inputs[stage]))
+            if (slot := row("arrival_slot", tick, stage)) >= 0:
+                inputs[stage][slot] = sent[stage]
+            if (slot := row("cotangent_arrival_slot", tick, stage)) >= 0:
+                cotangents[stage][slot] = returned[stage]
+            if (slot := row("exit_slot", tick, stage)) >= 0:
+                cotangents[stage][slot] = (int(found.exit[tick]), chunks)
             if (m := row("forward", tick, stage)) >= 0:
-                c = row("forward_round", tick, stage) * stages + stage
-                assert inputs[stage][row("forward_slot", tick, stage)] == (m, c)
+                c, slot = row("forward_round", tick, stage) * stages + stage, row("forward_slot", tick, stage)
+                if c == 0:
+                    inputs[stage][slot] = (m, 0)
+                assert inputs[stage][slot] == (m, c)
                 sending[(stage + 1) % stages] = (m, c + 1)
             if (m := row("backward", tick, stage)) >= 0:
                 c = row("backward_round", tick, stage) * stages + stage
                 assert inputs[stage].pop(row("backward_slot", tick, stage)) == (m, c)
-                if c == chunks - 1:
-                    assert found.exit[tick] == m
-                else:
-                    assert returned[stage] == (m, c + 1)
+                assert cotangents[stage].pop(row("cotangent_slot", tick, stage)) == (m, c + 1)
                 returning[(stage - 1) % stages] = (m, c)
+            most = max(most, len(inputs[stage]))
         sent, returned = sending, returning
-    assert not any(inputs) and most == found.slots
+    assert not any(inputs) and not any(cotangents)
+    assert most <= found.slots <= most + 1  # a backward frees its slot at the end of its tick
 
 
 @pytest.mark.parametrize(("stages", "rounds", "micro_batches"), [(2, 1, 4), (4, 1, 16), (4, 2, 16), (8, 3, 32)])
 def test_the_bubble_is_the_formula_and_live_activations_are_bounded_by_stages(stages, rounds, micro_batches):
     found = build("1f1b", stages, rounds, stages * rounds, micro_batches)
-    ticks = micro_batches * rounds + stages - 1
-    assert found.seconds(1.0, 3.0) == (ticks - 1) * 1.0 + ticks * 3.0
-    assert found.bubble(0.0, 1.0) == pytest.approx((stages - 1) / ticks)
-    assert found.slots == stages * (rounds + 1) - 1
+    assert found.bubble() == pytest.approx((stages - 1) / (micro_batches * rounds + stages - 1))
+    assert found.slots <= stages * (rounds + 1)
     many = build("1f1b", stages, rounds, stages * rounds, 4 * micro_batches)
     assert many.slots == found.slots  # whatever the number of micro-batches
     assert build("gpipe", stages, rounds, stages * rounds, micro_batches).slots == micro_batches * rounds
@@ -93,7 +93,7 @@ def test_kimi_k2_on_sixteen_stages():
     found = build("1f1b", 16, 4, chunks, 256)
     assert (size, chunks) == (1, 60)
     assert (found.table["forward_round"][:, 12:] == 3).sum() == 0  # the four empty slots are never run
-    assert found.bubble() == pytest.approx(1 - 60 / 64 * (256 * 4) / (256 * 4 + 11), abs=5e-3)
+    assert found.bubble() == pytest.approx(1 - 60 / 64 * (256 * 4) / (256 * 4 + 11), abs=1e-3)
 
 
 def test_numbers_that_are_no_pipeline_are_refused():
