@@ -1,7 +1,7 @@
 """K2 mini: Kimi K2's architecture at about 200M active parameters, for one v5e-8.
 
-Reproduces: no figure of the report; its recipe at a scale that one small TPU slice trains in a day: MLA with a query
-latent, 64 experts of which 8 are active, one shared, one leading dense layer, MuonClip, WSD.
+Reproduces: no figure of the report; its recipe in small: MLA with a query latent, 64 experts of which 8 are active, one
+shared, one leading dense layer, MuonClip, WSD.
 Expected: nothing was trained with it; the second command prints what a step takes.
 
     python -m k2jax.train --config=experiments/pretrain/k2_mini.py --workdir=runs/mini --config.train.steps=2
