@@ -1,4 +1,4 @@
-r"""Kimi K2: 1.04T parameters, 32B active, on a TPU pod.
+"""Kimi K2: 1.04T parameters, 32B active, on a TPU pod.
 
 Reproduces: pretraining at 4k tokens (Kimi K2, sections 2.1 to 2.5): MuonClip, WSD schedule (500 steps of warm-up, 10T
 tokens at 2e-4, 5.5T of cosine decay to 2e-5), then annealing on 400B tokens, 67M tokens a step; 16 pipeline stages with
@@ -11,7 +11,7 @@ estimates 80.5 s a step, 35.2 % MFU; on tpu7x:8x8x8 it fits with 76.1 of 96 GB a
         --tpu=v5p:8x8x16 --dry_run
 
 The report's corpus is not public: name yours, and the tokenizer's file, as below.
-r"""
+"""
 
 from k2jax.config import defaults, source
 
