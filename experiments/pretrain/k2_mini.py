@@ -28,7 +28,6 @@ def get_config():
     config.train.steps = 20000
     config.train.remat = "selective"
     config.optimizer.learning_rate = 2e-3
-    config.optimizer.schedule.warmup_steps = 500
     config.parallel.expert = 8
     config.eval.every = 500
     config.checkpoint.every = 500
