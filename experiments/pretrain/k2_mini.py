@@ -2,12 +2,12 @@
 
 Reproduces: no figure of the report; its recipe in small: MLA with a query latent, 64 experts of which 8 are active, one
 shared, one leading dense layer, MuonClip, WSD.
-Expected: nothing was trained with it; the second command prints what a step takes.
+Expected: nothing was trained with it; the first command prints what a step takes, the last runs it on the slice itself.
 
-    python -m k2jax.train --config=experiments/pretrain/k2_mini.py --workdir=runs/mini --config.train.steps=2
     python -m k2jax.aot --config=experiments/pretrain/k2_mini.py --topology=v5e:2x4
     python -m k2jax.launch --config=experiments/pretrain/k2_mini.py --workdir=gs://BUCKET/mini \
         --tpu=v5e-8 --dry_run
+    python -m k2jax.train --config=experiments/pretrain/k2_mini.py --workdir=runs/mini
 
 The corpus is the standard library's source code, which is small: name your own for more than a trial.
 """
