@@ -20,6 +20,20 @@ settings.register_profile("k2jax", deadline=None, derandomize=True)
 settings.load_profile("k2jax")
 
 
+HEAVY = ("train/test_processes", "test_notebooks", "parallel/test_equality", "train/test_run", "inference/test_engine")
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first: two processes that take files in turn then finish together."""
+    place = {f"{name}.py": at for at, name in enumerate(HEAVY)}
+
+    def key(item) -> int:
+        file = item.nodeid.split("::")[0]
+        return min((at for name, at in place.items() if file.endswith(name)), default=len(place))
+
+    items.sort(key=key)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget_compiled_programs():
     """XLA:CPU maps memory for every program; kept to the end, they reach the system's limit of 65,530 mappings."""
