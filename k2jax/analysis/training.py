@@ -17,10 +17,11 @@ from k2jax.analysis.hlo import Program
 from k2jax.analysis.layer_costs import owners
 from k2jax.analysis.network import Network
 from k2jax.analysis.roofline import LINK, Roofline, Traffic, Work, device_seconds, model_flops_per_token, roofline
+from k2jax.cluster.run import XLA_OPTIONS
 from k2jax.config.schema import Config, ModelConfig
 
 # As k2jax.launch sets them: exchanges of tokens may run beside products.
-COMPILER_OPTIONS = {"xla_tpu_enable_async_all_to_all": "true", "xla_tpu_enable_async_ragged_all_to_all": "true"}
+COMPILER_OPTIONS = dict(option.removeprefix("--").split("=") for option in XLA_OPTIONS)
 
 
 class Step(NamedTuple):

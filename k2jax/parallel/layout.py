@@ -34,8 +34,6 @@ class Layout:
         logical: spec tree as the model declares it.
         specs: spec tree at rest: the body's layers as ``[rounds, stages, layers, ...]`` where there are stages.
         rest, compute: PartitionSpec of every weight in these forms.
-        reduced: PartitionSpec of the gradient that a step's devices sum up: as at rest, where that is a part of each
-            device's compute copy.
         chunk_layers, chunks: layers of a pipeline chunk, and how many chunks there are.
     """
 
