@@ -69,10 +69,9 @@ def inference(values: flags.FlagValues) -> int:
     try:
         found = compiling.compile_inference(config, values.mode, values.topology, values.context, values.slots)
     except compiling.DoesNotFit as error:
-        print(f"error: {error}", file=sys.stderr)
-        return DOES_NOT_FIT
+        return _does_not_fit(str(error))
     print(json.dumps(tables.as_json(found), indent=2) if values.json else tables.serving_table(found))
-    return 0 if found.hbm.fits else DOES_NOT_FIT
+    return 0 if found.hbm.fits else _does_not_fit(compiling.inference_too_large(values.mode, found.hbm.needs))
 
 
 def training(values: flags.FlagValues) -> int:
@@ -91,8 +90,7 @@ def training(values: flags.FlagValues) -> int:
         try:
             report = compiling.compile_training(one, values.topology)
         except compiling.DoesNotFit as error:
-            print(f"error: {error}", file=sys.stderr)
-            return DOES_NOT_FIT
+            return _does_not_fit(str(error))
         found.append(report)
         if not values.json:
             print(f"\n{best[number].flags}\n" if best else "", end="")
@@ -100,7 +98,15 @@ def training(values: flags.FlagValues) -> int:
     if values.json:
         listed = {"layouts": tables.as_json(best), "compiled": tables.as_json(found)}
         print(json.dumps({**listed, "published": tables.as_json(published_runs())}, indent=2))
-    return 0 if all(one.hbm.fits for one in found) else DOES_NOT_FIT
+    large = [(one, report) for one, report in zip(chosen, found, strict=True) if not report.hbm.fits]
+    for one, report in large:
+        _does_not_fit(compiling.too_large(one, values.topology, report.hbm.needs))
+    return DOES_NOT_FIT if large else 0
+
+
+def _does_not_fit(line: str) -> int:
+    print(f"error: {line}", file=sys.stderr)
+    return DOES_NOT_FIT
 
 
 def kernels(values: flags.FlagValues) -> int:

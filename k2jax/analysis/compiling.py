@@ -56,7 +56,7 @@ def compile_training(config: Config, topology: str) -> Training:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise DoesNotFit(_too_large(config, topology, str(error))) from error
+        raise DoesNotFit(too_large(config, topology, _needed(str(error)))) from error
 
 
 def compile_inference(config: Config, mode: str, topology: str, context: int, slots: int) -> Serving:
@@ -71,8 +71,7 @@ def compile_inference(config: Config, mode: str, topology: str, context: int, sl
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        mend = "raise config.parallel.expert, or lower --slots or --context"
-        raise DoesNotFit(f"{mode} does not fit: it needs {_needed(str(error))}; {mend}") from error
+        raise DoesNotFit(inference_too_large(mode, _needed(str(error)))) from error
 
 
 def traced_step(config: Config, topology: str) -> Step:
@@ -86,15 +85,19 @@ def traced_step(config: Config, topology: str) -> Step:
     return Step(program.step.trace(state, batch), program.mesh, state, program.schedule)
 
 
-def _too_large(config: Config, topology: str, message: str) -> str:
-    """What the compiler said, and a layout that fits by estimate, the one that changes least."""
-    needs = _needed(message)
+def too_large(config: Config, topology: str, needs: str) -> str:
+    """One line: what the step needs, and a layout that fits by estimate, the one that changes least."""
     try:
         fitting = best_layouts(config, topology)
     except UserError as error:
         return f"the step does not fit: it needs {needs}; {error}"
     nearest = min(fitting, key=lambda one: _distance(one.config, config))
     return f"the step does not fit: it needs {needs}; by estimate this fits: {nearest.flags}"
+
+
+def inference_too_large(mode: str, needs: str) -> str:
+    """The same of a program of the engine."""
+    return f"{mode} does not fit: it needs {needs}; raise config.parallel.expert, or lower --slots or --context"
 
 
 def _needed(message: str) -> str:

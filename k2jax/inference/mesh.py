@@ -90,10 +90,18 @@ def place_params(params: Any, config: ModelConfig, mesh: Mesh | None) -> Any:
     """
     specs = model_specs(config)
     if mesh is not None:
-        params = jax.tree.map(jax.device_put, params, param_shardings(specs, mesh))
+        params = jax.tree.map(_spread, params, param_shardings(specs, mesh))
     params = cast_params(params, specs, params["embed"].dtype)
     platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
     return unstack_layers(params) if platform == "cpu" else params
+
+
+def _spread(array: Any, sharding: NamedSharding) -> Array:
+    """A weight, which every process may hold whole, as one array over all of them."""
+    if sharding.is_fully_addressable or not getattr(array, "is_fully_addressable", True):
+        return jax.device_put(array, sharding)
+    whole = np.asarray(array)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def place(array: Any, spec: PartitionSpec, mesh: Mesh | None) -> Array:

@@ -6,7 +6,8 @@ Example:
 
     python -m k2jax.serve --checkpoint=runs/moonlight --expert=4 --data=2 --slots=64
 
-The last uses 8 devices, with the experts over groups of 4. Clients need a key where --api_keys_file or the variable K2JAX_API_KEYS names some; /health alone is open to all.
+The last takes 8 devices and spreads the experts over groups of 4. Clients need a key where --api_keys_file or the
+variable K2JAX_API_KEYS names some; /health alone is open to all.
 SIGTERM ends the server after the requests at work, with exit code 0.
 """
 

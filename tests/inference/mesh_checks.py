@@ -9,6 +9,7 @@ import numpy as np
 from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import make_mesh
 from k2jax.inference.request import Sampling
+from k2jax.processes import start
 from tests.inference.tiny import GQA, MLA, oracle, prompts, weights
 
 LENGTH = 64
@@ -81,6 +82,13 @@ def new_weights():
     return {"error": errors(MLA, requests, seeds=(0, 1)), "versions": sorted(versions)}
 
 
+def processes():
+    """The experts in two processes, each of which makes the same calls."""
+    run = engine(MLA, make_mesh(expert=2))
+    requests = run.generate(PROMPTS, GREEDY)
+    return {"error": errors(MLA, requests), "ids": _ids(requests)}
+
+
 CHECKS = {
     "data 2 x expert 4": lambda: cached_decode(MLA, data=2, expert=4),
     "expert 8": lambda: cached_decode(MLA, expert=8),
@@ -90,6 +98,10 @@ CHECKS = {
 }
 
 if __name__ == "__main__":
-    assert len(jax.devices()) == 8
-    chosen = sys.argv[1:] or list(CHECKS)
-    print(json.dumps({name: CHECKS[name]() for name in chosen}))
+    if sys.argv[1:] == ["processes"]:
+        start()
+        assert len(jax.devices()) == 2 == 2 * len(jax.local_devices())
+        print(json.dumps(processes()), flush=True)
+    else:
+        assert len(jax.devices()) == 8
+        print(json.dumps({name: CHECKS[name]() for name in sys.argv[1:]}))

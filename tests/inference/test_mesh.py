@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+import socket
 import subprocess
 import sys
 
@@ -49,6 +50,28 @@ def test_other_meshes_too():
     assert found["like one device"]["same"]
     assert found["new weights"]["versions"] == [0, 1]
     assert found["new weights"]["error"] <= 1e-4
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_tokens():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    several = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+    command = [sys.executable, "-m", "tests.inference.mesh_checks", "processes"]
+    two = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | several | {"JAX_PROCESS_ID": str(i), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    first, second = (json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in two)
+    assert first == second
+    assert first["error"] <= 1e-4
 
 
 def test_what_does_not_divide_is_refused():
