@@ -86,9 +86,10 @@ class Slots:
         ids, reusable = request.ids, not request.sampling.prompt_logprobs
         wanted = list(self._digests(ids[:-1], version)) if reusable else []
         known = [pages.find(wanted) for pages in self._pages]
-        for device in self._by_preference(known):
-            if reusable and self._prefix_is_coming(ids[:-1], device):
-                continue
+        at_leisure, busy = self._by_preference(known)
+        # Waiting for a prefix is cheaper than computing it again, or than crowding the device that has it.
+        coming = {device for device in at_leisure if reusable and self._prefix_is_coming(ids[:-1], device)}
+        for device in [each for each in at_leisure if each not in coming] + ([] if coming else busy):
             running = self._start(request, device, known[device])
             if running is not None:
                 self.running.append(running)
@@ -135,15 +136,16 @@ class Slots:
     def _digests(self, ids: Sequence[int], version: int) -> Iterator[bytes]:
         return digests(ids, self.page_size, version)
 
-    def _by_preference(self, known: list[list[int]]) -> list[int]:
-        """Devices with a free slot: the longest prefix first among those with about the least to do."""
+    def _by_preference(self, known: list[list[int]]) -> tuple[list[int], list[int]]:
+        """Devices with a free slot, the longest prefix first: those with about the least to do, and the others."""
         load = [len(self.on(device)) for device in range(len(known))]
         enough = min(load) + self.slots // PREFIX_SLACK
         free = [device for device, count in enumerate(load) if count < self.slots]
-        return sorted(free, key=lambda device: (load[device] > enough, -len(known[device]), load[device]))
+        free.sort(key=lambda device: (-len(known[device]), load[device]))
+        return [one for one in free if load[one] <= enough], [one for one in free if load[one] > enough]
 
     def _prefix_is_coming(self, ids: Sequence[int], device: int) -> bool:
-        """Whether another sequence is computing pages of this one's prefix there: waiting for them is cheaper."""
+        """Whether another sequence is computing pages of this one's prefix there."""
         return any(
             other.pending > 1 and other.computed < common_pages(ids, other.ids, self.page_size)
             for other in self.on(device)
