@@ -172,6 +172,7 @@ _AT_LEAST_ONE = [
     "train.micro_batches",
     "parallel.expert",
     "parallel.stage",
+    "parallel.tensor",
     "parallel.virtual_stages",
     "parallel.expert_chunks",
     "checkpoint.every",

@@ -1,4 +1,4 @@
-"""The mesh of a run: how many devices each axis has, and which rows of a batch a device computes."""
+"""The mesh of a run: how many devices each axis has, and which tokens of a batch a device computes."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ import numpy as np
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.parallel.torus import torus_grid
+from k2jax.sharding import TENSOR
 
-AXES = ("data", "stage", "expert")  # from the axis that speaks least to the one that speaks most: neighbours come last
-BATCH_AXES = ("data", "expert")
+BATCH_AXES = ("data", "expert")  # over which rows are spread
 ROWS = PartitionSpec(None, BATCH_AXES)  # of a batch [micro-batches, rows, sequence]
 
 
 def axis_sizes(config: Config, devices: int) -> dict[str, int]:
-    """Size of each mesh axis.
+    """Size of each mesh axis, from the one that speaks least to the one that speaks most: neighbours come last.
+
+    ``tensor`` is there only where it is above 1.
 
     Raises:
         UserError: the axes do not multiply to ``devices``, or there are more groups of devices than rows.
     """
     parallel = config.parallel
-    others = parallel.expert * parallel.stage
+    inner = {axis: getattr(parallel, axis) for axis in (TENSOR,) if getattr(parallel, axis) > 1}
+    others = parallel.expert * parallel.stage * math.prod(inner.values())
     data = parallel.data or devices // others
     if data * others != devices:
         name = f"config.parallel.data {parallel.data or '(what is left)'} x expert {parallel.expert}"
+        more = "".join(f" x {axis} {size}" for axis, size in inner.items())
         fitting = f"; parallel.data={devices // others} would" if devices % others == 0 else ""
         raise UserError(
-            f"{name} x stage {parallel.stage} needs {max(data, 1) * others} devices, there are {devices}{fitting}"
+            f"{name} x stage {parallel.stage}{more} needs {max(data, 1) * others} devices, there are {devices}{fitting}"
         )
     if config.train.batch_size < data * parallel.expert:
         raise UserError(
             f"config.train.batch_size {config.train.batch_size} gives no row to each of {data} x {parallel.expert} "
             f"(data x expert) groups of devices; raise it to {data * parallel.expert}, or lower config.parallel.data"
         )
-    return {"data": data, "stage": parallel.stage, "expert": parallel.expert}
+    return {"data": data, "stage": parallel.stage, "expert": parallel.expert, **inner}
 
 
 def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
@@ -51,10 +55,10 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     devices = list(jax.devices() if devices is None else devices)
     sizes = axis_sizes(config, len(devices))
     if devices[0].platform == "tpu":
-        grid = torus_grid(devices, sizes, AXES)
+        grid = torus_grid(devices, sizes, tuple(sizes))
     else:
-        grid = np.array(devices).reshape([sizes[axis] for axis in AXES])
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        grid = np.array(devices).reshape(list(sizes.values()))
+    return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def rows_per_micro_batch(config: Config, mesh: Mesh) -> int:

@@ -21,6 +21,7 @@ from k2jax.model.gqa import gqa
 from k2jax.model.mla import mla
 from k2jax.model.norm import rms_norm
 from k2jax.model.rope import rotary_table
+from k2jax.model.spread import embed
 
 STAGE = "stage"
 
@@ -89,10 +90,7 @@ def _chunk(weights: Any, x: Array, micro: PackedBatch, *, config: Config, body: 
 
 
 def _entrance(outer: Any, micro: PackedBatch, *, config: Config, body: str) -> tuple[Array, Array]:
-    table = outer["embed"]  # [V / S, D], padded at the end of the last stage's
-    local = micro.tokens - lax.axis_index(STAGE) * table.shape[0]
-    mine = (local >= 0) & (local < table.shape[0])
-    x = lax.psum(jnp.where(mine[..., None], table[jnp.clip(local, 0, table.shape[0] - 1)], 0), STAGE)
+    x = embed(outer["embed"], micro.tokens, STAGE)
     if body == "dense" or "dense" not in outer:
         return x, jnp.zeros((0, 0), jnp.float32)
     attend = _attention(config, micro)

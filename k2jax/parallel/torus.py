@@ -1,5 +1,7 @@
 """Which chip of a TPU slice stands where in the mesh: ranks that exchange tokens in compact blocks, stages in rings.
 
+Those who share a layer speak most, so they are neighbours before all others.
+
 In an exchange everyone speaks to everyone, and the busiest link decides: in a block of a torus that is a line or a ring
 along its longest side. 16 ranks on a ring load a link twice as much as a block of 4 x 4. A stage speaks to the next
 alone, so stages go along whole rings. JAX's own ``mesh_utils.create_device_mesh`` gives each mesh axis as few sides of
@@ -13,24 +15,26 @@ from typing import Any
 
 import numpy as np
 
+_BLOCKS = ("tensor", "expert")
+
 
 def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence[str]) -> np.ndarray:
     """Devices as an array with one axis for each of ``order``.
 
     Args:
         devices: of one slice, with ``coords`` and ``core_on_chip``.
-        sizes: of the mesh axes; ``expert`` and ``stage`` are placed first, in this order.
+        sizes: of the mesh axes; ``tensor``, ``expert`` and ``stage`` are placed first, in this order.
         order: of the result's axes.
     """
     torus = _torus(devices)
     left = torus.shape
     factors: dict[str, tuple[int, ...]] = {}
-    placed_first = [name for name in ("expert", "stage") if name in sizes]
+    placed_first = [name for name in (*_BLOCKS, "stage") if name in sizes]
     for name in [*placed_first, *(name for name in order if name not in placed_first)]:
         options = list(_splits(sizes[name], left))
         if not options:  # sizes that do not divide the torus's sides: any order of the devices must do
             return np.asarray(list(devices), dtype=object).reshape([sizes[axis] for axis in order])
-        cost = _exchange_cost if name == "expert" else _ring_cost
+        cost = _exchange_cost if name in _BLOCKS else _ring_cost
         factors[name] = min(options, key=lambda split: cost(split, torus.shape))
         left = tuple(side // part for side, part in zip(left, factors[name], strict=True))
     # Every side of the torus is cut into parts, the outermost first: neighbours belong to the axis placed first.

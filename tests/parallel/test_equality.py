@@ -34,6 +34,19 @@ SLOW = {
         "parallel.schedule": "scan",
         "do": "gradients",
     },
+    "tensor": {"parallel.tensor": 2, "train.micro_batches": 2, "do": "step validate"},
+    "tensor, data and expert": {
+        "parallel.tensor": 2,
+        "parallel.data": 2,
+        "parallel.expert": 2,
+        "do": "step validate",
+    },
+    "tensor, stage and expert": {
+        "parallel.tensor": 2,
+        "parallel.stage": 2,
+        "parallel.expert": 2,
+        "do": "step validate",
+    },
 }
 
 
