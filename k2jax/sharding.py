@@ -13,6 +13,8 @@ from k2jax.params import ParamSpec, Specs, is_spec, named_specs
 
 TENSOR = "tensor"  # the mesh axis whose devices share every layer: each has some heads and some of the hidden width
 
+CONTEXT = "context"  # the mesh axis whose devices share every row of a batch: each has some of its tokens
+
 _SHARED = {"heads": TENSOR, "kv_heads": TENSOR, "ffn": TENSOR}
 
 RULES = {"layers": "stage", "experts": "expert", **_SHARED, "vocab": TENSOR}

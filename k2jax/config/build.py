@@ -173,6 +173,7 @@ _AT_LEAST_ONE = [
     "parallel.expert",
     "parallel.stage",
     "parallel.tensor",
+    "parallel.context",
     "parallel.virtual_stages",
     "parallel.expert_chunks",
     "checkpoint.every",

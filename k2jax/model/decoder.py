@@ -21,7 +21,7 @@ from k2jax.model.mla import mla
 from k2jax.model.norm import rms_norm
 from k2jax.model.remat import Remat, named
 from k2jax.model.rope import rotary_table
-from k2jax.model.spread import embed, sum_parts
+from k2jax.model.spread import embed, places_in_row, sum_parts
 from k2jax.params import Specs, map_specs
 
 Attend = Callable[[dict, Array, Array], tuple[Array, Array]]
@@ -77,7 +77,7 @@ def forward(
     Returns:
         ``[B, S, D]`` in compute dtype, and statistics.
     """
-    places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    places = jnp.broadcast_to(places_in_row(tokens), tokens.shape)
     rotary = rotary_table(places if positions is None else positions, config)
     real = jnp.ones(tokens.shape, jnp.bool_) if exit is None else exit > places
     attention = gqa if config.attention == "gqa" else mla

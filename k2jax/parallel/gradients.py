@@ -18,7 +18,7 @@ from k2jax.model.feed_forward import Experts
 from k2jax.parallel import circular, one_f_one_b
 from k2jax.parallel.accumulate import ACCUMULATE, accumulate, nll_sum
 from k2jax.parallel.layout import Layout, entries, padded_shape
-from k2jax.parallel.mesh import BATCH_AXES, ROWS
+from k2jax.parallel.mesh import TOKEN_AXES, batch_partition
 from k2jax.parallel.pieces import STAGE, make_pieces
 from k2jax.parallel.schedule import Schedule, build
 from k2jax.params import ParamSpec, is_spec, map_specs
@@ -57,7 +57,7 @@ def make_loss_and_gradients(
         summed = jax.shard_map(
             lambda params, batch, denominator: _reduce(layout, reduced, *local(params, batch, denominator)),
             mesh=layout.mesh,
-            in_specs=(layout.compute, ROWS, P()),
+            in_specs=(layout.compute, batch_partition(layout.mesh), P()),
             out_specs=(P(), _stats_specs(layout), reduced),
         )
         loss, stats, grads = summed(params, batch, batch.weights.sum())
@@ -84,7 +84,9 @@ def make_nll_sum(config: Config, layout: Layout) -> Callable[[Any, PackedBatch],
         pieces = make_pieces(config, layout.body, experts)
         return lax.psum(circular.forward(schedule, pieces, body, outer, batch, weighing, axes)[0], axes)
 
-    return jax.shard_map(local, mesh=layout.mesh, in_specs=(layout.compute, ROWS), out_specs=P())
+    return jax.shard_map(
+        local, mesh=layout.mesh, in_specs=(layout.compute, batch_partition(layout.mesh)), out_specs=P()
+    )
 
 
 def make_experts(config: Config, layout: Layout) -> Experts | None:
@@ -182,10 +184,11 @@ def _reduce(layout: Layout, reduced: Any, loss: Array, stats: tuple, grads: Any)
         max_logit, counts, balance = stats
         return lax.psum(loss, axes), (lax.pmax(max_logit, axes), lax.psum(counts, axes), lax.psum(balance, axes)), grads
     entrance, max_logit, counts, balance = stats
+    tokens = tuple(axis for axis in TOKEN_AXES if axis in axes)
     stats = (
-        lax.pmax(entrance, BATCH_AXES),
-        lax.pmax(max_logit, BATCH_AXES),
-        lax.psum(counts, BATCH_AXES),
+        lax.pmax(entrance, tokens),
+        lax.pmax(max_logit, tokens),
+        lax.psum(counts, tokens),
         lax.psum(balance, axes),
     )
     return lax.psum(loss, axes), stats, grads

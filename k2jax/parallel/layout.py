@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.model import model_specs
-from k2jax.parallel.mesh import BATCH_AXES
+from k2jax.parallel.mesh import TOKEN_AXES
 from k2jax.parallel.schedule import cut
 from k2jax.params import LAYER_AXES, ParamSpec, Specs, is_spec, map_specs, named_specs
 from k2jax.sharding import (
@@ -38,7 +38,7 @@ class Layout:
     """One config on one mesh.
 
     Attributes:
-        mesh: axes ``data``, ``stage``, ``expert``, and ``tensor`` where it is above 1.
+        mesh: axes ``data``, ``stage``, ``expert``, and ``context`` and ``tensor`` where above 1.
         body: the group of layers that the pipeline stages share out: ``moe``, or ``dense`` where that is all there is.
         logical: spec tree as the model declares it.
         specs: spec tree at rest: the body's layers as ``[rounds, stages, layers, ...]`` where there are stages.
@@ -108,7 +108,6 @@ def make_layout(config: Config, mesh: Mesh) -> Layout:
     Raises:
         UserError: layers, experts, heads or widths that do not divide; it names numbers that would.
     """
-    _check_lanes(config, mesh)
     logical = model_specs(config.model)
     body = "moe" if "moe" in logical else "dense"
     layers = config.model.layers - (config.model.dense_layers if body == "moe" else 0)
@@ -124,6 +123,7 @@ def make_layout(config: Config, mesh: Mesh) -> Layout:
         specs[body] = map_specs(lambda spec: _staged(spec, slots), logical[body])
     in_body = {name for name, _ in named_specs(specs) if name.startswith(body + "/")}
     compute = [_compute_spec(name, spec, mesh, name in in_body) for name, spec in named_specs(specs)]
+    _check_lanes(config, mesh)
     rest = [_rest_spec(spec, placed, mesh) for (_, spec), placed in zip(named_specs(specs), compute, strict=True)]
     structure = jax.tree.structure(specs, is_leaf=is_spec)
     return Layout(
@@ -216,7 +216,7 @@ def _rest_spec(spec: ParamSpec, compute: PartitionSpec, mesh: Mesh) -> Partition
         return _partition(placed)
     taken = set(itertools.chain(*placed))
     # `tensor` last: where its devices have one gradient, each takes its part of what the others are reduced to.
-    left = [axis for axis in (*BATCH_AXES, "stage", TENSOR) if axis not in taken and mesh.shape.get(axis, 1) > 1]
+    left = [axis for axis in (*TOKEN_AXES, "stage", TENSOR) if axis not in taken and mesh.shape.get(axis, 1) > 1]
     for axes in _subsets(left, mesh):
         count = math.prod(mesh.shape[axis] for axis in axes)
         for at in _candidates(spec, placed):

@@ -1,6 +1,6 @@
 """Which chip of a TPU slice stands where in the mesh: ranks that exchange tokens in compact blocks, stages in rings.
 
-Those who share a layer speak most, so they are neighbours before all others.
+Those who share a layer or a row speak most, so they are neighbours before all others.
 
 In an exchange everyone speaks to everyone, and the busiest link decides: in a block of a torus that is a line or a ring
 along its longest side. 16 ranks on a ring load a link twice as much as a block of 4 x 4. A stage speaks to the next
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-_BLOCKS = ("tensor", "expert")
+_BLOCKS = ("tensor", "context", "expert")
 
 
 def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence[str]) -> np.ndarray:
@@ -23,7 +23,8 @@ def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence
 
     Args:
         devices: of one slice, with ``coords`` and ``core_on_chip``.
-        sizes: of the mesh axes; ``tensor``, ``expert`` and ``stage`` are placed first, in this order.
+        sizes: of the mesh axes; ``tensor``, ``context``, ``expert`` and ``stage`` are placed first,
+            in this order.
         order: of the result's axes.
     """
     torus = _torus(devices)

@@ -89,7 +89,7 @@ def _main(folder: Path) -> None:
 
     for name, overrides in json.loads((folder / "cases.json").read_text()).items():
         config = config_of(overrides)
-        axes = ("data", "stage", "expert", "tensor")
+        axes = ("data", "stage", "expert", "context", "tensor")
         program = Program(config, jax.devices()[: math.prod(getattr(config.parallel, axis) for axis in axes)])
         placement, rows, padding = program.placement(), rows_of(config), pack_row([], config.data.sequence_length)
         batch = placement.put(stack_rows([rows[row] if row < len(rows) else padding for row in placement.rows]))
