@@ -61,11 +61,19 @@ SLOW = {
         "do": "step validate",
     },
 }
+SMALL = {"model.layers": 2, "train.micro_batches": 1, "do": "gradients"}
+SHARED = {
+    "one": SMALL,
+    "context, tensor and expert": SMALL | {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2},
+}
 GROUPED = {
     "model.attention": "gqa",
+    "model.heads": 8,
     "model.kv_heads": 4,
     "model.head_dim": 8,
     "model.qkv_bias": True,
+    "model.tied_head": True,
+    "model.vocab": 301,  # padded where it is spread
     "model.layers": 4,
     "model.dense_layers": 0,
     "do": "step",
@@ -89,6 +97,11 @@ def more(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return steps(tmp_path_factory.mktemp("shared"), SHARED)
+
+
+@pytest.fixture(scope="module")
 def grouped(tmp_path_factory):
     return steps(tmp_path_factory.mktemp("grouped"), GROUPED_QUERIES)
 
@@ -109,6 +122,10 @@ def assert_same_step(here, one):
 
 def test_a_step_on_a_mesh_is_that_of_one_device(found):
     assert_same_step(found["all"], found["one"])
+
+
+def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device(shared):
+    assert_same_step(shared["context, tensor and expert"], shared["one"])
 
 
 @pytest.mark.slow
