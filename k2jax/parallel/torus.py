@@ -11,6 +11,7 @@ the torus as it can.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence
         options = list(_splits(sizes[name], left))
         if not options:  # sizes that do not divide the torus's sides: any order of the devices must do
             return np.asarray(list(devices), dtype=object).reshape([sizes[axis] for axis in order])
-        cost = _exchange_cost if name in _BLOCKS else _ring_cost
+        strides = [side // part for side, part in zip(torus.shape, left, strict=True)]
+        cost = functools.partial(_exchange_cost, strides=strides) if name in _BLOCKS else _ring_cost
         factors[name] = min(options, key=lambda split: cost(split, torus.shape))
         left = tuple(side // part for side, part in zip(left, factors[name], strict=True))
     # Every side of the torus is cut into parts, the outermost first: neighbours belong to the axis placed first.
@@ -71,14 +73,15 @@ def _splits(size: int, sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 yield part, *rest
 
 
-def _exchange_cost(split: tuple[int, ...], sides: tuple[int, ...]) -> tuple[float, ...]:
+def _exchange_cost(split: tuple[int, ...], sides: tuple[int, ...], strides: Sequence[int]) -> tuple[float, ...]:
     """Load of the busiest link: the longest side of the block, half of it where that goes round; then few, short sides.
 
-    What the devices of one chip send shares its links, whether they are of one group or of two.
+    What the devices of one chip send shares its links, whether they are of one group or of two. Groups whose devices
+    are so many ``strides`` apart, because others were placed before, lie within each other and share links too.
     """
-    used = [(part, side) for part, side in zip(split[:-1], sides[:-1], strict=True) if part > 1]
-    loads = [part * (0.5 if part == side and part > 2 else 1.0) for part, side in used]
-    return max(loads, default=0.0), len(used), sum(side for _, side in used)
+    used = [(part, side, far) for part, side, far in zip(split[:-1], sides[:-1], strides[:-1], strict=True) if part > 1]
+    loads = [far * part * (0.5 if far * part == side and part > 2 else 1.0) for part, side, far in used]
+    return max(loads, default=0.0), len(used), sum(side for _, side, _ in used)
 
 
 def _ring_cost(split: tuple[int, ...], sides: tuple[int, ...]) -> tuple[float, ...]:

@@ -119,6 +119,15 @@ def test_experts_form_blocks_and_stages_rings():
         assert (hops.sum(1) == 1).all() or (hops.sum(1) == [*[1] * 15, 0]).all()
 
 
+def test_who_shares_a_layer_or_a_row_are_neighbours():
+    sizes = {"data": 2, "stage": 4, "expert": 4, "context": 2, "tensor": 2}
+    grid = torus_grid(torus(4, 4, 8, 1), sizes, tuple(sizes))
+    for group in grid.reshape(-1, 4):
+        places = np.array([chip.coords for chip in group])
+        assert sorted(np.ptp(places, axis=0)) == [0, 1, 1]
+        assert np.abs(places[0] - places[1]).sum() == np.abs(places[2] - places[3]).sum() == 1
+
+
 @pytest.mark.parametrize("sides", [(2, 4, 1, 1), (4, 4, 4, 2), (2, 2, 1, 2)])
 def test_any_slice_is_used_whole(sides):
     count_ = math.prod(sides)
