@@ -11,21 +11,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from k2jax.errors import UserError
 from k2jax.params import ParamSpec, Specs, is_spec, named_specs
 
-RULES = {
-    "layers": "stage",
-    "experts": "expert",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "ffn": "tensor",
-    "vocab": "tensor",
-}
+TENSOR = "tensor"  # the mesh axis whose devices share every layer: each has some heads and some of the hidden width
+
+CONTEXT = "context"  # the mesh axis whose devices share every row of a batch: each has some of its tokens
+
+_SHARED = {"heads": TENSOR, "kv_heads": TENSOR, "ffn": TENSOR}
+
+RULES = {"layers": "stage", "experts": "expert", **_SHARED, "vocab": TENSOR}
 """Logical axis to mesh axis. A mesh without that axis leaves the logical one whole, on every device."""
 
-PIPELINE = {"stages": "stage", "experts": "expert"}
+PIPELINE = {"stages": "stage", "experts": "expert", **_SHARED}
 """The same for the layers of a training step, which pipeline stages share out."""
 
+WITHOUT_PIPELINE = {**_SHARED, "vocab": TENSOR}
+"""And for what comes before and after them where there is one stage."""
+
 AROUND_PIPELINE = {"heads": "stage", "kv_heads": "stage", "ffn": "stage", "vocab": "stage"}
-"""And for what comes before and after them: all stages compute it together."""
+"""And where there are several: all of them compute it together."""
 
 WHOLE_ROLES = ("router", "router_bias")  # every rank scores all experts
 

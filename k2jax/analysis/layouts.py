@@ -25,7 +25,7 @@ from k2jax.config.schema import Config
 from k2jax.optim.groups import group_of
 from k2jax.optim.muon import matrix_parts
 from k2jax.parallel.layout import Layout, entries, make_layout, shards_of
-from k2jax.parallel.mesh import BATCH_AXES, make_mesh, rows_per_micro_batch
+from k2jax.parallel.mesh import TOKEN_AXES, make_mesh, rows_per_micro_batch
 from k2jax.parallel.schedule import build
 from k2jax.params import ParamSpec, named_specs
 
@@ -207,7 +207,7 @@ class _Case:
             axes = tuple(
                 axis for axis in self.shape if axis in set(sum(entries(spec, rest), ())) - own and self.shape[axis] > 1
             )
-            batch = tuple(axis for axis in BATCH_AXES if axis not in own and self.shape[axis] > 1)
+            batch = tuple(axis for axis in TOKEN_AXES if axis not in own and self.shape.get(axis, 1) > 1)
             if axes:
                 gathers[axes] = gathers.get(axes, 0.0) + BFLOAT16 * size
             if batch:

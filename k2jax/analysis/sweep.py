@@ -40,11 +40,13 @@ class Candidate(NamedTuple):
 def sweep(config: Config, chip: Chip, devices: list[Any]) -> list[Candidate]:
     """All layouts of stages x virtual stages x experts x data, micro-batches and recomputation that fit.
 
-    The batch, the schedule and how experts exchange stay as they are.
+    The batch, the schedule and how experts exchange stay as they are. Layers and rows are not shared.
 
     Raises:
-        UserError: none fits; it says how much the smallest needs.
+        UserError: none fits, and it says how much the smallest needs; or the config shares layers or rows.
     """
+    if config.parallel.tensor > 1 or config.parallel.context > 1:
+        raise UserError("a sweep estimates no config.parallel.tensor and no config.parallel.context; set both to 1")
     found = [(one, needed) for one in layouts(config, len(devices)) if (needed := _memory(one, chip, devices))]
     fitting = [Candidate(one, estimate(one, chip, devices)) for one, needed in found if needed.fits]
     if not found:

@@ -172,6 +172,8 @@ _AT_LEAST_ONE = [
     "train.micro_batches",
     "parallel.expert",
     "parallel.stage",
+    "parallel.tensor",
+    "parallel.context",
     "parallel.virtual_stages",
     "parallel.expert_chunks",
     "checkpoint.every",

@@ -182,11 +182,13 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig:
-    """The mesh: ``data`` x ``expert`` x ``stage`` devices. Rows are spread over ``data`` and ``expert``."""
+    """The mesh: the product of the first five keys is the number of devices. ``data`` and ``expert`` take rows."""
 
     data: int = 0  #: groups of devices that share nothing but gradients; 0 takes the devices that are left
     expert: int = 1  #: devices that share the experts of a layer; divides model.experts
     stage: int = 1  #: pipeline stages; the layers with experts (or all, without experts) are spread over them
+    tensor: int = 1  #: devices that share every layer's heads and hidden width; divides them
+    context: int = 1  #: devices that share the tokens of a row; divides data.sequence_length and heads
     virtual_stages: int = 1  #: runs of layers that each pipeline stage holds; more make the pipeline's bubble smaller
     schedule: str = "1f1b"  #: of pipeline stages: 1f1b (interleaved) | gpipe | scan (differentiated by JAX)
     expert_backend: str = "auto"  #: how tokens travel to experts: auto | dense | ring | a2a | ragged | dma

@@ -21,6 +21,7 @@ from k2jax.model.mla import mla
 from k2jax.model.norm import rms_norm
 from k2jax.model.remat import Remat, named
 from k2jax.model.rope import rotary_table
+from k2jax.model.spread import embed, places_in_row, sum_parts
 from k2jax.params import Specs, map_specs
 
 Attend = Callable[[dict, Array, Array], tuple[Array, Array]]
@@ -65,7 +66,7 @@ def forward(
     """Hidden states after the final norm.
 
     Args:
-        params: weights in compute dtype.
+        params: weights in compute dtype; inside a ``shard_map``, this device's part of them, see ``model.spread``.
         tokens: ``[B, S]`` int32.
         positions: ``[B, S]`` int32; None counts from 0.
         exit: ``[B, S]`` int32 mask vector of PackedBatch; None is causal without padding.
@@ -76,7 +77,7 @@ def forward(
     Returns:
         ``[B, S, D]`` in compute dtype, and statistics.
     """
-    places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    places = jnp.broadcast_to(places_in_row(tokens), tokens.shape)
     rotary = rotary_table(places if positions is None else positions, config)
     real = jnp.ones(tokens.shape, jnp.bool_) if exit is None else exit > places
     attention = gqa if config.attention == "gqa" else mla
@@ -84,7 +85,7 @@ def forward(
     def attend(params: dict, x: Array, layer: Array) -> tuple[Array, Array]:
         return attention(params, x, rotary, exit, config)
 
-    embedded = params["embed"][tokens]
+    embedded = embed(params["embed"], tokens)
     hidden, max_logit, counts, balance = run_layers(params, embedded, real, config, attend, remat, experts)
     return hidden, ModelStats(max_logit, counts, balance)
 
@@ -212,7 +213,7 @@ def _attend(x: Array, params: dict, layer: Array, attend, config: ModelConfig) -
     x = named(x, "layer_input")
     normed = named(rms_norm(x, params["attention_norm"], config.norm_eps), "attention_input")
     attended, extra = attend(params["attention"], normed, layer)
-    x = named(x + attended, "layer_middle")
+    x = named(x + sum_parts(attended, x), "layer_middle")
     return x, named(rms_norm(x, params["ffn_norm"], config.norm_eps), "ffn_input"), extra
 
 
@@ -220,11 +221,11 @@ def _dense_layer(x: Array, scanned: tuple[dict, Array], *, attend, config: Model
     params, layer = scanned
     x, normed, extra = _attend(x, params, layer, attend, config)
     with jax.named_scope("dense_ffn"):
-        return x + swiglu(params["ffn"], normed, "dense", store_fp8), (extra,)
+        return x + sum_parts(swiglu(params["ffn"], normed, "dense", store_fp8), x), (extra,)
 
 
 def _moe_layer(x: Array, scanned: tuple[dict, Array], *, attend, real, config: ModelConfig, experts, store_fp8):
     params, layer = scanned
     x, normed, extra = _attend(x, params, layer, attend, config)
     out, routing = moe(params, normed, real, config, experts, store_fp8)
-    return x + out, (extra, routing.counts, routing.balance_loss)
+    return x + sum_parts(out, x), (extra, routing.counts, routing.balance_loss)

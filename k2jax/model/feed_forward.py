@@ -12,6 +12,7 @@ from k2jax.config.schema import ModelConfig
 from k2jax.model.linear import linear
 from k2jax.model.remat import named
 from k2jax.model.router import Routing, route
+from k2jax.model.spread import to_parts
 from pallas_kernels.routed_experts import NAMES, routed_experts
 from pallas_kernels.routed_experts.stored import from_fp8
 
@@ -25,6 +26,7 @@ def swiglu(params: dict, x: Array, kind: str, store_fp8: tuple[str, ...] = ()) -
         kind: ``dense`` or ``shared``, how the names of its activations begin.
         store_fp8: names of activations that the backward pass finds in FP8.
     """
+    x = to_parts(x, params["w13"])
     w13 = params["w13"]  # two products: the gradient of one wide product, cut in half, costs XLA:CPU half as much again
     gate_up = linear(x, w13[:, 0]), linear(x, w13[:, 1])
     name = f"{kind}_gate_up"
@@ -65,6 +67,7 @@ def moe(
         ``[B, S, D]`` and the routing.
     """
     routing = route(params["router"], params["router_bias"], x, real, config)
+    x, expert_ids, gates = to_parts((x, routing.expert_ids, routing.gates), params["experts"]["w13"])
     if experts is None:
         experts = functools.partial(
             routed_experts,
@@ -77,8 +80,8 @@ def moe(
             x.reshape(-1, config.d_model),
             params["experts"]["w13"],
             params["experts"]["w2"],
-            routing.expert_ids.reshape(-1, config.active_experts),
-            routing.gates.reshape(-1, config.active_experts),
+            expert_ids.reshape(-1, config.active_experts),
+            gates.reshape(-1, config.active_experts),
         ).reshape(x.shape)
     if config.shared_experts:
         with jax.named_scope("shared_experts"):

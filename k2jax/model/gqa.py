@@ -11,6 +11,7 @@ from k2jax.model.linear import from_heads, to_heads
 from k2jax.model.norm import rms_norm
 from k2jax.model.remat import named
 from k2jax.model.rope import rotate_halves
+from k2jax.model.spread import max_of_all_heads, rows_of_some_heads, to_parts, tokens_of_all_heads, whole_rows
 from pallas_kernels.mla_attention import mla_attention
 
 
@@ -31,21 +32,24 @@ def gqa(
         The attention output ``[B, S, D]`` and the maximum logit per query head ``[H]`` float32, scaled and masked.
     """
     cos, sin = (table[:, None] for table in rotary)
+    x = to_parts(x, params["q"])
     q, k, v = (project(params, name, x, config) for name in ("q", "k", "v"))
     group = config.heads // config.kv_heads
     with jax.named_scope("attention"):
-        batch, _, sequence, _ = q.shape
+        (q,) = rows_of_some_heads(rotate_halves(q, cos, sin))
+        k, v = rows_of_some_heads(rotate_halves(k, cos, sin), v)
+        batch, heads, sequence, _ = q.shape  # of this device
         out, stats = mla_attention(
-            rotate_halves(q, cos, sin),
-            jnp.zeros((batch, config.heads, sequence, 0), x.dtype),  # no channels with a key of their own for all heads
-            jnp.repeat(rotate_halves(k, cos, sin), group, axis=1),
+            q,
+            jnp.zeros((batch, heads, sequence, 0), x.dtype),  # no channels with a key of their own for all heads
+            jnp.repeat(k, group, axis=1),
             jnp.zeros((batch, sequence, 0), x.dtype),
             jnp.repeat(v, group, axis=1),
-            exit=exit,
+            exit=whole_rows(exit),
             scale=config.head_dim**-0.5,
             impl=config.kernels,
         )
-    return from_heads(out, params["o"]), stats.max_logit
+    return from_heads(tokens_of_all_heads(out), params["o"]), max_of_all_heads(stats.max_logit)
 
 
 def project(params: dict, name: str, x: Array, config: ModelConfig) -> Array:

@@ -16,6 +16,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 import numpy as np
 
+from k2jax.model.spread import whole_rows
 from pallas_kernels.varying import vary_together, vary_tree
 
 CHUNK_ELEMENTS = 1 << 23  # logits alive at a time; 32 MB of float32
@@ -38,7 +39,7 @@ def token_logprobs(
 
     Args:
         hidden: ``[B, S, D]`` after the final norm.
-        parent: ``[B, S]`` int32, index in the row of the predicting position; -1 where there is none.
+        parent: ``[B, S]`` int32, index in the (whole) row of the predicting position; -1 where there is none.
         tokens: ``[B, S]`` int32 targets.
         head: ``[V, D]`` output projection.
         temperature: divides the logits; a scalar or ``[B, S]``, belonging to the target. It gets no gradient.
@@ -50,7 +51,7 @@ def token_logprobs(
         ``[B, S]`` float32; 0 where parent is -1, and no gradient from there.
     """
     batch, sequence, width = hidden.shape
-    predicted = jnp.take_along_axis(hidden, jnp.maximum(parent, 0)[..., None], axis=1).reshape(-1, width)
+    predicted = jnp.take_along_axis(whole_rows(hidden), jnp.maximum(parent, 0)[..., None], axis=1).reshape(-1, width)
     inverse = jnp.broadcast_to(1.0 / jnp.asarray(temperature, jnp.float32), tokens.shape).reshape(-1)
     rows = _Rows(axis_name, head.shape[0], vocab or head.shape[0] * (lax.axis_size(axis_name) if axis_name else 1))
     predicted, head = vary_together(predicted, head, axes=(axis_name,) if axis_name else ())

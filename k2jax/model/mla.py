@@ -10,6 +10,7 @@ from k2jax.model.linear import from_heads, linear, to_heads
 from k2jax.model.norm import LATENT_EPS, rms_norm
 from k2jax.model.remat import named
 from k2jax.model.rope import rotate_neighbours, softmax_scale
+from k2jax.model.spread import max_of_all_heads, rows_of_some_heads, some_heads, tokens_of_all_heads, whole_rows
 from pallas_kernels.mla_attention import mla_attention
 
 
@@ -33,11 +34,13 @@ def mla(
     cos, sin = rotary
     q = queries(params, x, config)
     c_kv, k_rope = latent_and_rope_key(params, x, rotary, config)
-    kv = named(to_heads(c_kv, params["kv_b"]), "kv_up")
+    c_kv, k_rope, exit = whole_rows((c_kv, k_rope, exit))
+    kv = named(to_heads(c_kv, some_heads(params["kv_b"], 1)), "kv_up")
     with jax.named_scope("attention"):
+        q_nope, q_rope = rows_of_some_heads(q[..., :nope], rotate_neighbours(q[..., nope:], cos[:, None], sin[:, None]))
         out, stats = mla_attention(
-            q[..., :nope],
-            rotate_neighbours(q[..., nope:], cos[:, None], sin[:, None]),
+            q_nope,
+            q_rope,
             kv[..., :nope],
             k_rope,
             kv[..., nope:],
@@ -45,7 +48,7 @@ def mla(
             scale=softmax_scale(config),
             impl=config.kernels,
         )
-    return from_heads(out, params["o"]), stats.max_logit
+    return from_heads(tokens_of_all_heads(out), params["o"]), max_of_all_heads(stats.max_logit)
 
 
 def queries(params: dict, x: Array, config: ModelConfig) -> Array:

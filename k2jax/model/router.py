@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from k2jax.config.schema import ModelConfig
 from k2jax.model.remat import named
+from k2jax.model.spread import sum_over_rows
 from pallas_kernels.routed_experts import expert_counts
 
 
@@ -75,7 +76,8 @@ def sequence_balance_loss(scores: Array, expert_ids: Array, real: Array, config:
     """Σ over rows of Σ_e f_e P_e (DeepSeek-V3, equations 17-20), without its coefficient.
 
     f_e is E/K times the fraction of the row's tokens routed to e, P_e the mean of e's normalised score; a perfectly
-    balanced row gives 1. Padding counts nowhere and a row of padding gives 0.
+    balanced row gives 1. Padding counts nowhere and a row of padding gives 0. Of devices that share rows
+    (``model.spread``), each gives the part of its tokens.
 
     Args:
         scores: ``[B, S, E]`` float32 sigmoid scores.
@@ -83,8 +85,8 @@ def sequence_balance_loss(scores: Array, expert_ids: Array, real: Array, config:
         real: ``[B, S]`` bool.
         config: the architecture.
     """
-    tokens = jnp.maximum(real.sum(-1), 1)[:, None].astype(jnp.float32)
-    chosen = jax.vmap(lambda ids: expert_counts(ids, config.experts))(expert_ids).astype(jnp.float32)
+    tokens = jnp.maximum(sum_over_rows(real.sum(-1)), 1)[:, None].astype(jnp.float32)
+    chosen = sum_over_rows(jax.vmap(lambda ids: expert_counts(ids, config.experts))(expert_ids)).astype(jnp.float32)
     fraction = chosen * (config.experts / config.active_experts) / tokens
     normalized = scores / (scores.sum(-1, keepdims=True) + 1e-20)
     mean_score = jnp.where(real[..., None], normalized, 0.0).sum(-2) / tokens

@@ -13,6 +13,8 @@ from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
 from k2jax.model import ModelStats, combine_stats, forward, head_weight, token_logprobs
 from k2jax.model.feed_forward import Experts
+from k2jax.model.spread import is_part
+from k2jax.sharding import TENSOR
 from pallas_kernels.varying import vary_tree
 
 ACCUMULATE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -32,7 +34,9 @@ def nll_sum(
     hidden, stats = forward(
         params, batch.tokens, batch.positions, batch.exit, config.model, remat=config.train, experts=experts
     )
-    logprobs = token_logprobs(hidden, batch.parent, batch.tokens, head_weight(params))
+    head = head_weight(params)
+    rows = {"axis_name": TENSOR, "vocab": config.model.vocab} if is_part(head) else {}
+    logprobs = token_logprobs(hidden, batch.parent, batch.tokens, head, **rows)
     return -(batch.weights * logprobs).sum(), stats
 
 
@@ -71,15 +75,17 @@ def accumulate(
         return (total[0] + loss, combine_stats(total[1], stats), summed), None
 
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params)
-    start = (jnp.zeros(()), no_stats(config), zeros)
-    return lax.scan(add, vary_tree(start, like=(params, batch.tokens)), batch)[0]
+    loss, stats = vary_tree((jnp.zeros(()), no_stats(config)), like=(params["final_norm"], batch.tokens))
+    stats = stats._replace(max_logit=vary_tree(stats.max_logit, like=params))  # of this device's heads
+    zeros = jax.tree.map(lambda zero, p: vary_tree(zero, like=(p, batch.tokens)), zeros, params)
+    return lax.scan(add, (loss, stats, zeros), batch)[0]
 
 
 def no_stats(config: Config) -> ModelStats:
-    """Statistics of nothing."""
+    """Statistics of nothing, on one device."""
     model = config.model
     return ModelStats(
-        jnp.full((model.layers, model.heads), -jnp.inf),
+        jnp.full((model.layers, model.heads // config.parallel.tensor), -jnp.inf),
         jnp.zeros((model.layers - model.dense_layers, model.experts), jnp.int32),
         jnp.zeros(()),
     )

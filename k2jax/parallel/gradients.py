@@ -18,10 +18,11 @@ from k2jax.model.feed_forward import Experts
 from k2jax.parallel import circular, one_f_one_b
 from k2jax.parallel.accumulate import ACCUMULATE, accumulate, nll_sum
 from k2jax.parallel.layout import Layout, entries, padded_shape
-from k2jax.parallel.mesh import AXES, BATCH_AXES, ROWS
+from k2jax.parallel.mesh import TOKEN_AXES, batch_partition
 from k2jax.parallel.pieces import STAGE, make_pieces
 from k2jax.parallel.schedule import Schedule, build
 from k2jax.params import ParamSpec, is_spec, map_specs
+from k2jax.sharding import TENSOR
 from pallas_kernels.expert_exchange import expert_parallel
 from pallas_kernels.routed_experts import NAMES
 from pallas_kernels.varying import vary_tree
@@ -56,7 +57,7 @@ def make_loss_and_gradients(
         summed = jax.shard_map(
             lambda params, batch, denominator: _reduce(layout, reduced, *local(params, batch, denominator)),
             mesh=layout.mesh,
-            in_specs=(layout.compute, ROWS, P()),
+            in_specs=(layout.compute, batch_partition(layout.mesh), P()),
             out_specs=(P(), _stats_specs(layout), reduced),
         )
         loss, stats, grads = summed(params, batch, batch.weights.sum())
@@ -70,18 +71,22 @@ def make_nll_sum(config: Config, layout: Layout) -> Callable[[Any, PackedBatch],
     if layout.mesh.size == 1:
         return lambda params, batch: _each(params, batch, config, None)
 
+    axes = layout.marked_axes
+
     def local(params: Any, batch: PackedBatch) -> Array:
         experts = make_experts(config, layout)
         if layout.stages == 1:
-            return lax.psum(_each(*vary_tree((params, batch), axes=AXES), config, experts), AXES)
+            return lax.psum(_each(*vary_tree((params, batch), axes=axes), config, experts), axes)
         count = batch.tokens.shape[0]
         schedule = build("1f1b", layout.stages, config.parallel.virtual_stages, layout.chunks, count)
-        body, outer = _split(layout, vary_tree(params, axes=AXES))
+        body, outer = _split(layout, vary_tree(params, axes=axes))
         weighing = one_f_one_b.Weighing(jnp.ones(()), 0.0)
         pieces = make_pieces(config, layout.body, experts)
-        return lax.psum(circular.forward(schedule, pieces, body, outer, batch, weighing, AXES)[0], AXES)
+        return lax.psum(circular.forward(schedule, pieces, body, outer, batch, weighing, axes)[0], axes)
 
-    return jax.shard_map(local, mesh=layout.mesh, in_specs=(layout.compute, ROWS), out_specs=P())
+    return jax.shard_map(
+        local, mesh=layout.mesh, in_specs=(layout.compute, batch_partition(layout.mesh)), out_specs=P()
+    )
 
 
 def make_experts(config: Config, layout: Layout) -> Experts | None:
@@ -121,7 +126,7 @@ def _without_stages(config: Config, layout: Layout):
 
     def local(params: Any, batch: PackedBatch, denominator: Array):
         # Marked as different everywhere, so that differentiation sums over no axis inside the loop.
-        params = vary_tree(params, axes=AXES)
+        params = vary_tree(params, axes=layout.marked_axes)
         batch = vary_tree(batch, axes=(STAGE,))  # of size 1
         experts = make_experts(config, layout)
         loss, stats, grads = accumulate(params, batch, denominator, config, experts)
@@ -140,7 +145,7 @@ def _pipelined(config: Config, layout: Layout):
         weighing = one_f_one_b.Weighing(denominator, balance)
         body, outer = _split(layout, params)
         dtype = ACCUMULATE[config.train.gradient_dtype]
-        sums = executor(schedule, pieces, body, outer, batch, weighing, dtype, AXES)
+        sums = executor(schedule, pieces, body, outer, batch, weighing, dtype, layout.marked_axes)
         grads = {**sums.outer, layout.body: jax.tree.map(lambda g: g[:, None], sums.body)}
         max_logit, counts = (stat[:, None] for stat in sums.stats)
         return sums.loss, (sums.entrance_max_logit, max_logit, counts, sums.balance_loss), grads
@@ -155,29 +160,38 @@ def _split(layout: Layout, params: Any) -> tuple[Any, Any]:
 
 
 def _reduced(layout: Layout) -> Any:
-    """As at rest; where the compute copy is padded, as that is."""
+    """As at rest; where the compute copy is padded, as that is.
+
+    Not over ``tensor`` unless the compute copy is: its devices have that gradient alike, and there is nothing to sum.
+    """
 
     def one(spec: ParamSpec, rest: PartitionSpec, compute: PartitionSpec) -> PartitionSpec:
-        return rest if padded_shape(spec, compute, layout.mesh) == spec.shape else compute
+        if padded_shape(spec, compute, layout.mesh) != spec.shape:
+            return compute
+        pairs = zip(entries(spec, compute), entries(spec, rest), strict=True)
+        kept = [tuple(axis for axis in axes if axis != TENSOR or axis in own) for own, axes in pairs]
+        return P(*(axes or None for axes in kept))
 
     return map_specs(one, layout.specs, layout.rest, layout.compute)
 
 
 def _reduce(layout: Layout, reduced: Any, loss: Array, stats: tuple, grads: Any) -> tuple[Array, tuple, Any]:
     """Sums over the axes on which devices have parts of the same thing."""
+    axes = layout.marked_axes
     reduce = functools.partial(_reduce_gradient, layout=layout)
     grads = map_specs(lambda spec, *rest: reduce(spec, *rest), layout.specs, layout.compute, reduced, grads)
     if layout.stages == 1:
         max_logit, counts, balance = stats
-        return lax.psum(loss, AXES), (lax.pmax(max_logit, AXES), lax.psum(counts, AXES), lax.psum(balance, AXES)), grads
+        return lax.psum(loss, axes), (lax.pmax(max_logit, axes), lax.psum(counts, axes), lax.psum(balance, axes)), grads
     entrance, max_logit, counts, balance = stats
+    tokens = tuple(axis for axis in TOKEN_AXES if axis in axes)
     stats = (
-        lax.pmax(entrance, BATCH_AXES),
-        lax.pmax(max_logit, BATCH_AXES),
-        lax.psum(counts, BATCH_AXES),
-        lax.psum(balance, AXES),
+        lax.pmax(entrance, tokens),
+        lax.pmax(max_logit, tokens),
+        lax.psum(counts, tokens),
+        lax.psum(balance, axes),
     )
-    return lax.psum(loss, AXES), stats, grads
+    return lax.psum(loss, axes), stats, grads
 
 
 def _reduce_gradient(
@@ -188,7 +202,7 @@ def _reduce_gradient(
     kept = {axis for axes in here for axis in axes}
     parts = [axes[len(own) :] for own, axes in zip(here, wanted, strict=True)]
     scattered = {axis for axes in parts for axis in axes}
-    rest = tuple(axis for axis in AXES if axis not in kept | scattered)
+    rest = tuple(axis for axis in layout.marked_axes if axis not in kept | scattered)
     grad = lax.psum(grad, rest) if rest else grad
     for at, axes in enumerate(parts):
         if axes:
@@ -197,10 +211,10 @@ def _reduce_gradient(
 
 
 def _stats_specs(layout: Layout) -> tuple:
+    heads = TENSOR if TENSOR in layout.mesh.shape else None  # each device has the maxima of its own
     if layout.stages == 1:
-        return P(), P(), P()
-    entrance = P(None, STAGE) if layout.body == "moe" and "dense" in layout.specs else P()
-    return entrance, P(None, STAGE), P(None, STAGE), P()
+        return P(None, heads), P(), P()
+    return P(None, STAGE), P(None, STAGE, None, heads), P(None, STAGE), P()
 
 
 def _by_layer(config: Config, layout: Layout, stats: tuple) -> ModelStats:

@@ -16,11 +16,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.model import model_specs
-from k2jax.parallel.mesh import BATCH_AXES
+from k2jax.parallel.mesh import TOKEN_AXES
 from k2jax.parallel.schedule import cut
 from k2jax.params import LAYER_AXES, ParamSpec, Specs, is_spec, map_specs, named_specs
-from k2jax.sharding import AROUND_PIPELINE, PIPELINE, WHOLE_ROLES, neighbours, partition_spec
+from k2jax.sharding import (
+    AROUND_PIPELINE,
+    PIPELINE,
+    TENSOR,
+    WHOLE_ROLES,
+    WITHOUT_PIPELINE,
+    neighbours,
+    partition_spec,
+)
 
+_LANES = 128  # the kernels of the experts take multiples of it as hidden width
 _VECTORS = ("norm", "bias", "router_bias")  # too small to be worth spreading
 
 
@@ -29,7 +38,7 @@ class Layout:
     """One config on one mesh.
 
     Attributes:
-        mesh: axes ``data``, ``stage``, ``expert``.
+        mesh: axes ``data``, ``stage``, ``expert``, and ``context`` and ``tensor`` where above 1.
         body: the group of layers that the pipeline stages share out: ``moe``, or ``dense`` where that is all there is.
         logical: spec tree as the model declares it.
         specs: spec tree at rest: the body's layers as ``[rounds, stages, layers, ...]`` where there are stages.
@@ -50,6 +59,14 @@ class Layout:
     def stages(self) -> int:
         """Pipeline stages."""
         return self.mesh.shape["stage"]
+
+    @property
+    def marked_axes(self) -> tuple[str, ...]:
+        """Mesh axes over whose devices every part of a gradient differs until it is summed.
+
+        Not ``tensor``: its devices have the same tokens, and types say what they have different parts of.
+        """
+        return tuple(axis for axis in self.mesh.axis_names if axis != TENSOR)
 
     @property
     def platform(self) -> str:
@@ -89,7 +106,7 @@ def make_layout(config: Config, mesh: Mesh) -> Layout:
     """The layout of a config on a mesh.
 
     Raises:
-        UserError: layers or experts that do not divide; it names numbers that would.
+        UserError: layers, experts, heads or widths that do not divide; it names numbers that would.
     """
     logical = model_specs(config.model)
     body = "moe" if "moe" in logical else "dense"
@@ -106,6 +123,7 @@ def make_layout(config: Config, mesh: Mesh) -> Layout:
         specs[body] = map_specs(lambda spec: _staged(spec, slots), logical[body])
     in_body = {name for name, _ in named_specs(specs) if name.startswith(body + "/")}
     compute = [_compute_spec(name, spec, mesh, name in in_body) for name, spec in named_specs(specs)]
+    _check_lanes(config, mesh)
     rest = [_rest_spec(spec, placed, mesh) for (_, spec), placed in zip(named_specs(specs), compute, strict=True)]
     structure = jax.tree.structure(specs, is_leaf=is_spec)
     return Layout(
@@ -158,6 +176,17 @@ def _chunks(layers: int, stages: int, virtual_stages: int, body: str) -> tuple[i
     )
 
 
+def _check_lanes(config: Config, mesh: Mesh) -> None:
+    model, shards = config.model, mesh.shape.get(TENSOR, 1)
+    if model.kernels == "pallas" and shards > 1 and model.expert_ffn % (shards * _LANES):
+        fitting = [n for n in range(1, model.expert_ffn + 1) if model.expert_ffn % (n * _LANES) == 0] or [1]
+        near = min(fitting, key=lambda n: abs(n - shards))
+        raise UserError(
+            f"config.parallel.tensor {shards} cuts config.model.expert_ffn {model.expert_ffn} into parts that are no "
+            f"multiples of {_LANES}, as the experts' kernels need; parallel.tensor={near} would do"
+        )
+
+
 def _staged(spec: ParamSpec, slots: tuple[int, int, int]) -> ParamSpec:
     empty = math.prod(slots) - spec.shape[0]
     return dataclasses.replace(spec, shape=(*slots, *spec.shape[1:]), axes=(*LAYER_AXES, *spec.axes[1:]), empty=empty)
@@ -166,12 +195,14 @@ def _staged(spec: ParamSpec, slots: tuple[int, int, int]) -> ParamSpec:
 def _compute_spec(name: str, spec: ParamSpec, mesh: Mesh, in_body: bool) -> PartitionSpec:
     if in_body:
         return partition_spec(name, spec, mesh, PIPELINE)
-    # What lies around the pipeline is padded to divide.
+    rules, padded = AROUND_PIPELINE, tuple(AROUND_PIPELINE)
+    if mesh.shape["stage"] == 1 and TENSOR in mesh.shape:
+        rules, padded = WITHOUT_PIPELINE, ("vocab",)
+    # What is computed together is padded to divide; heads are not, since groups of them may share a key.
     sharded = [
-        size if axis not in AROUND_PIPELINE else mesh.shape["stage"]
-        for axis, size in zip(spec.axes, spec.shape, strict=True)
+        mesh.shape[rules[axis]] if axis in padded else size for axis, size in zip(spec.axes, spec.shape, strict=True)
     ]
-    return partition_spec(name, dataclasses.replace(spec, shape=tuple(sharded), segments=()), mesh, AROUND_PIPELINE)
+    return partition_spec(name, dataclasses.replace(spec, shape=tuple(sharded), segments=()), mesh, rules)
 
 
 def _rest_spec(spec: ParamSpec, compute: PartitionSpec, mesh: Mesh) -> PartitionSpec:
@@ -184,7 +215,8 @@ def _rest_spec(spec: ParamSpec, compute: PartitionSpec, mesh: Mesh) -> Partition
     if spec.role in _VECTORS:
         return _partition(placed)
     taken = set(itertools.chain(*placed))
-    left = [axis for axis in (*BATCH_AXES, "stage") if axis not in taken and mesh.shape[axis] > 1]
+    # `tensor` last: where its devices have one gradient, each takes its part of what the others are reduced to.
+    left = [axis for axis in (*TOKEN_AXES, "stage", TENSOR) if axis not in taken and mesh.shape.get(axis, 1) > 1]
     for axes in _subsets(left, mesh):
         count = math.prod(mesh.shape[axis] for axis in axes)
         for at in _candidates(spec, placed):

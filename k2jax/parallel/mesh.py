@@ -1,4 +1,4 @@
-"""The mesh of a run: how many devices each axis has, and which rows of a batch a device computes."""
+"""The mesh of a run: how many devices each axis has, and which tokens of a batch a device computes."""
 
 from __future__ import annotations
 
@@ -13,33 +13,61 @@ import numpy as np
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.parallel.torus import torus_grid
+from k2jax.sharding import CONTEXT, TENSOR, neighbours
 
-AXES = ("data", "stage", "expert")  # from the axis that speaks least to the one that speaks most: neighbours come last
-BATCH_AXES = ("data", "expert")
-ROWS = PartitionSpec(None, BATCH_AXES)  # of a batch [micro-batches, rows, sequence]
+BATCH_AXES = ("data", "expert")  # over which rows are spread
+TOKEN_AXES = (*BATCH_AXES, CONTEXT)  # over which tokens are spread
 
 
 def axis_sizes(config: Config, devices: int) -> dict[str, int]:
-    """Size of each mesh axis.
+    """Size of each mesh axis, from the one that speaks least to the one that speaks most: neighbours come last.
+
+    ``context`` and ``tensor`` are there only where they are above 1.
 
     Raises:
-        UserError: the axes do not multiply to ``devices``, or there are more groups of devices than rows.
+        UserError: the axes do not multiply to ``devices``, there are more groups of devices than rows, or tokens or
+            heads do not divide over ``context``; it names a size that would do.
     """
     parallel = config.parallel
-    others = parallel.expert * parallel.stage
+    inner = {axis: getattr(parallel, axis) for axis in (CONTEXT, TENSOR) if getattr(parallel, axis) > 1}
+    others = parallel.expert * parallel.stage * math.prod(inner.values())
     data = parallel.data or devices // others
     if data * others != devices:
         name = f"config.parallel.data {parallel.data or '(what is left)'} x expert {parallel.expert}"
+        more = "".join(f" x {axis} {size}" for axis, size in inner.items())
         fitting = f"; parallel.data={devices // others} would" if devices % others == 0 else ""
         raise UserError(
-            f"{name} x stage {parallel.stage} needs {max(data, 1) * others} devices, there are {devices}{fitting}"
+            f"{name} x stage {parallel.stage}{more} needs {max(data, 1) * others} devices, there are {devices}{fitting}"
         )
     if config.train.batch_size < data * parallel.expert:
         raise UserError(
             f"config.train.batch_size {config.train.batch_size} gives no row to each of {data} x {parallel.expert} "
             f"(data x expert) groups of devices; raise it to {data * parallel.expert}, or lower config.parallel.data"
         )
-    return {"data": data, "stage": parallel.stage, "expert": parallel.expert}
+    _check_context(config)
+    return {"data": data, "stage": parallel.stage, "expert": parallel.expert, **inner}
+
+
+def _check_context(config: Config) -> None:
+    """Every device of ``context`` has as many tokens of a row, and for attention as many heads."""
+    model, parallel, size = config.model, config.parallel, config.parallel.context
+    length, heads = config.data.sequence_length, model.heads // parallel.tensor
+    counts = {f"config.data.sequence_length {length}": length, f"the {heads} heads of a device": heads}
+    if model.attention == "gqa":
+        keys = model.kv_heads // parallel.tensor
+        counts[f"the {keys} kv_heads of a device"] = keys
+    elif parallel.stage > 1 and 0 < model.dense_layers < model.layers:
+        around = -(-model.heads // parallel.stage)
+        counts[f"the {around} heads of a stage in the leading dense layers"] = around
+    for name, count in counts.items():
+        if count % size:
+            near = " or ".join(map(str, neighbours(count, size)))
+            raise UserError(f"config.parallel.context {size} does not divide {name}; parallel.context={near} would")
+
+
+def batch_partition(mesh: Mesh) -> PartitionSpec:
+    """Where a batch ``[micro-batches, rows, sequence]`` lies."""
+    return PartitionSpec(None, BATCH_AXES, *(axis for axis in (CONTEXT,) if axis in mesh.shape))
 
 
 def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
@@ -51,10 +79,10 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     devices = list(jax.devices() if devices is None else devices)
     sizes = axis_sizes(config, len(devices))
     if devices[0].platform == "tpu":
-        grid = torus_grid(devices, sizes, AXES)
+        grid = torus_grid(devices, sizes, tuple(sizes))
     else:
-        grid = np.array(devices).reshape([sizes[axis] for axis in AXES])
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        grid = np.array(devices).reshape(list(sizes.values()))
+    return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def rows_per_micro_batch(config: Config, mesh: Mesh) -> int:

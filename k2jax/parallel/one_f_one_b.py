@@ -81,7 +81,7 @@ def run(
         batch: ``[M, B, S]``, equal on all stages.
         weighing: constants of the loss.
         dtype: in which gradients add up.
-        axes: of the mesh.
+        axes: of the mesh, over whose devices parts of gradients differ.
     """
     # Marked as different everywhere, so that differentiation sums over no axis inside the loop.
     body, outer = vary_tree((body, outer), axes=axes)
@@ -126,10 +126,10 @@ class _Machine:
         sums = Sums(
             jnp.zeros(()),
             jnp.zeros(()),
-            jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), self.body),
-            jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), self.outer),
+            jax.tree.map(lambda w: vary_tree(jnp.zeros(w.shape, dtype), like=w), self.body),
+            jax.tree.map(lambda w: vary_tree(jnp.zeros(w.shape, dtype), like=w), self.outer),
             ChunkStats(
-                jnp.full((rounds, *stats.max_logit.shape), -jnp.inf),
+                vary_tree(jnp.full((rounds, *stats.max_logit.shape), -jnp.inf), like=stats.max_logit),
                 jnp.zeros((rounds, *stats.expert_tokens.shape), jnp.int32),
             ),
             jnp.full(entrance_max.shape, -jnp.inf),

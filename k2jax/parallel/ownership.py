@@ -1,8 +1,9 @@
 """Newton-Schulz over a mesh: every device orthogonalises whole matrices, each matrix on one device.
 
 At rest the stacks of experts are spread by experts: their matrices are whole where they lie, and nothing travels. Other
-matrices lie cut along one side. For each shape there is one all-to-all, in the products' dtype, after which a device
-holds whole matrices, an equal number on each, and one back.
+matrices lie cut along one side, or along both where heads or hidden width are spread too. For each shape there is one
+all-to-all for each side that is cut, in the products' dtype, after which a device holds whole matrices, an equal number
+on each, and one back.
 """
 
 from __future__ import annotations
@@ -30,24 +31,23 @@ class _Cut(NamedTuple):
 
     Attributes:
         stack: mesh axes of the stack's axes, over which whole matrices are spread.
-        side: which side is cut, -2 or -1; of no meaning without ``axes``.
-        axes: mesh axes that cut it.
+        sides: mesh axes that cut n and m.
         tall: n > m, of whole matrices.
     """
 
     stack: tuple[tuple[str, ...], ...]
-    side: int
-    axes: tuple[str, ...]
+    sides: tuple[tuple[str, ...], tuple[str, ...]]
     tall: bool
 
     @property
     def partition(self) -> PartitionSpec:
-        sides = [self.axes if self.side == side else () for side in (-2, -1)]
-        return PartitionSpec(*(axes or None for axes in (*self.stack, *sides)))
+        return PartitionSpec(*(axes or None for axes in (*self.stack, *self.sides)))
 
     @property
-    def smaller_is_cut(self) -> bool:
-        return (self.side == -1) == self.tall
+    def exchanges(self) -> tuple[tuple[tuple[str, ...], int], ...]:
+        """(mesh axes, side 1 or 2 of a ``_wide`` stack) of each side that is cut."""
+        wide = self.sides[::-1] if self.tall else self.sides
+        return tuple((axes, side) for side, axes in enumerate(wide, 1) if axes)
 
 
 def make_newton_schulz(layout: Layout) -> NewtonSchulz:
@@ -75,25 +75,25 @@ def _cut(spec: ParamSpec, rest: PartitionSpec, layout: Layout) -> _Cut:
     placed = dict(zip(spec.axes, entries(spec, rest), strict=True))
     stack = tuple(placed[axis] for axis in spec.stack)
     tall = spec.size_of(spec.inputs) > spec.size_of(spec.outputs)
-    for side, names in ((-2, spec.inputs), (-1, spec.outputs)):
-        # Slices of what lies around the pipeline are put together over stages: they are few.
-        axes = tuple(axis for axis in placed[names[0]] if axis != "stage" and layout.mesh.shape[axis] > 1)
-        if axes:
-            return _Cut(stack, side, axes, tall)
-    return _Cut(stack, -2, (), tall)
+    # Slices of what lies around the pipeline are put together over stages: they are few.
+    rows, columns = (
+        tuple(axis for axis in placed[names[0]] if axis != "stage" and layout.mesh.shape[axis] > 1)
+        for names in (spec.inputs, spec.outputs)
+    )
+    return _Cut(stack, (rows, columns), tall)
 
 
 def _local(stacks: tuple[Array, ...], cuts: list[_Cut], iterate: Callable, dtype: Any) -> tuple[Array, ...]:
     """A device's part: whole matrices as they are, cut ones after an exchange."""
-    kinds = [(cut.axes, cut.smaller_is_cut) if cut.axes else None for cut in cuts]
+    kinds = [cut.exchanges for cut in cuts]
     results: dict[int, Array] = {}
     for kind in dict.fromkeys(kinds):
         numbers = [i for i, one in enumerate(kinds) if one == kind]
-        if kind is None:
+        if not kind:
             found = iterate(list(vary_together(*(stacks[i] for i in numbers))))
         else:
             flat = [_wide(stacks[i], cuts[i]) for i in numbers]
-            parts = _exchanged(flat, *kind, iterate, dtype)
+            parts = _exchanged(flat, kind, iterate, dtype)
             found = [_restored(part, stacks[i], cuts[i]) for i, part in zip(numbers, parts, strict=True)]
         results |= dict(zip(numbers, found, strict=True))
     return tuple(_as_equal(results[i], stacks[i]) for i in range(len(stacks)))
@@ -110,21 +110,23 @@ def _as_equal(result: Array, like: Array) -> Array:
 
 
 def _exchanged(
-    parts: list[Array], axes: tuple[str, ...], smaller_is_cut: bool, iterate: Callable, dtype: Any
+    parts: list[Array], exchanges: tuple[tuple[tuple[str, ...], int], ...], iterate: Callable, dtype: Any
 ) -> list[Array]:
-    """Parts ``[k, small side, large side]``, one side cut over ``axes``: to whole matrices, and back."""
-    ranks = math.prod(lax.axis_size(axis) for axis in axes)
-    side = 1 if smaller_is_cut else 2
+    """Parts ``[k, small side, large side]``, cut as ``_Cut.exchanges`` says: to whole matrices, and back."""
+    ranks = math.prod(lax.axis_size(axis) for axes, _ in exchanges for axis in axes)
     x = jnp.concatenate(parts).astype(dtype)
     x = jnp.pad(x, ((0, -len(x) % ranks), (0, 0), (0, 0)))  # matrices of zeros stay zero
-    # XLA:CPU otherwise folds the transpositions into some of the exchange's operands, and refuses to mix their layouts.
-    x = lax.optimization_barrier(x)
-    owned = lax.all_to_all(x, axes, split_axis=0, concat_axis=side, tiled=True)
-    (owned,) = iterate([owned])
-    owned = lax.optimization_barrier(owned.astype(dtype))
-    back = lax.all_to_all(owned, axes, split_axis=side, concat_axis=0, tiled=True)
+    for axes, side in exchanges:
+        # XLA:CPU otherwise folds transpositions into some of the exchange's operands, and refuses to mix their layouts.
+        x = lax.optimization_barrier(x)
+        x = lax.all_to_all(x, axes, split_axis=0, concat_axis=side, tiled=True)
+    (x,) = iterate([x])
+    x = x.astype(dtype)
+    for axes, side in reversed(exchanges):
+        x = lax.optimization_barrier(x)
+        x = lax.all_to_all(x, axes, split_axis=side, concat_axis=0, tiled=True)
     cuts = list(itertools.accumulate(len(part) for part in parts))
-    return jnp.split(back.astype(jnp.float32), cuts)[:-1]
+    return jnp.split(x.astype(jnp.float32), cuts)[:-1]
 
 
 def _wide(stack: Array, cut: _Cut) -> Array:

@@ -21,6 +21,7 @@ from k2jax.model.gqa import gqa
 from k2jax.model.mla import mla
 from k2jax.model.norm import rms_norm
 from k2jax.model.rope import rotary_table
+from k2jax.model.spread import embed, places_in_row
 
 STAGE = "stage"
 
@@ -66,7 +67,7 @@ def micro_batch(batch: PackedBatch, index: Array) -> PackedBatch:
     part = PackedBatch(
         **{name: lax.dynamic_index_in_dim(getattr(batch, name), at, 0, keepdims=False) for name in _fields(batch)}
     )
-    places = jnp.broadcast_to(jnp.arange(part.exit.shape[1], dtype=part.exit.dtype), part.exit.shape)
+    places = jnp.broadcast_to(places_in_row(part.exit), part.exit.shape)
     idle = index < 0
     return part.replace(exit=jnp.where(idle, places, part.exit), weights=jnp.where(idle, 0.0, part.weights))
 
@@ -82,17 +83,14 @@ def _attention(config: Config, micro: PackedBatch) -> Callable[[dict, Array, Arr
 
 
 def _chunk(weights: Any, x: Array, micro: PackedBatch, *, config: Config, body: str, experts: Experts | None):
-    real = micro.exit > jnp.arange(micro.exit.shape[1], dtype=micro.exit.dtype)
+    real = micro.exit > places_in_row(micro.exit)
     attend = _attention(config, micro)
     y, stats = run_stack(body, weights, x, real, config.model, attend, config.train, experts)
     return (y, stats.balance_loss.sum()), ChunkStats(stats.extra, stats.expert_tokens)
 
 
 def _entrance(outer: Any, micro: PackedBatch, *, config: Config, body: str) -> tuple[Array, Array]:
-    table = outer["embed"]  # [V / S, D], padded at the end of the last stage's
-    local = micro.tokens - lax.axis_index(STAGE) * table.shape[0]
-    mine = (local >= 0) & (local < table.shape[0])
-    x = lax.psum(jnp.where(mine[..., None], table[jnp.clip(local, 0, table.shape[0] - 1)], 0), STAGE)
+    x = embed(outer["embed"], micro.tokens, STAGE)
     if body == "dense" or "dense" not in outer:
         return x, jnp.zeros((0, 0), jnp.float32)
     attend = _attention(config, micro)

@@ -1,5 +1,7 @@
 """Which chip of a TPU slice stands where in the mesh: ranks that exchange tokens in compact blocks, stages in rings.
 
+Those who share a layer or a row speak most, so they are neighbours before all others.
+
 In an exchange everyone speaks to everyone, and the busiest link decides: in a block of a torus that is a line or a ring
 along its longest side. 16 ranks on a ring load a link twice as much as a block of 4 x 4. A stage speaks to the next
 alone, so stages go along whole rings. JAX's own ``mesh_utils.create_device_mesh`` gives each mesh axis as few sides of
@@ -9,9 +11,12 @@ the torus as it can.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
 from typing import Any
 
 import numpy as np
+
+_BLOCKS = ("tensor", "context", "expert")
 
 
 def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence[str]) -> np.ndarray:
@@ -19,18 +24,20 @@ def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence
 
     Args:
         devices: of one slice, with ``coords`` and ``core_on_chip``.
-        sizes: of the mesh axes; ``expert`` and ``stage`` are placed first, in this order.
+        sizes: of the mesh axes; ``tensor``, ``context``, ``expert`` and ``stage`` are placed first,
+            in this order.
         order: of the result's axes.
     """
     torus = _torus(devices)
     left = torus.shape
     factors: dict[str, tuple[int, ...]] = {}
-    placed_first = [name for name in ("expert", "stage") if name in sizes]
+    placed_first = [name for name in (*_BLOCKS, "stage") if name in sizes]
     for name in [*placed_first, *(name for name in order if name not in placed_first)]:
         options = list(_splits(sizes[name], left))
         if not options:  # sizes that do not divide the torus's sides: any order of the devices must do
             return np.asarray(list(devices), dtype=object).reshape([sizes[axis] for axis in order])
-        cost = _exchange_cost if name == "expert" else _ring_cost
+        strides = [side // part for side, part in zip(torus.shape, left, strict=True)]
+        cost = functools.partial(_exchange_cost, strides=strides) if name in _BLOCKS else _ring_cost
         factors[name] = min(options, key=lambda split: cost(split, torus.shape))
         left = tuple(side // part for side, part in zip(left, factors[name], strict=True))
     # Every side of the torus is cut into parts, the outermost first: neighbours belong to the axis placed first.
@@ -66,14 +73,15 @@ def _splits(size: int, sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 yield part, *rest
 
 
-def _exchange_cost(split: tuple[int, ...], sides: tuple[int, ...]) -> tuple[float, ...]:
+def _exchange_cost(split: tuple[int, ...], sides: tuple[int, ...], strides: Sequence[int]) -> tuple[float, ...]:
     """Load of the busiest link: the longest side of the block, half of it where that goes round; then few, short sides.
 
-    What the devices of one chip send shares its links, whether they are of one group or of two.
+    What the devices of one chip send shares its links, whether they are of one group or of two. Groups whose devices
+    are so many ``strides`` apart, because others were placed before, lie within each other and share links too.
     """
-    used = [(part, side) for part, side in zip(split[:-1], sides[:-1], strict=True) if part > 1]
-    loads = [part * (0.5 if part == side and part > 2 else 1.0) for part, side in used]
-    return max(loads, default=0.0), len(used), sum(side for _, side in used)
+    used = [(part, side, far) for part, side, far in zip(split[:-1], sides[:-1], strides[:-1], strict=True) if part > 1]
+    loads = [far * part * (0.5 if far * part == side and part > 2 else 1.0) for part, side, far in used]
+    return max(loads, default=0.0), len(used), sum(side for _, side, _ in used)
 
 
 def _ring_cost(split: tuple[int, ...], sides: tuple[int, ...]) -> tuple[float, ...]:

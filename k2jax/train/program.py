@@ -14,7 +14,7 @@ from k2jax.config.schema import Config
 from k2jax.parallel.forms import SavedForm
 from k2jax.parallel.gradients import make_schedule
 from k2jax.parallel.layout import make_layout
-from k2jax.parallel.mesh import ROWS, make_mesh, rows_per_micro_batch
+from k2jax.parallel.mesh import batch_partition, make_mesh, rows_per_micro_batch
 from k2jax.parallel.placement import Placement
 from k2jax.params import abstract
 from k2jax.train.state import TrainState, init_state, make_optimizer, state_shardings
@@ -69,7 +69,8 @@ class Program:
         )
         place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         rows = rows_per_micro_batch(self.config, self.mesh)
-        shape, sharding = (self.config.train.micro_batches, rows, self.config.data.sequence_length), ROWS
-        field = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, sharding))  # noqa: E731
+        shape = (self.config.train.micro_batches, rows, self.config.data.sequence_length)
+        sharding = NamedSharding(self.mesh, batch_partition(self.mesh))
+        field = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # noqa: E731
         batch = PackedBatch(*(field(jnp.int32) for _ in range(4)), field(jnp.float32))
         return jax.tree.map(place, state, self.shardings), batch

@@ -21,6 +21,8 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
+from pallas_kernels.varying import vary_together
+
 UNROLL_UP_TO = 1024
 """Longest sequence whose tiles are unrolled; beyond it the compiled program does not grow with the length."""
 UNROLLED_BLOCK = 64
@@ -93,7 +95,9 @@ def mla_attention(
     tiling: Tiling,
 ) -> tuple[Array, AttentionStats]:
     """``pallas_kernels.mla_attention.mla_attention`` with a given tiling; the result does not depend on it."""
-    exit_B1S = None if exit is None else exit[:, None]
+    inputs = (q_nope, q_rope, k_nope, k_rope, v, *(() if exit is None else (exit,)))
+    q_nope, q_rope, k_nope, k_rope, v, *given = vary_together(*inputs)
+    exit_B1S = given[0][:, None] if given else None
     queries, keys = _Queries(q_nope, q_rope), _Keys(k_nope, k_rope[:, None], v)
     out, lse, peak = _attention(queries, keys, exit_B1S, float(scale), tiling)
     # Without the barrier XLA merges this maximum with the one over keys and reads all scores a second time.

@@ -1,6 +1,7 @@
 """One step on emulated devices, for the tests: a program of its own, because devices are made at its start."""
 
 import json
+import math
 import os
 from pathlib import Path
 import subprocess
@@ -88,8 +89,8 @@ def _main(folder: Path) -> None:
 
     for name, overrides in json.loads((folder / "cases.json").read_text()).items():
         config = config_of(overrides)
-        sizes = config.parallel
-        program = Program(config, jax.devices()[: sizes.data * sizes.expert * sizes.stage])
+        axes = ("data", "stage", "expert", "context", "tensor")
+        program = Program(config, jax.devices()[: math.prod(getattr(config.parallel, axis) for axis in axes)])
         placement, rows, padding = program.placement(), rows_of(config), pack_row([], config.data.sequence_length)
         batch = placement.put(stack_rows([rows[row] if row < len(rows) else padding for row in placement.rows]))
         state, found = program.init(), {}

@@ -34,6 +34,55 @@ SLOW = {
         "parallel.schedule": "scan",
         "do": "gradients",
     },
+    "tensor": {"parallel.tensor": 2, "train.micro_batches": 2, "do": "step validate"},
+    "tensor, data and expert": {
+        "parallel.tensor": 2,
+        "parallel.data": 2,
+        "parallel.expert": 2,
+        "do": "step validate",
+    },
+    "tensor, stage and expert": {
+        "parallel.tensor": 2,
+        "parallel.stage": 2,
+        "parallel.expert": 2,
+        "do": "step validate",
+    },
+    "context": {"parallel.context": 2, "train.micro_batches": 2, "do": "step validate"},
+    "context, data and expert": {
+        "parallel.context": 2,
+        "parallel.data": 2,
+        "parallel.expert": 2,
+        "do": "step validate",
+    },
+    "context, stage and tensor": {
+        "parallel.context": 2,
+        "parallel.stage": 2,
+        "parallel.tensor": 2,
+        "do": "step validate",
+    },
+}
+SMALL = {"model.layers": 2, "train.micro_batches": 1, "do": "gradients"}
+SHARED = {
+    "one": SMALL,
+    "context, tensor and expert": SMALL | {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2},
+}
+GROUPED = {
+    "model.attention": "gqa",
+    "model.heads": 8,
+    "model.kv_heads": 4,
+    "model.head_dim": 8,
+    "model.qkv_bias": True,
+    "model.tied_head": True,
+    "model.vocab": 301,  # padded where it is spread
+    "model.layers": 4,
+    "model.dense_layers": 0,
+    "do": "step",
+}
+GROUPED_QUERIES = {
+    "one": GROUPED,
+    "data and stage": GROUPED | {"parallel.data": 2, "parallel.stage": 2},
+    "context and tensor": GROUPED | {"parallel.context": 2, "parallel.tensor": 2, "train.remat": "selective"},
+    "context, stage and tensor": GROUPED | {"parallel.context": 2, "parallel.stage": 2, "parallel.tensor": 2},
 }
 
 
@@ -45,6 +94,16 @@ def found(tmp_path_factory):
 @pytest.fixture(scope="module")
 def more(tmp_path_factory):
     return steps(tmp_path_factory.mktemp("more"), SLOW)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return steps(tmp_path_factory.mktemp("shared"), SHARED)
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    return steps(tmp_path_factory.mktemp("grouped"), GROUPED_QUERIES)
 
 
 def relative(a, b):
@@ -65,10 +124,20 @@ def test_a_step_on_a_mesh_is_that_of_one_device(found):
     assert_same_step(found["all"], found["one"])
 
 
+def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device(shared):
+    assert_same_step(shared["context, tensor and expert"], shared["one"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW)
 def test_a_step_on_other_meshes_is_that_of_one_device(found, more, case):
     assert_same_step(more[case], found["one"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [name for name in GROUPED_QUERIES if name != "one"])
+def test_a_step_with_grouped_queries_is_that_of_one_device(grouped, case):
+    assert_same_step(grouped[case], grouped["one"])
 
 
 def test_the_batch_clips_heads_and_pads_rows(found):

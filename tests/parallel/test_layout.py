@@ -13,7 +13,7 @@ from k2jax.parallel.layout import entries, make_layout, padded_shape
 from k2jax.parallel.mesh import axis_sizes
 from k2jax.parallel.torus import torus_grid
 from k2jax.params import count, named_specs
-from tests.parallel.golden import FILE, MESHES, layout_of, text
+from tests.parallel.golden import FILE, MESHES, SHARED, layout_of, text
 
 
 def test_every_weight_of_every_preset_lies_where_it_did():
@@ -24,9 +24,9 @@ def leaves(tree):
     return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
-@pytest.mark.parametrize("preset", MESHES)
-def test_no_axis_cuts_a_weight_twice_and_parts_at_rest_are_equal(preset):
-    layout = layout_of(preset, *MESHES[preset])
+@pytest.mark.parametrize(("preset", "sizes"), [*MESHES.items(), *SHARED.items()])
+def test_no_axis_cuts_a_weight_twice_and_parts_at_rest_are_equal(preset, sizes):
+    layout = layout_of(preset, *sizes)
     for (name, spec), rest, compute in zip(
         named_specs(layout.specs), leaves(layout.rest), leaves(layout.compute), strict=True
     ):
@@ -39,14 +39,15 @@ def test_no_axis_cuts_a_weight_twice_and_parts_at_rest_are_equal(preset):
             assert padded or more[: len(own)] == own, name  # a gather leads from rest to compute
 
 
-def test_kimi_k2_at_rest_is_spread_over_all_devices():
-    layout = layout_of("k2", *MESHES["k2"])
+@pytest.mark.parametrize("sizes", [MESHES["k2"], SHARED["k2"]])
+def test_kimi_k2_at_rest_is_spread_over_all_devices(sizes):
+    layout = layout_of("k2", *sizes)
     held = sum(
         spec.size // math.prod(layout.mesh.shape[a] for axes in entries(spec, rest) for a in axes)
         for (_, spec), rest in zip(named_specs(layout.specs), leaves(layout.rest), strict=True)
     )
     slots = 64 / 60  # empty ones are held too
-    assert held <= 1.002 * slots * count(layout.logical) / 1024
+    assert held <= 1.002 * slots * count(layout.logical) / layout.mesh.size
 
 
 def test_empty_slots_are_numbered_minus_one():
@@ -65,6 +66,16 @@ def test_empty_slots_are_numbered_minus_one():
         ({"virtual_stages": 2}, 1, "virtual_stages 2 needs config.parallel.stage above 1"),
         ({"stage": 4, "data": 3}, 16, "needs 12 devices, there are 16; parallel.data=4 would"),
         ({"stage": 5}, 16, "needs 15 devices, there are 16$"),
+        ({"tensor": 3}, 3, "64 heads do not divide over 3 of the mesh axis tensor; 2 or 4 would"),
+        ({"tensor": 32}, 32, "2048 into parts that are no multiples of 128, .* parallel.tensor=16 would do"),
+        ({"tensor": 2, "data": 4}, 16, "x stage 1 x tensor 2 needs 8 devices, there are 16; parallel.data=8 would"),
+        ({"context": 3}, 3, "context 3 does not divide config.data.sequence_length 512; parallel.context=2 or 4"),
+        ({"context": 64, "tensor": 2}, 128, "context 64 does not divide the 32 heads of a device; .*=32 would"),
+        (
+            {"context": 8, "stage": 15},
+            120,
+            "does not divide the 5 heads of a stage in the leading dense layers; .*=5 would",
+        ),
         ({}, 16, "batch_size 8 gives no row to each of 16 x 1 .* raise it to 16"),
     ],
 )
@@ -72,10 +83,16 @@ def test_what_cannot_be_is_refused_in_one_line(keys, devices, message):
     config = defaults("pretrain", model="k2")
     config.parallel.update(keys)
     config.train.batch_size = 8 if not keys else 64
+    config.model.kernels = "pallas"
     with pytest.raises(UserError, match=message) as error:
         sizes = axis_sizes(resolve(config), devices)
         make_layout(resolve(config), AbstractMesh(tuple(sizes.values()), tuple(sizes)))
     assert "\n" not in str(error.value)
+
+
+def test_grouped_keys_divide_over_context_too():
+    with pytest.raises(UserError, match=r"context 16 does not divide the 8 kv_heads of a device; .*=8 would"):
+        layout_of("llama3.2_1b", 2, 1, 1, 1, context=16)
 
 
 class Chip:
@@ -100,6 +117,15 @@ def test_experts_form_blocks_and_stages_rings():
         places = np.array([chip.coords for chip in ring])
         hops = np.abs(np.diff(np.concatenate([places, places[:1]]), axis=0)) % 15
         assert (hops.sum(1) == 1).all() or (hops.sum(1) == [*[1] * 15, 0]).all()
+
+
+def test_who_shares_a_layer_or_a_row_are_neighbours():
+    sizes = {"data": 2, "stage": 4, "expert": 4, "context": 2, "tensor": 2}
+    grid = torus_grid(torus(4, 4, 8, 1), sizes, tuple(sizes))
+    for group in grid.reshape(-1, 4):
+        places = np.array([chip.coords for chip in group])
+        assert sorted(np.ptp(places, axis=0)) == [0, 1, 1]
+        assert np.abs(places[0] - places[1]).sum() == np.abs(places[2] - places[3]).sum() == 1
 
 
 @pytest.mark.parametrize("sides", [(2, 4, 1, 1), (4, 4, 4, 2), (2, 2, 1, 2)])
