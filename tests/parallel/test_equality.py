@@ -61,7 +61,7 @@ SLOW = {
         "do": "step validate",
     },
 }
-SMALL = {"model.layers": 2, "train.micro_batches": 1, "do": "gradients"}
+SMALL = {"model.layers": 2, "model.heads": 8, "train.micro_batches": 1, "do": "gradients"}
 SHARED = {
     "one": SMALL,
     "context, tensor and expert": SMALL | {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2},
