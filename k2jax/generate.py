@@ -24,6 +24,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_float("temperature", 1.0, "Divides the logits; 0 takes the most likely token.", **to)
     flags.DEFINE_float("top_p", 1.0, "Keeps the most likely tokens up to this probability.", **to)
     flags.DEFINE_integer("seed", None, "Of the random numbers; any unless given.", **to)
+    flags.DEFINE_integer("expert", 1, "Devices that share the experts.", **to, lower_bound=1)
     flags.DEFINE_enum("dtype", None, ("float32", "bfloat16"), "Of the weights; as stored unless given.", **to)
 
 
@@ -33,6 +34,7 @@ def main(values: flags.FlagValues) -> None:
     runtime.prepare()
     from k2jax.convert.loading import load_pretrained, tokenizer_of
     from k2jax.inference.engine import Engine
+    from k2jax.inference.mesh import make_mesh
     from k2jax.inference.request import Request, Sampling
     from k2jax.inference.text import TextStream, document_ids
     from k2jax.text.chat import ChatBuilder, chat_format
@@ -56,9 +58,10 @@ def main(values: flags.FlagValues) -> None:
         last = request.tokens[-1].id
         print("" if last in ends else text.feed(last), end="", flush=True)
 
-    loaded = load_pretrained(values.checkpoint, values.dtype)
+    mesh = make_mesh(expert=values.expert)
+    loaded = load_pretrained(values.checkpoint, values.dtype, mesh)
     longest = len(prompt) + values.max_tokens
-    engine = Engine(loaded.model, loaded.params, slots=1, max_length=longest)
+    engine = Engine(loaded.model, loaded.params, slots=values.expert, max_length=longest, mesh=mesh)
     sampling = Sampling(**vars(sampling) | {"stop_tokens": tuple(ends)})
     began = time.perf_counter()
     engine.enqueue(engine.make_request(prompt, sampling, show))

@@ -24,7 +24,7 @@ def get_config():
     config.data.sequence_length = 2048
     config.data.tokenizer.vocab = 32768
     config.train.batch_size = 256
-    config.train.micro_batches = 8
+    config.train.micro_batches = 16
     config.train.steps = 20000
     config.train.remat = "selective"
     config.optimizer.learning_rate = 2e-3

@@ -9,9 +9,10 @@ import re
 import jax
 
 from k2jax.analysis.chips import chip_of
+from k2jax.analysis.serving import Serving, compile_serving
 from k2jax.analysis.sweep import Candidate, sweep
 from k2jax.analysis.topology import devices
-from k2jax.analysis.training import Step, Training, analyse
+from k2jax.analysis.training import COMPILER_OPTIONS, Step, Training, analyse
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.train.program import Program
@@ -55,7 +56,22 @@ def compile_training(config: Config, topology: str) -> Training:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise DoesNotFit(_too_large(config, topology, str(error))) from error
+        raise DoesNotFit(too_large(config, topology, _needed(str(error)))) from error
+
+
+def compile_inference(config: Config, mode: str, topology: str, context: int, slots: int) -> Serving:
+    """Compiles a program of the inference engine for a config's model; see ``serving.compile_serving``.
+
+    Raises:
+        UserError: no such topology, or sizes that cannot be.
+        DoesNotFit: the compiler found too little HBM.
+    """
+    try:
+        return compile_serving(config.model, mode, topology, config.parallel.expert, context, slots, COMPILER_OPTIONS)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise DoesNotFit(inference_too_large(mode, _needed(str(error)))) from error
 
 
 def traced_step(config: Config, topology: str) -> Step:
@@ -69,16 +85,25 @@ def traced_step(config: Config, topology: str) -> Step:
     return Step(program.step.trace(state, batch), program.mesh, state, program.schedule)
 
 
-def _too_large(config: Config, topology: str, message: str) -> str:
-    """What the compiler said, and a layout that fits by estimate, the one that changes least."""
-    sizes = re.search(r"\(?([\d.]+[KMGT])\)? exceeds available HBM \(?([\d.]+[KMGT])", message)
-    needs = f"{sizes[1]}iB of {sizes[2]}iB" if sizes else message.splitlines()[0]
+def too_large(config: Config, topology: str, needs: str) -> str:
+    """One line: what the step needs, and a layout that fits by estimate, the one that changes least."""
     try:
         fitting = best_layouts(config, topology)
     except UserError as error:
         return f"the step does not fit: it needs {needs}; {error}"
     nearest = min(fitting, key=lambda one: _distance(one.config, config))
     return f"the step does not fit: it needs {needs}; by estimate this fits: {nearest.flags}"
+
+
+def inference_too_large(mode: str, needs: str) -> str:
+    """The same of a program of the engine."""
+    return f"{mode} does not fit: it needs {needs}; raise config.parallel.expert, or lower --slots or --context"
+
+
+def _needed(message: str) -> str:
+    """Of the compiler's complaint."""
+    sizes = re.search(r"\(?([\d.]+[KMGT])\)? exceeds available HBM \(?([\d.]+[KMGT])", message)
+    return f"{sizes[1]}iB of {sizes[2]}iB" if sizes else message.splitlines()[0]
 
 
 def _distance(one: Config, other: Config) -> float:

@@ -30,6 +30,11 @@ class Hbm(NamedTuple):
         return sum(self.parts.values())
 
     @property
+    def needs(self) -> str:
+        """For people."""
+        return f"{self.total / 1e9:.1f} GB of {self.limit / 1e9:.0f} GB"
+
+    @property
     def fits(self) -> bool:
         """Whether the device has that much."""
         return self.total <= self.limit

@@ -59,6 +59,11 @@ def layer_costs(model: ModelConfig, group: str, sequence: int, tokens: float, ra
     return Layer(matrices + forward, matrices.times(2) + backward)
 
 
+def routed_experts(model: ModelConfig, tokens: float, ranks: int) -> Cost:
+    """The forward products of a layer's routed experts, of one device, with as many choices as there are on average."""
+    return _matrices(model, "moe/experts", tokens, ranks)
+
+
 def _matrices(model: ModelConfig, group: str, tokens: float, ranks: int) -> Cost:
     if group == "head":
         return _product(1, model.d_model, model.vocab, tokens)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from k2jax.analysis.hbm import Hbm
 from k2jax.analysis.layouts import Estimate
 from k2jax.analysis.published import Published
 from k2jax.analysis.roofline import COMPUTE, LINK, MEMORY, Roofline
+from k2jax.analysis.serving import Serving
 from k2jax.analysis.sweep import Candidate
 from k2jax.analysis.training import Training
 from k2jax.report.table import duration, percent, quantity, significant, text_table
@@ -62,6 +64,29 @@ def training_table(found: Training, published: list[Published]) -> str:
     return "\n\n".join(line.rstrip() for line in lines)
 
 
+def serving_table(found: Serving) -> str:
+    """All of a compiled program of the engine: memory, collectives, and a step's time."""
+    mesh, time = " x ".join(f"{axis} {size}" for axis, size in found.mesh.items()), found.roofline
+    devices = math.prod(found.mesh.values())
+    rows = [
+        (f"{quantity(found.work.flops)} FLOPs, at {COMPUTE:.0%} of peak", significant(1e3 * time.compute)),
+        (f"{quantity(found.work.bytes)} bytes of HBM, at {MEMORY:.0%} of bandwidth", significant(1e3 * time.memory)),
+        (f"collectives, at {LINK:.0%} of their links, without latency", significant(1e3 * time.network)),
+        ("of these, not hidden behind compute", significant(1e3 * time.exposed)),
+        ("estimate: the longer of the first two + not hidden", significant(1e3 * time.seconds)),
+    ]
+    rate = found.tokens / time.seconds
+    lines = [
+        f"{found.mode} on {found.topology}, {mesh}: {found.slots:,} sequences of {found.context:,} tokens, "
+        f"{found.tokens:,} new tokens a step, compiled in {duration(found.compile_seconds)}",
+        f"HBM of a device\n{_hbm_table(found.hbm)}",
+        f"Collectives of a device, in a step, at {LINK:.0%} of their links\n{_collective_table(found)}",
+        f"Time of a step, an estimate: nothing was run\n{text_table(('', 'ms'), rows)}",
+        f"{quantity(rate)} tokens/s, {significant(rate / devices)} a device",
+    ]
+    return "\n\n".join(line.rstrip() for line in lines)
+
+
 def sweep_table(found: list[Candidate], most: int) -> str:
     """The best layouts, the fastest first."""
     header = (
@@ -110,7 +135,7 @@ def _hbm_table(hbm: Hbm) -> str:
     return text_table(("for", "GB", f"of {hbm.limit / 1e9:.0f} GB"), rows)
 
 
-def _collective_table(found: Training) -> str:
+def _collective_table(found: Training | Serving) -> str:
     rows = [
         (
             row.kind,

@@ -6,19 +6,15 @@ from collections import defaultdict
 import time
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from k2jax.analysis.chips import Chip, chip_of
-from k2jax.analysis.collectives import Collective, collectives
+from k2jax.analysis.chips import chip_of
+from k2jax.analysis.collectives import collectives
 from k2jax.analysis.counts import Counts, Known, count, ticks
-from k2jax.analysis.groups import mesh_axes
 from k2jax.analysis.hbm import Hbm, hbm, kept, shard_bytes
 from k2jax.analysis.hlo import Program
-from k2jax.analysis.layer_costs import owners
-from k2jax.analysis.network import Network
-from k2jax.analysis.roofline import LINK, Roofline, Traffic, Work, device_seconds, model_flops_per_token, roofline
+from k2jax.analysis.roofline import Roofline, Work, model_flops_per_token, roofline
+from k2jax.analysis.traffic import Moved, sent_in, tabulated
 from k2jax.cluster.run import XLA_OPTIONS
-from k2jax.config.schema import Config, ModelConfig
+from k2jax.config.schema import Config
 
 # As k2jax.launch sets them: exchanges of tokens may run beside products.
 COMPILER_OPTIONS = dict(option.removeprefix("--").split("=") for option in XLA_OPTIONS)
@@ -38,27 +34,6 @@ class Step(NamedTuple):
     mesh: Any
     state: Any
     schedule: Any
-
-
-class Moved(NamedTuple):
-    """The collectives of one kind over the same axes, of one device and step.
-
-    Attributes:
-        kind, dtype: as in the program.
-        axes: of the mesh, ``data+expert`` for instance.
-        count: how often they run.
-        bytes: of their arrays; of a ragged exchange those that travel on average.
-        seconds: at 80 % of the links.
-        exposed: of these, what nothing hides.
-    """
-
-    kind: str
-    dtype: str
-    axes: str
-    count: int
-    bytes: float
-    seconds: float
-    exposed: float
 
 
 class Training(NamedTuple):
@@ -109,7 +84,7 @@ def analyse(step: Step, config: Config, topology: str) -> Training:
     known = known_of(step, config)
     jaxpr, text = step.traced.jaxpr.jaxpr, Program(compiled.as_text(), known)
     found, unknown = collectives(text, mesh.size)
-    sent = _sent(found, chip, mesh, config.model)
+    sent = sent_in(found, chip, mesh, config.model)
     tokens = config.train.batch_size * config.data.sequence_length
     model_flops = tokens * model_flops_per_token(config.model, config.data.sequence_length)
     traffic = [one for _, one in sent]
@@ -119,7 +94,7 @@ def analyse(step: Step, config: Config, topology: str) -> Training:
         tokens,
         seconds,
         hbm(chip, compiled.memory_analysis(), step.state.params, step.state, kept(jaxpr)),
-        _tabulated(found, sent, mesh),
+        tabulated(found, sent, mesh),
         count(jaxpr, mesh.size, known),
         text.flops(text.entry),
         step.schedule.bubble() if step.schedule else 0.0,
@@ -159,34 +134,3 @@ def _work(jaxpr: Any, devices: int, known: Known, state: Any) -> tuple[list[Work
     step = [Work(one.times, one.counts.flops, one.counts.bytes) for one in parts if not one.optimizer]
     rule = sum((one.counts.times(one.times) for one in parts if one.optimizer), Counts())
     return step, Work(1, rule.flops, rule.bytes + 2 * shard_bytes(state) + shard_bytes(state.params))
-
-
-def _sent(found: list[Collective], chip: Chip, mesh: Any, model: ModelConfig) -> list[tuple[float, Traffic]]:
-    """Bytes and time of every collective in a step."""
-    network = Network.of(chip, list(np.asarray(mesh.devices).flat))
-    sent = []
-    for one in found:
-        size = one.bytes * (travelling(model, len(one.groups[0])) if one.kind == "ragged-all-to-all" else 1.0)
-        seconds = network.seconds(one.kind, one.groups, size) / LINK
-        hidden = one.asynchronous and device_seconds(chip, one.flops, 0)[0] >= seconds
-        sent.append((size * one.count, Traffic(seconds * one.count, hidden)))
-    return sent
-
-
-def travelling(model: ModelConfig, ranks: int) -> float:
-    """Part of a ragged exchange's rows that are in use, with uniform routing, where there is room for any routing.
-
-    A token needs a row for each rank that owns one of its experts; there is room for as many ranks as it has experts.
-    """
-    return owners(model, ranks) / min(model.active_experts, ranks)
-
-
-def _tabulated(found: list[Collective], sent: list[tuple[float, Traffic]], mesh: Any) -> list[Moved]:
-    rows: dict[tuple[str, str, str], list] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
-    for one, (size, traffic) in zip(found, sent, strict=True):
-        row = rows[one.kind, one.dtype, mesh_axes(one.groups, list(mesh.shape.items()))]
-        exposed = 0.0 if traffic.hidden else traffic.seconds
-        for at, value in enumerate((one.count, size, traffic.seconds, exposed)):
-            row[at] += value
-    table = [Moved(*key, *values) for key, values in rows.items()]
-    return sorted(table, key=lambda row: -row.seconds)

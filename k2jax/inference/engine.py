@@ -8,23 +8,24 @@ just drawn are all "ids that are not in the cache yet".
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-import itertools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+from jax.sharding import Mesh
 import numpy as np
 
 from k2jax import runtime
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
-from k2jax.inference.forward import SCRATCH_PAGE, Chunk, empty_cache, run_chunk
-from k2jax.inference.pages import Pages, digests
-from k2jax.inference.request import MAX_TOP_LOGPROBS, Request, Sampling, State, Token
-from k2jax.inference.sampler import Choice, sample
-from k2jax.model import cast_params, model_specs, unstack_layers
+from k2jax.inference.forward import empty_cache, run_chunk
+from k2jax.inference.mesh import ROWS, fetch, place, place_params
+from k2jax.inference.mesh import size as mesh_size
+from k2jax.inference.request import Request, Sampling, State, Token
+from k2jax.inference.rows import Rows
+from k2jax.inference.sampler import sample
+from k2jax.inference.slots import Running, Slots
 from pallas_kernels.implementation import resolve
 from pallas_kernels.mla_decode import MOST_PAGES, PAGE_MULTIPLE
 
@@ -49,19 +50,6 @@ class EngineStats(NamedTuple):
     steps: int
 
 
-class _Running:
-    """A request with a slot: its pages, and how many of its ids are in them."""
-
-    def __init__(self, request: Request, pages: list[int], computed: int):
-        self.request, self.pages, self.computed = request, pages, computed
-        self.ids = request.ids
-        self.learnt = computed  # ids whose full pages are known
-
-    @property
-    def pending(self) -> int:
-        return len(self.ids) - self.computed
-
-
 class Engine:
     """Generates for many requests at a time. Not thread-safe; see ``worker.Worker``.
 
@@ -72,14 +60,16 @@ class Engine:
     Args:
         model: the architecture.
         params: its weights; they are computed with in the dtype of the embedding.
-        slots: sequences that run at a time.
-        pages: of the cache; by default as many as ``slots`` sequences of ``max_length`` need.
+        slots: sequences that run at a time, over all devices.
+        pages: of the cache, over all devices; by default as many as ``slots`` sequences of ``max_length`` need.
         page_size: tokens in a page.
         max_length: longest sequence, prompt and generated tokens together.
         version: number of the weights, recorded with every token.
+        mesh: of ``inference.mesh.make_mesh``; None is the default device. Where several processes hold its devices,
+            each of them makes the same calls in the same order and gets the same results.
 
     Raises:
-        UserError: a size that makes no sense.
+        UserError: a size that makes no sense, or does not divide over the devices.
     """
 
     def __init__(
@@ -92,31 +82,32 @@ class Engine:
         page_size: int = 16,
         max_length: int = 4096,
         version: int = 0,
+        mesh: Mesh | None = None,
     ):
-        longest = -(-max_length // page_size)
+        longest, devices = -(-max_length // page_size), mesh_size(mesh)
         total = slots * longest if pages is None else pages
-        if min(slots, page_size, max_length) < 1 or total < longest:
+        if min(slots, page_size, max_length) < 1 or total < longest * devices:
             raise UserError(
                 f"an engine needs slots, page_size and max_length above 0 and pages for one sequence of max_length "
-                f"({longest}), not {slots}, {page_size}, {max_length} and {total}"
+                f"({longest}) on each of {devices} devices, not {slots}, {page_size}, {max_length} and {total}"
             )
+        for name, number in (("slots", slots), ("pages", total)):
+            if number % devices:
+                raise UserError(
+                    f"{name} {number} do not divide over {devices} devices; {-(-number // devices) * devices} would"
+                )
         runtime.check_kernels(model)
         if resolve(model.kernels) != "xla" and model.attention == "mla":
-            _check_pages(slots, longest, page_size)
-        self.model, self.slots, self.max_length, self.version = model, slots, max_length, version
-        self._params = self._cast(params)
-        self._pages = Pages(total + 1, page_size)
-        self._cache = empty_cache(model, total + 1, page_size, self._params["embed"].dtype)
-        self._row_sizes = _sizes(1, slots)
+            _check_pages(slots // devices, longest, page_size)
+        self.model, self.slots, self.max_length, self.version, self.mesh = model, slots, max_length, version, mesh
+        self._params = place_params(params, model, mesh)
+        self._slots = Slots(devices, slots // devices, total // devices, page_size)
+        self._cache = empty_cache(model, total + devices, page_size, params["embed"].dtype, mesh)
+        self._row_sizes = _sizes(1, slots // devices)
         self._context_sizes = _sizes(min(4, longest), longest)
         self._waiting: deque[Request] = deque()
-        self._running: list[_Running] = []
         self._paused: set[Request] = set()
         self._generated = self._prompt_tokens = self._cached_tokens = self._steps = 0
-
-    def _cast(self, params: Any) -> Any:
-        params = cast_params(params, model_specs(self.model), params["embed"].dtype)
-        return unstack_layers(params) if jax.default_backend() == "cpu" else params
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -160,7 +151,7 @@ class Engine:
 
     def cancel_all(self) -> None:
         """Ends every request."""
-        for request in [*self._waiting, *(running.request for running in self._running), *self._paused]:
+        for request in [*self._waiting, *(running.request for running in self._slots.running), *self._paused]:
             self.cancel(request)
 
     def pause(self, request: Request) -> None:
@@ -182,11 +173,11 @@ class Engine:
 
         Nothing in the cache outlives its weights, and every token says which version chose it.
         """
-        for running in reversed(self._running[:]):
+        for running in reversed(self._slots.running[:]):
             self.pause(running.request)
             self.resume(running.request)
-        self._pages.forget_all()
-        self._params, self.version = self._cast(params), version
+        self._slots.forget_prefixes()
+        self._params, self.version = place_params(params, self.model, self.mesh), version
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling]) -> list[Request]:
         """Runs requests to their ends, in the order given."""
@@ -198,18 +189,18 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._slots.running)
 
     def stats(self) -> EngineStats:
         """Counters, cheap enough to ask for at any time."""
         return EngineStats(
             self.slots,
-            len(self._running),
+            len(self._slots.running),
             len(self._waiting),
             len(self._paused),
-            self._pages.total,
-            self._pages.in_use,
-            self._pages.cached,
+            self._slots.pages,
+            self._slots.pages_in_use,
+            self._slots.pages_cached,
             self._generated,
             self._prompt_tokens,
             self._cached_tokens,
@@ -222,154 +213,89 @@ class Engine:
         """Admits what fits, runs one chunk of prompts, then one token of every sequence whose prompt is done."""
         self._steps += 1
         self._admit()
-        prompts = [running for running in self._running if running.pending > 1]
+        prompts = [running for running in self._slots.running if running.pending > 1]
         if prompts:
-            self._run(self._prefill_batch(prompts))
-        decoding = [running for running in self._running if running.pending == 1]
-        decoding = [running for running in decoding if self._reserve(running, 1)]
-        decoding = [running for running in decoding if running in self._running]  # others may have made room
-        if decoding:
-            self._run((decoding, 1))
+            self._run(*self._prefill_batch(prompts))
+        decoding = [running for running in self._slots.running if running.pending == 1]
+        self._run(self._with_room(decoding, 1), 1)
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self.slots:
+        while self._waiting:
             request = self._waiting[0]
-            if self._prefix_is_coming(request):
-                return
-            running = self._start(request)
+            running = self._slots.admit(request, self.version)
             if running is None:
                 return
             self._waiting.popleft()
             request.state = State.RUNNING
-            self._running.append(running)
+            if not request.tokens:
+                request.cached_tokens = running.computed
+                self._cached_tokens += running.computed
 
-    def _prefix_is_coming(self, request: Request) -> bool:
-        """Whether another request is computing pages of this one's prefix: waiting for them is cheaper."""
-        if request.sampling.prompt_logprobs:
-            return False
-        ids = request.ids[:-1]
-        return any(
-            other.pending > 1 and other.computed < _common_pages(ids, other.ids, self._pages.size)
-            for other in self._running
-        )
-
-    def _start(self, request: Request) -> _Running | None:
-        """A slot with the longest known prefix; None while there is no page for the next token."""
-        ids, size = request.ids, self._pages.size
-        known = [] if request.sampling.prompt_logprobs else self._pages.find(digests(ids[:-1], size, self.version))
-        for page in known:
-            self._pages.share(page)
-        if self._pages.available < -(-len(ids) // size) - len(known) and self._running:
-            for page in known:
-                self._pages.release(page)
-            return None
-        if not request.tokens:
-            request.cached_tokens = len(known) * size
-            self._cached_tokens += request.cached_tokens
-        return _Running(request, known, len(known) * size)
-
-    def _prefill_batch(self, prompts: list[_Running]) -> tuple[list[_Running], int]:
+    def _prefill_batch(self, prompts: list[Running]) -> tuple[list[Running], int]:
         """The oldest prompts, as many as one program takes at the width that suits the first of them."""
         # Half a width or less is better split over several programs of the next smaller one.
         fitting = [width for width in PREFILL_WIDTHS if prompts[0].pending > width // 2]
         width = fitting[-1] if fitting else PREFILL_WIDTHS[0]
-        chosen: list[_Running] = []
-        for running in prompts[: max(1, PREFILL_TOKENS // width)]:
-            if running in self._running and self._reserve(running, min(width, running.pending)):
-                chosen.append(running)
-        return [running for running in chosen if running in self._running], width
+        rows = Counter()  # of each device
+        oldest = []
+        for running in prompts:
+            rows[running.device] += 1
+            if rows[running.device] <= max(1, PREFILL_TOKENS // width):
+                oldest.append(running)
+        return self._with_room(oldest, width), width
 
-    def _reserve(self, running: _Running, new: int) -> bool:
-        """Pages for ``new`` more ids, taken from the youngest request where there are none left."""
-        needed = -(-(running.computed + new) // self._pages.size) - len(running.pages)
-        while needed > self._pages.available:
-            youngest = self._running[-1]
-            if youngest is running:
-                self._put_back(running)
-                return False
-            self._put_back(youngest)
-        running.pages.extend(self._pages.take() for _ in range(needed))
-        return True
+    def _with_room(self, sequences: list[Running], width: int) -> list[Running]:
+        """Those that have pages for their next ``width`` ids; others may have to make room for them."""
+        chosen = [
+            running
+            for running in sequences
+            if running in self._slots.running
+            and self._slots.reserve(running, min(width, running.pending), self._put_back)
+        ]
+        return [running for running in chosen if running in self._slots.running]
 
-    def _put_back(self, running: _Running) -> None:
+    def _put_back(self, running: Running) -> None:
         self._take_away(running.request)
         running.request.state = State.WAITING
         self._waiting.appendleft(running.request)
 
-    def _run(self, batch: tuple[list[_Running], int]) -> None:
+    def _run(self, sequences: list[Running], width: int) -> None:
         """One program: the next ``width`` ids of each sequence, and a new token where these were its last."""
-        sequences, width = batch
         if not sequences:
             return
-        rows = next(size for size in self._row_sizes if size >= len(sequences))
-        counts = [min(width, running.pending) for running in sequences]
-        chunk, targets = self._chunk(sequences, counts, rows, width)
-        scored = any(running.request.sampling.prompt_logprobs and counts[0] > 1 for running in sequences)
+        rows = Rows.of(sequences, width, mesh_size(self.mesh), lambda n: _at_least(self._row_sizes, n))
+        columns = _at_least(self._context_sizes, max(len(running.pages) for running in sequences))
+        chunk, targets = jax.tree.map(lambda array: place(array, ROWS, self.mesh), rows.chunk(width, columns))
+        scored = width > 1 and any(running.request.sampling.prompt_logprobs for running in sequences)
         logits, logprobs, self._cache = run_chunk(
-            self._params, self._cache, chunk, targets, config=self.model, prompt_logprobs=scored
+            self._params, self._cache, chunk, targets, config=self.model, prompt_logprobs=scored, mesh=self.mesh
         )
-        finished_chunk = [running for running, count in zip(sequences, counts, strict=True) if count == running.pending]
-        drawn = self._sample(logits, sequences, rows) if finished_chunk else None
-        for row, (running, count) in enumerate(zip(sequences, counts, strict=True)):
-            done = count == running.pending
+        finished = list(rows.done())
+        drawn = self._sample(logits, rows) if finished else ()
+        logprobs = fetch(logprobs) if scored else None
+        for running, row, count in rows.used:
             if scored:
-                self._score_prompt(running, np.asarray(logprobs[row]), count)
+                self._score_prompt(running, logprobs[row], count)
             running.computed += count
-            self._learn(running)
-            if done:
-                self._append(running, row, drawn)
+            self._slots.learn(running, self.version)
+        for running, row in finished:
+            self._append(running, row, drawn)
 
-    def _chunk(self, sequences: list[_Running], counts: list[int], rows: int, width: int) -> tuple[Chunk, Any]:
-        most = max(len(running.pages) for running in sequences)
-        columns = next(size for size in self._context_sizes if size >= most)
-        tokens, targets = np.zeros((2, rows, width), np.int32)
-        start, count = np.zeros((2, rows), np.int32)
-        pages = np.full((rows, columns), SCRATCH_PAGE, np.int32)
-        for row, (running, n) in enumerate(zip(sequences, counts, strict=True)):
-            at = running.computed
-            tokens[row, :n] = running.ids[at : at + n]
-            following = running.ids[at + 1 : at + n + 1]
-            targets[row, : len(following)] = following
-            start[row], count[row] = at, n
-            pages[row, : len(running.pages)] = running.pages
-        return Chunk(jnp.asarray(tokens), jnp.asarray(count), jnp.asarray(start), jnp.asarray(pages)), targets
-
-    def _sample(self, logits: jax.Array, sequences: list[_Running], rows: int) -> tuple[np.ndarray, ...]:
-        asked = [running.request.sampling for running in sequences]
-        fill = rows - len(asked)
-        choice = Choice(
-            np.array([one.temperature for one in asked] + [0.0] * fill, np.float32),
-            np.array([one.top_p for one in asked] + [1.0] * fill, np.float32),
-            np.array([one.min_p for one in asked] + [0.0] * fill, np.float32),
-            np.array([one.top_k for one in asked] + [0] * fill, np.int32),
-            np.array([one.seed for one in asked] + [0] * fill, np.uint32),
-            np.array([len(running.request.tokens) for running in sequences] + [0] * fill, np.int32),
-        )
-        truncated = any(one.top_p < 1.0 or one.top_k or one.min_p for one in asked)
-        top = MAX_TOP_LOGPROBS if any(one.top_logprobs for one in asked) else 0
-        drawn = any(one.temperature > 0.0 for one in asked)
-        return jax.device_get(sample(logits, choice, drawn, truncated, min(top, self.model.vocab)))
+    def _sample(self, logits: jax.Array, rows: Rows) -> tuple[np.ndarray, ...]:
+        choice, drawn, truncated, top = rows.choice()
+        choice = jax.tree.map(lambda array: place(array, ROWS, self.mesh), choice)
+        return fetch(sample(logits, choice, drawn, truncated, min(top, self.model.vocab)))
 
     # --- what a program leaves behind -------------------------------------------------------------------------------
 
-    def _score_prompt(self, running: _Running, logprobs: np.ndarray, count: int) -> None:
+    def _score_prompt(self, running: Running, logprobs: np.ndarray, count: int) -> None:
         request = running.request
         if request.sampling.prompt_logprobs and len(request.prompt_logprobs) < len(request.prompt) - 1:
             del request.prompt_logprobs[running.computed :]  # a request that lost its pages scores its prompt anew
             room = len(request.prompt) - 1 - running.computed
             request.prompt_logprobs.extend(float(value) for value in logprobs[: max(0, min(count, room))])
 
-    def _learn(self, running: _Running) -> None:
-        """Makes the pages that just became full known to later requests."""
-        size = self._pages.size
-        full = running.computed // size
-        if full > running.learnt // size:
-            known = digests(running.ids[: full * size], size, self.version)
-            for page, digest in itertools.islice(zip(running.pages, known, strict=False), running.learnt // size, None):
-                self._pages.learn(page, digest)
-            running.learnt = full * size
-
-    def _append(self, running: _Running, row: int, drawn: tuple[np.ndarray, ...]) -> None:
+    def _append(self, running: Running, row: int, drawn: tuple[np.ndarray, ...]) -> None:
         ids, chosen, best_ids, best = (part[row] for part in drawn)
         request = running.request
         top = tuple((int(i), float(p)) for i, p in zip(best_ids, best, strict=True))[: request.sampling.top_logprobs]
@@ -395,10 +321,7 @@ class Engine:
         self._paused.discard(request)
         if request.state == State.WAITING:
             self._waiting.remove(request)
-        for running in [running for running in self._running if running.request is request]:
-            self._running.remove(running)
-            for page in reversed(running.pages):  # the end of a prefix is forgotten before its beginning
-                self._pages.release(page)
+        self._slots.take_away(request)
 
     def _finish(self, request: Request, reason: str) -> None:
         request.state, request.finish_reason = State.FINISHED, reason
@@ -417,17 +340,14 @@ def _check_pages(slots: int, longest: int, page_size: int) -> None:
         )
 
 
-def _common_pages(a: Sequence[int], b: Sequence[int], size: int) -> int:
-    """Leading ids that both have in common, in whole pages."""
-    end = 0
-    while len(a) >= end + size and a[end : end + size] == b[end : end + size]:
-        end += size
-    return end
-
-
 def _sizes(smallest: int, largest: int) -> list[int]:
     """Growing sizes from ``smallest`` to ``largest``."""
     sizes = [smallest]
     while sizes[-1] < largest:
         sizes.append(min(largest, sizes[-1] * GROWTH))
     return sizes
+
+
+def _at_least(sizes: list[int], needed: int) -> int:
+    """The smallest of growing sizes that is enough."""
+    return next(size for size in sizes if size >= needed)

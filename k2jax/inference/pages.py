@@ -7,7 +7,7 @@ contents. Pages that nobody uses keep their contents until they are needed, the 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import hashlib
 import itertools
 
@@ -74,7 +74,7 @@ class Pages:
             self._known[digest] = page
             self._digest[page] = digest
 
-    def find(self, digests: Iterator[bytes]) -> list[int]:
+    def find(self, digests: Iterable[bytes]) -> list[int]:
         """The known pages of the longest prefix."""
         return list(itertools.takewhile(lambda page: page is not None, map(self._known.get, digests)))
 

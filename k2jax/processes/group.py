@@ -27,6 +27,7 @@ LEAVE_SECONDS = 20.0
 """How long process 0, which holds the service, stays for the others to end before it."""
 _FOREVER = 365 * 24 * 3600.0
 _VERDICT = "k2jax/verdict"
+_HOSTS = "k2jax/host/"
 
 
 class Group:
@@ -49,7 +50,7 @@ class Group:
         self._address, self._ending = address, threading.Lock()
         self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._aborting)
         ctypes.CDLL(None).signal(signal.SIGABRT, self._abort_handler)
-        client.key_value_set(f"k2jax/host/{index}", self._host)
+        client.key_value_set(f"{_HOSTS}{index}", self._host)
         for target in (self._watch_verdict, self._watch_peers):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
 
@@ -65,6 +66,7 @@ class Group:
             self._client.wait_at_barrier(f"k2jax/{name}", int(seconds * 1000))
         except Exception as error:
             came = self._entries(folder)
+            self._hosts |= self._entries(_HOSTS)
             missing = [index for index in range(self.count) if index not in came]
             raise ProcessLostError(
                 f"{self._names(missing) or 'a process'} did not come to {name!r} within {seconds:g} s: the run stops "
@@ -116,6 +118,8 @@ class Group:
 
     def _say(self, line: str, of: int | None) -> None:
         if of not in (None, self.index):
+            if of not in self._hosts:  # it failed before anyone was looked at
+                self._hosts |= self._entries(_HOSTS)
             line = f"{self._names([of])} stopped: {line}"
         prefix = f"process {self.index}: " if self.index else ""
         os.write(2, f"error: {prefix}{line}\n".encode())  # past Python's buffers, whose lock another thread may hold
@@ -157,7 +161,7 @@ class Group:
         everyone = list(range(self.count))
         try:
             first = self._client.get_live_nodes(everyone)
-            self._hosts = self._entries("k2jax/host/")
+            self._hosts |= self._entries(_HOSTS)
             lost = [index for index in everyone if index not in first]
             while not lost:
                 time.sleep(PAUSE_SECONDS)

@@ -4,7 +4,10 @@ Example:
     python -m k2jax.serve --checkpoint=smollm2
     curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"model": "smollm2", "prompt": "Once"}'
 
-Clients need a key where --api_keys_file or the variable K2JAX_API_KEYS names some; /health alone is open to all.
+    python -m k2jax.serve --checkpoint=runs/moonlight --expert=4 --data=2 --slots=64
+
+The last takes 8 devices and spreads the experts over groups of 4. Clients need a key where --api_keys_file or the
+variable K2JAX_API_KEYS names some; /health alone is open to all.
 SIGTERM ends the server after the requests at work, with exit code 0.
 """
 
@@ -24,7 +27,9 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes any.", **to, lower_bound=0, upper_bound=65535)
     flags.DEFINE_string("api_keys_file", None, "File with one API key per line.", **to)
     flags.DEFINE_bool("allow_unauthenticated", False, "Serve other machines without keys.", **to)
-    flags.DEFINE_integer("slots", 16, "Sequences that run at a time.", **to, lower_bound=1)
+    flags.DEFINE_integer("slots", 16, "Sequences that run at a time, over all devices.", **to, lower_bound=1)
+    flags.DEFINE_integer("expert", 1, "Devices that share the experts.", **to, lower_bound=1)
+    flags.DEFINE_integer("data", 1, "Groups of so many devices.", **to, lower_bound=1)
     flags.DEFINE_integer("max_length", 4096, "Longest sequence, prompt and answer together [tokens].", **to)
     flags.DEFINE_integer("max_queue", 256, "Choices that may wait for a slot.", **to, lower_bound=0)
     flags.DEFINE_integer("max_body_bytes", 4 << 20, "Longest request body [bytes].", **to, lower_bound=1)
@@ -43,6 +48,7 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.checkpoint import run_folder
     from k2jax.convert.loading import load_pretrained, tokenizer_of
     from k2jax.inference.engine import Engine
+    from k2jax.inference.mesh import make_mesh
     from k2jax.inference.worker import Worker
     from k2jax.serve.keys import check_exposure, read_keys
     from k2jax.serve.served import Served, chat_format_or_none
@@ -53,8 +59,9 @@ def main(values: flags.FlagValues) -> None:
     check_exposure(values.host, keys, values.allow_unauthenticated)
     sock = open_socket(values.host, values.port)
     tokenizer = tokenizer_of(values.checkpoint)
-    loaded = load_pretrained(values.checkpoint, values.dtype)
-    engine = Engine(loaded.model, loaded.params, slots=values.slots, max_length=values.max_length)
+    mesh = make_mesh(values.data, values.expert)
+    loaded = load_pretrained(values.checkpoint, values.dtype, mesh)
+    engine = Engine(loaded.model, loaded.params, slots=values.slots, max_length=values.max_length, mesh=mesh)
     name = values.model_name or run_folder(values.checkpoint).name
     served = Served(name, tokenizer, loaded.model.vocab, values.max_length, chat_format_or_none(tokenizer))
     worker = Worker(engine)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import jax
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
@@ -47,7 +49,9 @@ def expert_dispatch(
     """Send each token once to every rank that owns at least one of its experts; inside a shard_map over `axis_name`.
 
     Rank p of P owns experts `[p * E / P, (p + 1) * E / P)`. Differentiable in x and gates; the transpose is
-    `expert_combine` on the same route. Rows are gathered, never scattered.
+    `expert_combine` on the same route. Rows are gathered, never scattered. Under `jax.checkpoint` a policy finds the
+    route and the received gates as `expert_plan`, one of `routed_experts.NAMES`: where it keeps them and
+    `expert_input`, the backward pass plans nothing and sends no ids.
 
     With `dense` and `ring` every rank receives all tokens of all ranks (R = P * T), with ids masked to its own experts;
     with `a2a`, `ragged` and `dma` it receives up to C rows of each rank (R = P * C).
@@ -74,7 +78,8 @@ def expert_dispatch(
     x, expert_ids, gates = vary_together(x, expert_ids, gates, axes=(axis_name,))
     plan_route = _transport(exchange).plan_route
     route, ids_RK, gates_RK = plan_route(exchange, expert_ids, lax.stop_gradient(gates))
-    x_RD, gates_RK = _dispatch(x, gates, gates_RK, route)
+    route = replace(route, plan=jax.tree.map(_named, route.plan))
+    x_RD, gates_RK = _dispatch(x, gates, _named(gates_RK), route)
     return Received(x_RD, ids_RK, gates_RK), route
 
 
@@ -154,6 +159,11 @@ def _exchange(backend, impl, axis_name, experts, slots):
         raise ValueError("the dma backend is a TPU kernel: it takes impl 'pallas' or 'interpret'")
     interpret = pltpu.InterpretParams() if resolve(impl) == "interpret" else False
     return Exchange(backend, axis_name, experts, ranks, row_groups(slots), interpret)
+
+
+def _named(part):
+    """Named as a vector: XLA may keep `[T, K]` with K last, which a TPU pads to 128 columns."""
+    return checkpoint_name(part.reshape(-1), "expert_plan").reshape(part.shape)
 
 
 def _transport(exchange):

@@ -100,7 +100,5 @@ _experts.defvjp(_forward, _backward)
 
 
 def _named(part):
-    """A column is named as a vector: kept as `[R, 1]`, it would be padded to 128 columns."""
-    if part.ndim == 2 and part.shape[1] == 1:
-        return checkpoint_name(part[:, 0], "expert_plan")[:, None]
-    return checkpoint_name(part, "expert_plan")
+    """Named as a vector: XLA may keep `[T, K]` with K last, which a TPU pads to 128 columns."""
+    return checkpoint_name(part.reshape(-1), "expert_plan").reshape(part.shape)

@@ -25,8 +25,8 @@ class Fp8(NamedTuple):
 
     Attributes:
         values: float8_e4m3fn `[..., R, W]`.
-        scales: float32 `[..., tiles, R]`, the factor of each tile of 128 columns; rows last, because a TPU pads the
-            last axis to 128 and tiles are few.
+        scales: float32 `[... * tiles * R]`, the factor of each tile of 128 columns, of `[..., tiles, R]` in one axis:
+            given more, XLA lays tiles out last, where a TPU pads them to 128.
     """
 
     values: jax.Array
@@ -39,12 +39,15 @@ def quantize(x: jax.Array) -> Fp8:
     largest = jnp.max(jnp.abs(tiles), axis=-1)
     scales = jnp.where(largest == 0, 1.0, largest / _LARGEST)
     values = (tiles / scales[..., None]).astype(FP8).reshape(*tiles.shape[:-2], -1)[..., : x.shape[-1]]
-    return Fp8(values, scales.swapaxes(-1, -2))
+    return Fp8(values, scales.swapaxes(-1, -2).reshape(-1))
 
 
 def dequantize(stored: Fp8, dtype: Any) -> jax.Array:
     """The array `[..., R, W]` in `dtype`."""
-    tiles = _tiles(stored.values.astype(jnp.float32)) * stored.scales.swapaxes(-1, -2)[..., None]
+    tiles = _tiles(stored.values.astype(jnp.float32))
+    *leading, rows, count, _ = tiles.shape
+    scales = stored.scales.reshape(*leading, count, rows).swapaxes(-1, -2)
+    tiles = tiles * scales[..., None]
     return tiles.reshape(*tiles.shape[:-2], -1)[..., : stored.values.shape[-1]].astype(dtype)
 
 

@@ -5,6 +5,7 @@ import functools
 import re
 
 import jax
+from jax.extend.core import jaxprs_in_params
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
@@ -22,6 +23,7 @@ from k2jax.model.mla import mla
 from k2jax.model.remat import Remat, activation_bytes, activation_table
 from k2jax.model.rope import rotary_table
 from k2jax.params import abstract, map_specs
+from pallas_kernels.expert_exchange import expert_parallel
 from tests.inference.tiny import GQA, MLA, NORMED, PLAIN
 from tests.model.saved import named_bytes, saved
 
@@ -55,7 +57,7 @@ def everything(model, group):
     return experiment(model, "full", keep=tuple(names_of(model, group)))
 
 
-def stack_of(config, group, layers):
+def stack_of(config, group, layers, experts=None):
     """A stack of layers of one kind as a function, its abstract weights and hidden states."""
     model = config.model
     rotary = rotary_table(jnp.zeros((ROWS, LENGTH), jnp.int32), model)
@@ -66,7 +68,7 @@ def stack_of(config, group, layers):
         return attention(params, x, rotary, None, model)
 
     def stack(params, hidden):
-        return run_stack(group, params, hidden, real, model, attend, Remat.of(config.train))[0]
+        return run_stack(group, params, hidden, real, model, attend, Remat.of(config.train), experts)[0]
 
     params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((layers, *leaf.shape[1:]), leaf.dtype),
@@ -182,6 +184,40 @@ def test_the_tpu_kernels_keep_the_same_names(model, group):
     assert set(found) == POLICIES["selective"] & names_of(model, group)
     padded = {"attention_output", "attention_lse"}  # to a block of 128 tokens
     assert {n: b for n, b in found.items() if n not in padded} == {n: b for n, b in expected.items() if n not in padded}
+
+
+@pytest.mark.parametrize(("backend", "sent"), [("a2a", "all_to_all"), ("dense", "all_gather")])
+def test_selective_keeps_the_route_of_an_exchange(backend, sent):
+    """The backward pass sends ids a second time only where the plan is recomputed, rows where the input is."""
+    model = WIDE
+    mesh = jax.sharding.AbstractMesh((2,), ("expert",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def exchanged(x, w13, w2, ids, gates):
+        return expert_parallel(x, w13, w2, ids, gates, axis_name="expert", backend=backend, impl="xla")[0]
+
+    def sends(**lists):
+        """How often one layer sends forward and backward: (ids with gates, rows of the model's width)."""
+        stack, params, hidden = stack_of(experiment(model, "selective", **lists), "moe", layers=1, experts=exchanged)
+        layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
+        parts = {name: P("expert") if name == "experts" else P() for name in layer}
+        gradient = jax.grad(lambda params, x: stack([params], x).sum())
+        program = jax.shard_map(gradient, mesh=mesh, in_specs=(parts, P()), out_specs=parts, check_vma=False)
+        calls = [e for e in equations(jax.make_jaxpr(program)(layer, hidden).jaxpr) if e.primitive.name == sent]
+        sizes = [call.invars[0].aval for call in calls]
+        return sum(a.dtype == jnp.int32 for a in sizes), sum(a.shape[-1] == model.d_model for a in sizes)
+
+    ids, rows = sends()
+    assert ids == 1
+    assert sends(recompute=("expert_plan",)) == (2, rows)
+    assert sends(recompute=("expert_input",)) == (1, rows + 1)
+
+
+def equations(jaxpr):
+    """Those of a program and of all programs inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)
 
 
 # --- what it does to loss and gradients ----------------------------------------------------------------------------

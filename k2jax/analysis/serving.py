@@ -1,0 +1,193 @@
+"""A program of the inference engine, compiled for an absent TPU: whether the model fits, and what a step takes.
+
+Every device holds all weights but the routed experts, and the cache of its own sequences, each as long as asked for.
+Decoding is one new token of every sequence; prefill one full chunk of prompts whose caches are full but for it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from k2jax.analysis.chips import Chip, chip_of
+from k2jax.analysis.collectives import collectives
+from k2jax.analysis.counts import Known, count
+from k2jax.analysis.hbm import Hbm, shard_bytes
+from k2jax.analysis.hlo import Program
+from k2jax.analysis.layer_costs import Cost, routed_experts
+from k2jax.analysis.roofline import Roofline, Work, roofline
+from k2jax.analysis.topology import devices
+from k2jax.analysis.traffic import Moved, sent_in, tabulated
+from k2jax.config.schema import ModelConfig
+from k2jax.errors import UserError
+from k2jax.inference.engine import PREFILL_TOKENS, PREFILL_WIDTHS
+from k2jax.inference.forward import Chunk, cache_shape, run_chunk
+from k2jax.inference.mesh import CACHE, ROWS, exchanged_parts, make_mesh
+from k2jax.model import model_specs
+from k2jax.params import map_specs
+from k2jax.sharding import WHOLE_ROLES, neighbours, param_shardings
+
+MODES = ("prefill", "decode")
+PAGE_SIZE = 16
+FILLED = 0.9  # of what the weights leave, where the number of sequences is not given
+
+
+class Serving(NamedTuple):
+    """A compiled program; everything but ``slots`` and ``tokens`` is of one device.
+
+    Attributes:
+        mode: ``prefill`` or ``decode``.
+        topology: such as ``v5p:4x4x4``.
+        mesh: axes and their sizes.
+        slots: sequences, over all devices.
+        context: tokens of each that have room in the cache.
+        tokens: new ones of a step, over all devices.
+        compile_seconds: of lowering and compiling, on this machine.
+        hbm: by what it holds.
+        collectives: the longest first.
+        work: FLOPs and bytes of a step.
+        roofline: the estimate; without an optimizer, and with no model FLOPs.
+    """
+
+    mode: str
+    topology: str
+    mesh: dict[str, int]
+    slots: int
+    context: int
+    tokens: int
+    compile_seconds: float
+    hbm: Hbm
+    collectives: list[Moved]
+    work: Cost
+    roofline: Roofline
+
+
+class Arguments(NamedTuple):
+    """ShapeDtypeStructs, with shardings, of ``run_chunk``."""
+
+    params: Any
+    cache: Any
+    chunk: Chunk
+    targets: Any
+
+
+def compile_serving(
+    model: ModelConfig, mode: str, topology: str, expert: int, context: int, slots: int = 0, options: dict | None = None
+) -> Serving:
+    """Compiles a program of the engine in bfloat16.
+
+    Args:
+        model: the architecture; kernels as on a TPU.
+        mode: one of ``MODES``.
+        topology: its devices.
+        expert: devices that share the experts; as many groups of them as there are devices.
+        context: longest sequence [tokens].
+        slots: sequences over all devices; 0 takes as many as fit by their sizes.
+        options: of the compiler.
+
+    Raises:
+        UserError: sizes that cannot be, or weights that fit on no device.
+        jax.errors.JaxRuntimeError: the program needs more HBM than there is.
+    """
+    chip, slice_devices = chip_of(topology), devices(topology)
+    if len(slice_devices) % expert:
+        raise UserError(
+            f"config.parallel.expert {expert} does not divide the {len(slice_devices)} devices of {topology}; "
+            f"{' or '.join(map(str, neighbours(len(slice_devices), expert)))} would"
+        )
+    mesh = make_mesh(len(slice_devices) // expert, expert, slice_devices)
+    params = _params(model, mesh)
+    each = -(-slots // mesh.size) or _slots_that_fit(model, chip, shard_bytes(params), context, expert)
+    arguments = _arguments(model, mode, mesh, params, each, context)
+    static = {"config": model, "prompt_logprobs": False, "mesh": mesh}
+    began = time.perf_counter()
+    traced = run_chunk.trace(*arguments, **static)
+    compiled = traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
+    seconds = time.perf_counter() - began
+    work = _work(traced.jaxpr.jaxpr, model, mesh, arguments.chunk.tokens.size // mesh.size)
+    found, _ = collectives(Program(compiled.as_text(), Known()), mesh.size)
+    sent = sent_in(found, chip, mesh, model)
+    return Serving(
+        mode,
+        topology,
+        dict(mesh.shape),
+        each * mesh.size,
+        context,
+        arguments.chunk.tokens.size,
+        seconds,
+        _hbm(chip, compiled.memory_analysis(), arguments),
+        tabulated(found, sent, mesh),
+        work,
+        roofline(chip, mesh.size, [Work(1, *work)], Work(0, 0, 0), [one for _, one in sent], 0.0),
+    )
+
+
+def _params(model: ModelConfig, mesh: Mesh) -> Any:
+    specs = model_specs(model)
+
+    def one(spec: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        dtype = jnp.float32 if spec.role in WHOLE_ROLES else jnp.bfloat16
+        return jax.ShapeDtypeStruct(spec.shape, dtype, sharding=sharding)
+
+    return map_specs(one, specs, param_shardings(specs, mesh))
+
+
+def _arguments(model: ModelConfig, mode: str, mesh: Mesh, params: Any, each: int, context: int) -> Arguments:
+    """Of a step with ``each`` sequences of full length on every device."""
+    longest = -(-context // PAGE_SIZE)
+    width = 1 if mode == "decode" else min(PREFILL_WIDTHS[-1], context)
+    rows = each if mode == "decode" else min(each, PREFILL_TOKENS // width)
+
+    def struct(spec: PartitionSpec, *shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    total = rows * mesh.size
+    tokens = struct(ROWS, total, width)
+    chunk = Chunk(tokens, struct(ROWS, total), struct(ROWS, total), struct(ROWS, total, longest))
+    pages = (each * longest + 1) * mesh.size
+    cache = struct(CACHE, *cache_shape(model, pages, PAGE_SIZE), dtype=jnp.bfloat16)
+    return Arguments(params, cache, chunk, tokens)
+
+
+def _slots_that_fit(model: ModelConfig, chip: Chip, weights: int, context: int, expert: int) -> int:
+    """Sequences of a device."""
+    limit = chip.hbm_bytes / chip.devices
+    layers, pages, size, width = cache_shape(model, -(-context // PAGE_SIZE), PAGE_SIZE)
+    each = 2 * layers * pages * size * width
+    slots = int(FILLED * (limit - weights) / each)
+    if slots < 1:
+        raise UserError(
+            f"the weights take {weights / 1e9:,.1f} GB of a device with experts over {expert}, a sequence of "
+            f"{context:,} tokens {each / 1e9:,.2f} GB, and there are {limit / 1e9:,.0f} GB; raise "
+            "config.parallel.expert, or lower --context"
+        )
+    return slots
+
+
+def _work(jaxpr: Any, model: ModelConfig, mesh: Mesh, tokens: int) -> Cost:
+    """Products and kernels as traced, but the routed experts, whose kernels have room for more than the mean."""
+    counts = count(jaxpr, mesh.size, Known(rows_in_use=0.0))
+    layers = model.layers - model.dense_layers
+    if not layers:
+        return Cost(counts.flops, counts.bytes)
+    ranks = mesh.shape["expert"]
+    parts = exchanged_parts(model, tokens, ranks) if ranks > 1 else 1
+    return Cost(counts.flops, counts.bytes) + routed_experts(model, tokens / parts, ranks).times(layers * parts)
+
+
+def _hbm(chip: Chip, taken: Any, arguments: Arguments) -> Hbm:
+    weights, cache = shard_bytes(arguments.params), shard_bytes(arguments.cache)
+    return Hbm(
+        {
+            "weights": weights,
+            "cache": cache,
+            "batch": taken.argument_size_in_bytes - weights - cache,
+            "logits": taken.output_size_in_bytes - taken.alias_size_in_bytes,
+            "temporaries": taken.temp_size_in_bytes,
+        },
+        chip.hbm_bytes / chip.devices,
+    )
