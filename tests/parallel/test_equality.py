@@ -34,6 +34,8 @@ SLOW = {
         "parallel.schedule": "scan",
         "do": "gradients",
     },
+}
+SLOW_SHARED = {
     "tensor": {"parallel.tensor": 2, "train.micro_batches": 2, "do": "step validate"},
     "tensor, data and expert": {
         "parallel.tensor": 2,
@@ -97,6 +99,11 @@ def more(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def more_shared(tmp_path_factory):
+    return steps(tmp_path_factory.mktemp("more_shared"), SLOW_SHARED)
+
+
+@pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     return steps(tmp_path_factory.mktemp("shared"), SHARED)
 
@@ -132,6 +139,12 @@ def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device(s
 @pytest.mark.parametrize("case", SLOW)
 def test_a_step_on_other_meshes_is_that_of_one_device(found, more, case):
     assert_same_step(more[case], found["one"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW_SHARED)
+def test_a_step_where_devices_share_rows_or_layers_is_that_of_one_device(found, more_shared, case):
+    assert_same_step(more_shared[case], found["one"])
 
 
 @pytest.mark.slow
