@@ -34,6 +34,8 @@ SLOW = {
         "parallel.schedule": "scan",
         "do": "gradients",
     },
+}
+SLOW_SHARED = {
     "tensor": {"parallel.tensor": 2, "train.micro_batches": 2, "do": "step validate"},
     "tensor, data and expert": {
         "parallel.tensor": 2,
@@ -61,7 +63,7 @@ SLOW = {
         "do": "step validate",
     },
 }
-SMALL = {"model.layers": 2, "train.micro_batches": 1, "do": "gradients"}
+SMALL = {"model.layers": 2, "model.heads": 8, "train.micro_batches": 1, "do": "gradients"}
 SHARED = {
     "one": SMALL,
     "context, tensor and expert": SMALL | {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2},
@@ -94,6 +96,11 @@ def found(tmp_path_factory):
 @pytest.fixture(scope="module")
 def more(tmp_path_factory):
     return steps(tmp_path_factory.mktemp("more"), SLOW)
+
+
+@pytest.fixture(scope="module")
+def more_shared(tmp_path_factory):
+    return steps(tmp_path_factory.mktemp("more_shared"), SLOW_SHARED)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +139,12 @@ def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device(s
 @pytest.mark.parametrize("case", SLOW)
 def test_a_step_on_other_meshes_is_that_of_one_device(found, more, case):
     assert_same_step(more[case], found["one"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW_SHARED)
+def test_a_step_where_devices_share_rows_or_layers_is_that_of_one_device(found, more_shared, case):
+    assert_same_step(more_shared[case], found["one"])
 
 
 @pytest.mark.slow
