@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 
 import jax
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
@@ -15,6 +14,7 @@ from pallas_kernels.expert_exchange import gathered, slotted
 from pallas_kernels.expert_exchange.plan import row_groups
 from pallas_kernels.expert_exchange.route import Exchange, Route
 from pallas_kernels.implementation import Impl, resolve
+from pallas_kernels.routed_experts.stored import name_plan
 from pallas_kernels.varying import vary_together
 
 Backend = Literal["auto", "dense", "ring", "a2a", "ragged", "dma"]
@@ -78,8 +78,8 @@ def expert_dispatch(
     x, expert_ids, gates = vary_together(x, expert_ids, gates, axes=(axis_name,))
     plan_route = _transport(exchange).plan_route
     route, ids_RK, gates_RK = plan_route(exchange, expert_ids, lax.stop_gradient(gates))
-    route = replace(route, plan=jax.tree.map(_named, route.plan))
-    x_RD, gates_RK = _dispatch(x, gates, _named(gates_RK), route)
+    route = replace(route, plan=name_plan(route.plan))
+    x_RD, gates_RK = _dispatch(x, gates, name_plan(gates_RK), route)
     return Received(x_RD, ids_RK, gates_RK), route
 
 
@@ -159,11 +159,6 @@ def _exchange(backend, impl, axis_name, experts, slots):
         raise ValueError("the dma backend is a TPU kernel: it takes impl 'pallas' or 'interpret'")
     interpret = pltpu.InterpretParams() if resolve(impl) == "interpret" else False
     return Exchange(backend, axis_name, experts, ranks, row_groups(slots), interpret)
-
-
-def _named(part):
-    """Named as a vector: XLA may keep `[T, K]` with K last, which a TPU pads to 128 columns."""
-    return checkpoint_name(part.reshape(-1), "expert_plan").reshape(part.shape)
 
 
 def _transport(exchange):

@@ -14,7 +14,6 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
@@ -26,7 +25,7 @@ from pallas_kernels.routed_experts.mosaic_forward import down, up
 from pallas_kernels.routed_experts.plan import take
 from pallas_kernels.routed_experts.routing import make_routing
 from pallas_kernels.routed_experts.rows import pack
-from pallas_kernels.routed_experts.stored import restore, store
+from pallas_kernels.routed_experts.stored import name_plan, restore, store
 from pallas_kernels.varying import vary_together
 
 
@@ -69,7 +68,7 @@ def _experts(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings):
 def _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings, *, keep=True):
     max_copies, tiles, interpret, store_fp8 = settings
     routing = make_routing(expert_ids_TK, gates_TK, w2_EFD.shape[0], max_copies, tiles.rows, tiles.tokens)
-    routing = jax.tree.map(_named, routing)
+    routing = name_plan(routing)
     a_RF, h13_2RF = up(pack(x_TD), w13_ED2F, routing, tiles, keep_preactivation=keep, interpret=interpret)
     ys_RW = down(a_RF, w2_EFD, routing, tiles, interpret=interpret)
     y_TD = combine_rows(ys_RW, routing, x_TD.shape, x_TD.dtype, tiles, interpret=interpret)
@@ -97,8 +96,3 @@ def _backward(settings, residuals, dy_TD):
 
 
 _experts.defvjp(_forward, _backward)
-
-
-def _named(part):
-    """Named as a vector: XLA may keep `[T, K]` with K last, which a TPU pads to 128 columns."""
-    return checkpoint_name(part.reshape(-1), "expert_plan").reshape(part.shape)

@@ -58,6 +58,11 @@ def _tiles(x: jax.Array) -> jax.Array:
     return padded.reshape(*x.shape[:-1], -1, width)
 
 
+def name_plan(plan: Any) -> Any:
+    """Name the arrays of a plan `expert_plan`, as vectors: XLA may keep `[T, K]` with K last, padded to 128 columns."""
+    return jax.tree.map(lambda part: checkpoint_name(part.reshape(-1), "expert_plan").reshape(part.shape), plan)
+
+
 def store(x: Any, name: str, fp8: bool) -> Any:
     """Name the copy of `x` (an array, or a tree of arrays) that the backward pass is to read through `restore`."""
     return checkpoint_name(jax.tree.map(quantize, x) if fp8 else x, name)
