@@ -22,7 +22,7 @@ def get_config():
     config.data.tokenizer.kind = "file"
     config.data.tokenizer.path = "tokenizer.json"
     config.train.batch_size = 2048
-    config.train.micro_batches = 32
+    config.train.micro_batches = 128
     config.train.steps = round(60e9 / (32768 * 2048))
     config.train.remat = "full"
     config.optimizer.learning_rate = 8.7e-6
@@ -33,6 +33,7 @@ def get_config():
     config.parallel.stage = 16
     config.parallel.virtual_stages = 4
     config.parallel.expert = 16
+    config.parallel.context = 4  # a whole row on one device needs more HBM than there is
     config.parallel.expert_chunks = 8
     config.checkpoint.every = 100
     config.eval.every = 100

@@ -14,7 +14,7 @@ from k2jax.batch import PackedBatch, pack_row, stack_rows
 ROOT = Path(__file__).parents[2]
 
 
-def steps(folder: Path, cases: dict[str, dict], timeout: int = 900) -> dict[str, dict]:
+def steps(folder: Path, cases: dict[str, dict], timeout: int = 1800) -> dict[str, dict]:
     """Runs each case (config overrides) in one process with 8 emulated devices; results by case."""
     (folder / "cases.json").write_text(json.dumps(cases))
     # Compiling is nearly all of the time, and these programs run once.
