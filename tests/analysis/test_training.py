@@ -12,7 +12,8 @@ import pytest
 from k2jax.analysis import tables
 from k2jax.analysis.hbm import Hbm, Kept, hbm, kept, shard_bytes
 from k2jax.analysis.layer_costs import owners
-from k2jax.analysis.training import analyse, taken_branches, travelling
+from k2jax.analysis.traffic import travelling
+from k2jax.analysis.training import analyse, taken_branches
 from k2jax.config import model_preset
 from k2jax.config.schema import Config, TrainConfig
 from tests.analysis.programs import HEAD, HIDDEN, LAYERS, TICKS, TOKENS, TOPOLOGY, WIDTH, program
