@@ -33,7 +33,7 @@ from k2jax.sharding import WHOLE_ROLES, neighbours, param_shardings
 
 MODES = ("prefill", "decode")
 PAGE_SIZE = 16
-FILLED = 0.9  # of what the weights leave, where the number of sequences is not given
+FILLED = 0.8  # of what the weights leave, where the number of sequences is not given: prefill needs room too
 
 
 class Serving(NamedTuple):
