@@ -99,11 +99,6 @@ def more(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def more_shared(tmp_path_factory):
-    return steps(tmp_path_factory.mktemp("more_shared"), SLOW_SHARED)
-
-
-@pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     return steps(tmp_path_factory.mktemp("shared"), SHARED)
 
@@ -143,8 +138,8 @@ def test_a_step_on_other_meshes_is_that_of_one_device(found, more, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW_SHARED)
-def test_a_step_where_devices_share_rows_or_layers_is_that_of_one_device(found, more_shared, case):
-    assert_same_step(more_shared[case], found["one"])
+def test_a_step_where_devices_share_rows_or_layers_is_that_of_one_device(found, tmp_path, case):
+    assert_same_step(steps(tmp_path, {case: SLOW_SHARED[case]})[case], found["one"])
 
 
 @pytest.mark.slow
