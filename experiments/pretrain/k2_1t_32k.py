@@ -2,7 +2,8 @@
 
 Reproduces: the last stage of pretraining (Kimi K2, section 2.5): batches of 67M tokens as before, rates on to 7e-6.
 The rotary frequencies are YaRN's for 128k (factor 32 over 4,096 positions), as in the published model.
-Expected: nothing was trained with it; the first command prints what a step takes.
+Expected: nothing was trained with it. On v5p:8x8x16 it does not fit yet: the first command says 110 of 95 GB a device with
+rows over 4 devices, 128 with rows over 2; it needs more chips than k2_1t.py, or less kept.
 
     python -m k2jax.aot --config=experiments/pretrain/k2_1t_32k.py --topology=v5p:8x8x16
     python -m k2jax.launch --config=experiments/pretrain/k2_1t_32k.py --workdir=gs://BUCKET/k2-32k \

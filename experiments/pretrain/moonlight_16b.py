@@ -24,7 +24,7 @@ def get_config():
     config.train.batch_size = 2048
     config.train.micro_batches = 32
     config.train.steps = 300_000
-    config.train.remat = "selective"
+    config.train.remat = "full"
     config.optimizer.learning_rate = 4.2e-4
     config.optimizer.schedule.warmup_steps = 2000
     config.optimizer.schedule.decay_shape = "cosine"
