@@ -2,8 +2,8 @@
 
 Reproduces: the last stage of pretraining (Kimi K2, section 2.5): batches of 67M tokens as before, rates on to 7e-6.
 The rotary frequencies are YaRN's for 128k (factor 32 over 4,096 positions), as in the published model.
-Expected: nothing was trained with it. On v5p:8x8x16 it does not fit yet: the first command says 98.8 of 95 GB a device, and
-estimates 144 s a step, 30.3 % MFU. (Exchanging in 8 parts instead of 2 takes 110 GB: each part keeps weight gradients.)
+Expected: nothing was trained with it. On v5p:8x8x16 it does not fit yet: the first command says 98.8 of 95 GB a device,
+and estimates 144 s a step, 30.3 % MFU (110 GB with 8 exchange parts in place of 2).
 
     python -m k2jax.aot --config=experiments/pretrain/k2_1t_32k.py --topology=v5p:8x8x16
     python -m k2jax.launch --config=experiments/pretrain/k2_1t_32k.py --workdir=gs://BUCKET/k2-32k \

@@ -2,8 +2,8 @@
 
 Reproduces: the architecture of Moonlight (arXiv:2502.16982), with which Muon was scaled up before Kimi K2, at 8k
 tokens; MuonClip in place of plain Muon. Batch and rates are of that order, not a copy of its schedule.
-Expected: nothing was trained with it. On v5p:4x4x4 the first command says 48.6 of 95 GB a device, and estimates 24.6 s a
-step of 16.8M tokens, 39.2 % MFU; with train.remat=selective it does not fit (102 GB).
+Expected: nothing was trained with it. On v5p:4x4x4 the first command says 48.6 of 95 GB a device, and estimates 24.6 s
+a step of 16.8M tokens, 39.2 % MFU; with train.remat=selective it does not fit (102 GB).
 
     python -m k2jax.aot --config=experiments/pretrain/moonlight_16b.py --topology=v5p:4x4x4
     python -m k2jax.launch --config=experiments/pretrain/moonlight_16b.py --workdir=gs://BUCKET/moon \
