@@ -1,9 +1,5 @@
 """Weights read straight onto a mesh: the same numbers, and nothing read that no device of the process holds."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import transformers
@@ -12,6 +8,7 @@ from k2jax.convert import mapping
 from k2jax.convert.loading import _gather
 from k2jax.convert.source import open_folder
 from tests.convert.folders import MLA
+from tests.emulated import run_on
 
 CHECK = """
 import sys
@@ -44,10 +41,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_mesh_gets_the_numbers_that_one_device_gets(folder, tmp_path):
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    command = [sys.executable, "-c", CHECK, str(folder), str(tmp_path / "run")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_on(4, "-c", CHECK, str(folder), str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("rows", [32, 7], ids=["a block a tensor", "blocks that divide nothing"])

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 import socket
 import subprocess
 import sys
@@ -13,18 +12,12 @@ import pytest
 from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import make_mesh
+from tests.emulated import ROOT, run_on
 from tests.inference.tiny import MLA
-
-ROOT = Path(__file__).parents[2]
 
 
 def run(*checks):
-    flags = "--xla_force_host_platform_device_count=8 --xla_llvm_disable_expensive_passes=true"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.inference.mesh_checks", *checks]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_on(8, "-m", "tests.inference.mesh_checks", *checks).splitlines()[-1])
 
 
 def assert_right(case, experts):

@@ -8,14 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 import json
-import os
 import sys
 import traceback
-
-if __name__ == "__main__":
-    # Compiling takes longer than running: without optimisation both take half the time.
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 from jax import lax

@@ -1,9 +1,6 @@
 """The expert exchange: plans and counts against NumPy here, programs on 8 emulated devices in `exchange_checks.py`."""
 
 import json
-from pathlib import Path
-import subprocess
-import sys
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,19 +11,15 @@ import pytest
 from pallas_kernels.expert_exchange import exchange_cost, exchanged_bytes
 from pallas_kernels.expert_exchange.exchange import resolve_backend
 from pallas_kernels.expert_exchange.plan import NOWHERE, make_plan
+from tests.emulated import run_on
 from tests.pallas_kernels import exchange_checks
 from tests.pallas_kernels.exchange_checks import ROUTINGS, E, K, route, without_dropped
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def report():
     """Run all checks in one process with 8 devices; the failures by name."""
-    command = [sys.executable, "-m", "tests.pallas_kernels.exchange_checks"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_on(8, "-m", "tests.pallas_kernels.exchange_checks", timeout=600).splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", exchange_checks.CHECKS)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-from pathlib import Path
-import subprocess
-import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +13,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.mla_attention import blocks, cost, mla_attention, mosaic, tile, visited_blocks
+from tests.emulated import run_on
 from tests.pallas_kernels.test_mla_attention import (
     KINDS,
     NAMES,
@@ -30,7 +27,6 @@ from tests.pallas_kernels.test_mla_attention import (
 )
 
 B, H = 2, 6  # three heads per step, so two groups of heads
-ROOT = Path(__file__).parents[2]
 
 
 compiled_quickly = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -370,11 +366,7 @@ assert "tpu_custom_call" in sharded("pallas").trace(*inputs).lower(lowering_plat
 
 
 def test_runs_on_two_devices_with_arrays_that_do_not_vary():
-    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_on(2, "-c", SHARDED)
 
 
 def test_a_batch_whose_schedule_is_too_long_is_computed_row_by_row(monkeypatch):

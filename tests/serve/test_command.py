@@ -57,7 +57,7 @@ def test_the_server_from_start_to_end(checkpoint, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(KEY + "\n")
     options = (f"--checkpoint={checkpoint}", f"--api_keys_file={keys}", "--slots=2", "--max_length=20000")
-    server = Process(*options, "--host=0.0.0.0", "--grace_seconds=5", K2JAX_API_KEYS=OTHER)
+    server = Process(*options, "--host=0.0.0.0", "--grace_seconds=8", K2JAX_API_KEYS=OTHER)
     try:
         assert server.hello.startswith("serving tiny at http://0.0.0.0:")
         server.url = server.url.replace("0.0.0.0", "127.0.0.1")
@@ -79,7 +79,7 @@ def test_the_server_from_start_to_end(checkpoint, tmp_path):
 
         # One request ends within the grace, the other is cut off.
         endless = client.completions.create(model="tiny", prompt="a", max_tokens=19000, stream=True, temperature=0)
-        short = client.completions.create(model="tiny", prompt="b", max_tokens=500, stream=True, temperature=0)
+        short = client.completions.create(model="tiny", prompt="b", max_tokens=150, stream=True, temperature=0)
         next(iter(endless))
         next(iter(short))
         began = time.monotonic()
