@@ -96,8 +96,8 @@ def residual_bytes(config: Config, group: str, tokens: float, ranks: int) -> flo
     """What a layer's backward pass needs of its forward, in bfloat16, where nothing is recomputed.
 
     The residual stream and both normalised copies, the attention's latents, operands and output, and of a feed-forward
-    its gate and up projections; with experts on several ranks also the buffer of rows, which has room for every token
-    of every rank.
+    its gate and up projections; with experts on several ranks also the buffer of rows, which has room for
+    ``expert_slots`` of the tokens of every rank.
     """
     model = config.model
     key, value = _widths(model)
@@ -109,7 +109,7 @@ def residual_bytes(config: Config, group: str, tokens: float, ranks: int) -> flo
     else:
         room = config.parallel.expert_copies if ranks > 1 else 1.0
         width += 2 * room * model.active_experts * model.expert_ffn + 3 * model.shared_experts * model.expert_ffn
-        width += ranks * model.d_model if ranks > 1 else 0
+        width += ranks * config.parallel.expert_slots * model.d_model if ranks > 1 else 0
     return BFLOAT16 * tokens * width
 
 

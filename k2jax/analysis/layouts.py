@@ -183,7 +183,8 @@ class _Case:
             there = self.wires.send("all-gather", ("expert",), size, passes * ways / 2)
             back = self.wires.send("reduce-scatter", ("expert",), size * FLOAT32 / BFLOAT16, passes * ways / 2)
             return [there, back]
-        rows = owners(model, self.ranks) if parallel.expert_backend != "a2a" else self.ranks
+        room = self.ranks * parallel.expert_slots
+        rows = min(owners(model, self.ranks), room) if parallel.expert_backend != "a2a" else room
         kind = "all-to-all" if parallel.expert_backend == "a2a" else "ragged-all-to-all"
         return [self.wires.send(kind, ("expert",), rows * self.stream, passes * ways)]
 

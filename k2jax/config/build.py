@@ -229,6 +229,13 @@ def _check(config: schema.Config) -> None:
         raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
     if model.q_lora_rank is not None and model.q_lora_rank < 1:
         raise UserError("config.model.q_lora_rank must be at least 1, or None for queries without a latent")
+    if not 0 < config.parallel.expert_slots <= 1:
+        raise UserError(f"config.parallel.expert_slots must be in (0, 1], not {config.parallel.expert_slots}")
+    if config.parallel.expert_slots < 1 and config.parallel.expert_backend in ("dense", "ring"):
+        raise UserError(
+            f"config.parallel.expert_slots {config.parallel.expert_slots} drops nothing with expert_backend "
+            f"{config.parallel.expert_backend}, which sends all tokens to all devices; take a2a, ragged or dma"
+        )
     if model.shared_experts < 0 or model.capacity_factor <= 0:
         raise UserError("config.model.shared_experts cannot be negative, and capacity_factor must be above 0")
     if not 0 <= config.data.held_out < 1:

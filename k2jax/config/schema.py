@@ -193,6 +193,7 @@ class ParallelConfig:
     schedule: str = "1f1b"  #: of pipeline stages: 1f1b (interleaved) | gpipe | scan (differentiated by JAX)
     expert_backend: str = "auto"  #: how tokens travel to experts: auto | dense | ring | a2a | ragged | dma
     expert_chunks: int = 1  #: parts of a micro-batch that are exchanged and computed one after the other
+    expert_slots: float = 1.0  #: rows to one other device, over its tokens; those beyond are dropped and counted
     expert_copies: float = 4.0  #: room for copies of tokens on a device, over their mean; more stop the run (kernels)
 
 

@@ -79,9 +79,9 @@ def forward_cached(
     def attend(weights: dict, x: Array, layer: Array) -> tuple[Array, Array]:
         return attention(weights, x, rotary, Visible(cache, layer, chunk.pages, chunk.start, among_new), config)
 
-    hidden, new_LNTW, _, _ = run_layers(params, params["embed"][chunk.tokens], real_NT, config, attend, experts=experts)
+    hidden, stats = run_layers(params, params["embed"][chunk.tokens], real_NT, config, attend, experts=experts)
     # Written after the last layer has read: XLA would otherwise copy the whole cache to be free in its order.
-    hidden, new_LNTW = lax.optimization_barrier((hidden, new_LNTW))
+    hidden, new_LNTW = lax.optimization_barrier((hidden, stats.extra))
     column = jnp.minimum(positions_NT // page_size, chunk.pages.shape[1] - 1)
     page = jnp.where(real_NT, jnp.take_along_axis(chunk.pages, column, axis=1), SCRATCH_PAGE)
     return hidden, _write(cache, new_LNTW, page * page_size + positions_NT % page_size)

@@ -124,10 +124,10 @@ def make_experts(config: ModelConfig, mesh: Mesh) -> Experts | None:
     if ranks == 1 or config.layers == config.dense_layers:
         return None
 
-    def experts(x: Array, w13: Array, w2: Array, expert_ids: Array, gates: Array) -> Array:
+    def experts(x: Array, w13: Array, w2: Array, expert_ids: Array, gates: Array) -> tuple[Array, Array]:
         parts = exchanged_parts(config, x.shape[0], ranks)
         exchange = {"axis_name": "expert", "chunks": parts, "impl": config.kernels}
-        return expert_parallel(x, w13, w2, expert_ids, gates, **exchange)[0]
+        return expert_parallel(x, w13, w2, expert_ids, gates, **exchange)
 
     return experts
 

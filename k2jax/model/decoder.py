@@ -28,24 +28,24 @@ Attend = Callable[[dict, Array, Array], tuple[Array, Array]]
 
 
 class ModelStats(NamedTuple):
-    """Statistics of one call, over its batch. Micro-batches and data ranks combine them by max, sum and sum.
+    """Statistics of one call, over its batch. Micro-batches and data ranks combine the first by max, others by sum.
 
     Attributes:
         max_logit: ``[L, H]`` float32, scaled and masked, in layer order; -inf where nothing was seen.
         expert_tokens: ``[L_moe, E]`` int32.
         balance_loss: ``[]`` float32, summed over rows and expert layers, without its coefficient.
+        dropped_rows: ``[L_moe]`` int32, rows to another rank's experts that found no slot (``parallel.expert_slots``).
     """
 
     max_logit: Array
     expert_tokens: Array
     balance_loss: Array
+    dropped_rows: Array
 
 
 def combine_stats(a: ModelStats, b: ModelStats) -> ModelStats:
     """The statistics of two calls as if they had been one."""
-    return ModelStats(
-        jnp.maximum(a.max_logit, b.max_logit), a.expert_tokens + b.expert_tokens, a.balance_loss + b.balance_loss
-    )
+    return ModelStats(jnp.maximum(a.max_logit, b.max_logit), *(x + y for x, y in zip(a[1:], b[1:], strict=True)))
 
 
 def cast_params(params: dict, specs: Specs, dtype: jnp.dtype) -> dict:
@@ -86,8 +86,8 @@ def forward(
         return attention(params, x, rotary, exit, config)
 
     embedded = embed(params["embed"], tokens)
-    hidden, max_logit, counts, balance = run_layers(params, embedded, real, config, attend, remat, experts)
-    return hidden, ModelStats(max_logit, counts, balance)
+    hidden, stats = run_layers(params, embedded, real, config, attend, remat, experts)
+    return hidden, ModelStats(stats.extra, stats.expert_tokens, stats.balance_loss.sum(), stats.dropped_rows)
 
 
 def run_layers(
@@ -98,7 +98,7 @@ def run_layers(
     attend: Attend,
     remat: Remat | TrainConfig | str = "none",
     experts: Experts | None = None,
-) -> tuple[Array, Array, Array, Array]:
+) -> tuple[Array, StackStats]:
     """Every layer and the final norm, with the attention that the caller brings.
 
     Args:
@@ -111,19 +111,16 @@ def run_layers(
         experts: as in ``forward``.
 
     Returns:
-        Hidden states ``[B, S, D]`` after the final norm, the extras stacked over layers, tokens per expert
-        ``[L_moe, E]`` and the balance loss ``[]``.
+        Hidden states ``[B, S, D]`` after the final norm, and the side outputs of all layers.
     """
-    extras, counts, balance, first = [], [], [], 0
+    stacks, first = [], 0
     for group in ("dense", "moe"):
         if group in params:
             hidden, stats = run_stack(group, params[group], hidden, real, config, attend, remat, experts, first)
-            extras.append(stats.extra)
-            counts.append(stats.expert_tokens)
-            balance.append(stats.balance_loss)
+            stacks.append(stats)
             first += len(stats.extra)
     hidden = rms_norm(hidden, params["final_norm"], config.norm_eps)
-    return hidden, jnp.concatenate(extras), jnp.concatenate(counts), jnp.concatenate(balance).sum()
+    return hidden, StackStats(*(jnp.concatenate(parts) for parts in zip(*stacks, strict=True)))
 
 
 class StackStats(NamedTuple):
@@ -133,11 +130,13 @@ class StackStats(NamedTuple):
         extra: what ``attend`` returned beside its output, ``[L, ...]``; in training the maximum logit per head.
         expert_tokens: ``[L, E]`` int32; ``[0, E]`` of dense layers.
         balance_loss: ``[L]`` float32; ``[0]`` of dense layers.
+        dropped_rows: ``[L]`` int32; ``[0]`` of dense layers.
     """
 
     extra: Array
     expert_tokens: Array
     balance_loss: Array
+    dropped_rows: Array
 
 
 def run_stack(
@@ -174,7 +173,7 @@ def run_stack(
     else:
         step = functools.partial(_moe_layer, real=real, experts=experts, **bound)
     hidden, (extra, *rest) = _walk(remat.checkpoint(step), hidden, layers, first)
-    none = (jnp.zeros((0, config.experts), jnp.int32), jnp.zeros((0,), jnp.float32))
+    none = (jnp.zeros((0, config.experts), jnp.int32), jnp.zeros((0,), jnp.float32), jnp.zeros((0,), jnp.int32))
     return hidden, StackStats(extra, *(rest or none))
 
 
@@ -227,5 +226,5 @@ def _dense_layer(x: Array, scanned: tuple[dict, Array], *, attend, config: Model
 def _moe_layer(x: Array, scanned: tuple[dict, Array], *, attend, real, config: ModelConfig, experts, store_fp8):
     params, layer = scanned
     x, normed, extra = _attend(x, params, layer, attend, config)
-    out, routing = moe(params, normed, real, config, experts, store_fp8)
-    return x + sum_parts(out, x), (extra, routing.counts, routing.balance_loss)
+    out, routing, dropped = moe(params, normed, real, config, experts, store_fp8)
+    return x + sum_parts(out, x), (extra, routing.counts, routing.balance_loss, dropped)

@@ -7,12 +7,13 @@ import functools
 
 import jax
 from jax import Array
+import jax.numpy as jnp
 
 from k2jax.config.schema import ModelConfig
 from k2jax.model.linear import linear
 from k2jax.model.remat import named
 from k2jax.model.router import Routing, route
-from k2jax.model.spread import to_parts
+from k2jax.model.spread import alike, to_parts
 from pallas_kernels.routed_experts import NAMES, routed_experts
 from pallas_kernels.routed_experts.stored import from_fp8
 
@@ -41,7 +42,7 @@ def _activate_and_project(gate_up: tuple[Array, Array], w2: Array) -> Array:
     return linear(jax.nn.silu(gate) * up, w2)
 
 
-Experts = Callable[[Array, Array, Array, Array, Array], Array]
+Experts = Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]
 
 
 def moe(
@@ -51,7 +52,7 @@ def moe(
     config: ModelConfig,
     experts: Experts | None = None,
     store_fp8: tuple[str, ...] = (),
-) -> tuple[Array, Routing]:
+) -> tuple[Array, Routing, Array]:
     """Routed plus shared experts.
 
     Args:
@@ -59,31 +60,37 @@ def moe(
         x: ``[B, S, D]``, normalised.
         real: ``[B, S]`` bool, False on padding.
         config: the architecture.
-        experts: ``(tokens [T, D], w13, w2, expert_ids [T, K], gates [T, K]) -> [T, D]`` where the experts are not all
-            on this device; None computes them here.
+        experts: ``(tokens [T, D], w13, w2, expert_ids [T, K], gates [T, K]) -> ([T, D], dropped rows [])`` where the
+            experts are not all on this device; None computes them here.
         store_fp8: names of activations that the backward pass finds in FP8; ``experts`` sees to its own.
 
     Returns:
-        ``[B, S, D]`` and the routing.
+        ``[B, S, D]``, the routing, and how many rows (one for each token and rank of experts) were dropped.
     """
     routing = route(params["router"], params["router_bias"], x, real, config)
     x, expert_ids, gates = to_parts((x, routing.expert_ids, routing.gates), params["experts"]["w13"])
     if experts is None:
-        experts = functools.partial(
-            routed_experts,
-            capacity_factor=config.capacity_factor,
-            impl=config.kernels,
-            store_fp8=tuple(name for name in store_fp8 if name in NAMES),
-        )
+        experts = functools.partial(_experts_here, config=config, store_fp8=store_fp8)
     with jax.named_scope("routed_experts"):
-        routed = experts(
+        routed, dropped = experts(
             x.reshape(-1, config.d_model),
             params["experts"]["w13"],
             params["experts"]["w2"],
             expert_ids.reshape(-1, config.active_experts),
             gates.reshape(-1, config.active_experts),
-        ).reshape(x.shape)
+        )
+        routed = routed.reshape(x.shape)
     if config.shared_experts:
         with jax.named_scope("shared_experts"):
             routed = routed + swiglu(params["shared"], x, "shared", store_fp8)
-    return routed.astype(x.dtype), routing
+    return routed.astype(x.dtype), routing, alike(dropped, routing.counts)
+
+
+def _experts_here(*operands: Array, config: ModelConfig, store_fp8: tuple[str, ...]) -> tuple[Array, Array]:
+    routed = routed_experts(
+        *operands,
+        capacity_factor=config.capacity_factor,
+        impl=config.kernels,
+        store_fp8=tuple(name for name in store_fp8 if name in NAMES),
+    )
+    return routed, jnp.zeros((), jnp.int32)

@@ -43,6 +43,11 @@ def sum_parts(x: Array, whole: Array) -> Array:
     return lax.psum(x, TENSOR) if is_part(x) and not is_part(whole) else x
 
 
+def alike(x: Array, whole: Array) -> Array:
+    """A count that devices of ``tensor`` made of the same tokens, with a type that says so where ``whole``'s does."""
+    return lax.pmax(x, TENSOR) if is_part(x) and not is_part(whole) else x
+
+
 def embed(table: Array, tokens: Array, axis: str | None = None) -> Array:
     """Rows of the embedding.
 

@@ -88,6 +88,7 @@ def no_stats(config: Config) -> ModelStats:
         jnp.full((model.layers, model.heads // config.parallel.tensor), -jnp.inf),
         jnp.zeros((model.layers - model.dense_layers, model.experts), jnp.int32),
         jnp.zeros(()),
+        jnp.zeros((model.layers - model.dense_layers,), jnp.int32),
     )
 
 

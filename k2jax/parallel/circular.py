@@ -92,8 +92,8 @@ def forward(
     _, (losses, balances, stats, entrance_max, at) = lax.scan(tick, start, rows)
     here = at[:, None] == jnp.arange(rounds)  # which of the stage's chunks each tick ran
     max_logit = jnp.where(here[..., None, None], stats.max_logit[:, None], -jnp.inf).max(0)
-    counts = jnp.where(here[..., None, None], stats.expert_tokens[:, None], 0).sum(0)
-    return losses.sum(), balances.sum(), ChunkStats(max_logit, counts), entrance_max.max(0)
+    counts = (jnp.tensordot(here.T.astype(jnp.int32), counted, 1) for counted in stats[1:])
+    return losses.sum(), balances.sum(), ChunkStats(max_logit, *counts), entrance_max.max(0)
 
 
 def _leaving(schedule: Schedule) -> np.ndarray:

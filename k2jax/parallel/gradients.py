@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
+import math
 from typing import Any
 
 import jax
@@ -96,9 +97,9 @@ def make_experts(config: Config, layout: Layout) -> Experts | None:
         return None
     parallel = config.parallel
 
-    def experts(x: Array, w13: Array, w2: Array, expert_ids: Array, gates: Array) -> Array:
-        copies = -(-expert_ids.size // parallel.expert_chunks)  # the mean rank computes as many as it sends
-        y, _ = expert_parallel(
+    def experts(x: Array, w13: Array, w2: Array, expert_ids: Array, gates: Array) -> tuple[Array, Array]:
+        tokens, copies = (-(-count // parallel.expert_chunks) for count in (len(x), expert_ids.size))
+        return expert_parallel(
             x,
             w13,
             w2,
@@ -107,11 +108,11 @@ def make_experts(config: Config, layout: Layout) -> Experts | None:
             axis_name="expert",
             backend=parallel.expert_backend,
             chunks=parallel.expert_chunks,
-            max_copies=int(parallel.expert_copies * copies),
+            slots=math.ceil(parallel.expert_slots * tokens),
+            max_copies=int(parallel.expert_copies * copies),  # the mean rank computes as many as it sends
             impl=config.model.kernels,
             store_fp8=tuple(name for name in config.train.store_fp8 if name in NAMES),
         )
-        return y
 
     return experts
 
@@ -130,7 +131,7 @@ def _without_stages(config: Config, layout: Layout):
         batch = vary_tree(batch, axes=(STAGE,))  # of size 1
         experts = make_experts(config, layout)
         loss, stats, grads = accumulate(params, batch, denominator, config, experts)
-        return loss, (stats.max_logit, stats.expert_tokens, stats.balance_loss), grads
+        return loss, tuple(stats), grads
 
     return local
 
@@ -147,8 +148,8 @@ def _pipelined(config: Config, layout: Layout):
         dtype = ACCUMULATE[config.train.gradient_dtype]
         sums = executor(schedule, pieces, body, outer, batch, weighing, dtype, layout.marked_axes)
         grads = {**sums.outer, layout.body: jax.tree.map(lambda g: g[:, None], sums.body)}
-        max_logit, counts = (stat[:, None] for stat in sums.stats)
-        return sums.loss, (sums.entrance_max_logit, max_logit, counts, sums.balance_loss), grads
+        max_logit, *counts = (stat[:, None] for stat in sums.stats)
+        return sums.loss, (sums.entrance_max_logit, max_logit, sums.balance_loss, counts), grads
 
     return local
 
@@ -181,15 +182,15 @@ def _reduce(layout: Layout, reduced: Any, loss: Array, stats: tuple, grads: Any)
     reduce = functools.partial(_reduce_gradient, layout=layout)
     grads = map_specs(lambda spec, *rest: reduce(spec, *rest), layout.specs, layout.compute, reduced, grads)
     if layout.stages == 1:
-        max_logit, counts, balance = stats
-        return lax.psum(loss, axes), (lax.pmax(max_logit, axes), lax.psum(counts, axes), lax.psum(balance, axes)), grads
-    entrance, max_logit, counts, balance = stats
+        max_logit, *sums = stats
+        return lax.psum(loss, axes), (lax.pmax(max_logit, axes), *lax.psum(sums, axes)), grads
+    entrance, max_logit, balance, counts = stats
     tokens = tuple(axis for axis in TOKEN_AXES if axis in axes)
     stats = (
         lax.pmax(entrance, tokens),
         lax.pmax(max_logit, tokens),
-        lax.psum(counts, tokens),
         lax.psum(balance, axes),
+        lax.psum(counts, tokens),
     )
     return lax.psum(loss, axes), stats, grads
 
@@ -213,19 +214,19 @@ def _reduce_gradient(
 def _stats_specs(layout: Layout) -> tuple:
     heads = TENSOR if TENSOR in layout.mesh.shape else None  # each device has the maxima of its own
     if layout.stages == 1:
-        return P(None, heads), P(), P()
-    return P(None, STAGE), P(None, STAGE, None, heads), P(None, STAGE), P()
+        return P(None, heads), P(), P(), P()
+    return P(None, STAGE), P(None, STAGE, None, heads), P(), P(None, STAGE)
 
 
 def _by_layer(config: Config, layout: Layout, stats: tuple) -> ModelStats:
     """Statistics in the order of layers."""
     if layout.stages == 1:
         return ModelStats(*stats)
-    entrance, max_logit, counts, balance = stats
+    entrance, max_logit, balance, (tokens, dropped) = stats
     spec = next(iter(jax.tree.leaves(layout.specs[layout.body], is_leaf=is_spec)))
     layers = config.model.layers - spec.first_layer
     max_logit = max_logit.reshape(-1, max_logit.shape[-1])[:layers]
     if layout.body == "moe" and "dense" in layout.specs:
         max_logit = jnp.concatenate([entrance[:, : config.model.heads], max_logit])
-    experts = counts.reshape(-1, config.model.experts)[:layers]
-    return ModelStats(max_logit, experts, balance)
+    tokens = tokens.reshape(-1, config.model.experts)[:layers]
+    return ModelStats(max_logit, tokens, balance, dropped.reshape(-1)[:layers])

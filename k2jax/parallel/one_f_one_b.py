@@ -130,7 +130,7 @@ class _Machine:
             jax.tree.map(lambda w: vary_tree(jnp.zeros(w.shape, dtype), like=w), self.outer),
             ChunkStats(
                 vary_tree(jnp.full((rounds, *stats.max_logit.shape), -jnp.inf), like=stats.max_logit),
-                jnp.zeros((rounds, *stats.expert_tokens.shape), jnp.int32),
+                *(jnp.zeros((rounds, *counts.shape), jnp.int32) for counts in stats[1:]),
             ),
             jnp.full(entrance_max.shape, -jnp.inf),
         )
@@ -198,8 +198,8 @@ class _Machine:
         (_, balance), pull, stats = jax.vjp(chunk, _at(self.body, at), x, has_aux=True)
         d_balance = jnp.where(live, jnp.full_like(balance, self.weighing.balance), 0.0)
         d_weights, d_x = pull((jnp.where(live, d_y, 0), d_balance))  # an idle cell adds exact zeros
-        max_logit, counts = sums.stats
-        stats = ChunkStats(max_logit.at[at].max(stats.max_logit), counts.at[at].add(stats.expert_tokens))
+        counts = (total.at[at].add(more) for total, more in zip(sums.stats[1:], stats[1:], strict=True))
+        stats = ChunkStats(sums.stats.max_logit.at[at].max(stats.max_logit), *counts)
         body = jax.tree.map(lambda a, g: a.at[at].add(g.astype(a.dtype)), sums.body, d_weights)
         return sums._replace(body=body, stats=stats, balance_loss=sums.balance_loss + balance), d_x
 

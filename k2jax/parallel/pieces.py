@@ -32,10 +32,12 @@ class ChunkStats(NamedTuple):
     Attributes:
         max_logit: ``[layers, H]`` float32; -inf where nothing was seen.
         expert_tokens: ``[layers, E]`` int32, or ``[0, E]``.
+        dropped_rows: ``[layers]`` int32, or ``[0]``.
     """
 
     max_logit: Array
     expert_tokens: Array
+    dropped_rows: Array
 
 
 class Pieces(NamedTuple):
@@ -86,7 +88,7 @@ def _chunk(weights: Any, x: Array, micro: PackedBatch, *, config: Config, body: 
     real = micro.exit > places_in_row(micro.exit)
     attend = _attention(config, micro)
     y, stats = run_stack(body, weights, x, real, config.model, attend, config.train, experts)
-    return (y, stats.balance_loss.sum()), ChunkStats(stats.extra, stats.expert_tokens)
+    return (y, stats.balance_loss.sum()), ChunkStats(stats.extra, stats.expert_tokens, stats.dropped_rows)
 
 
 def _entrance(outer: Any, micro: PackedBatch, *, config: Config, body: str) -> tuple[Array, Array]:

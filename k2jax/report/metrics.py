@@ -17,6 +17,8 @@ max_violation        largest (load of the busiest expert) / (mean load) - 1 over
 max_violation_layers the same for each MoE layer
 expert_tokens        tokens routed to each expert, [MoE layers][experts]
 balance_loss         sequence-level balance loss
+dropped_rows         tokens on their way to one device's experts that found no slot, over all MoE layers
+dropped_rows_layers  the same for each MoE layer
 spikes               loss spikes since step 0
 memory_gb            peak memory of the device, or of the process on CPU [GB]
 seconds              training time since step 0, earlier runs included [s]

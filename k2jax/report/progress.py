@@ -14,7 +14,12 @@ from rich.text import Text
 
 from k2jax.report.table import duration, significant
 
-SHOWN = (("loss", "loss {}"), ("reward", "reward {}"), ("tokens_per_second", "{} tokens/s"))
+SHOWN = (
+    ("loss", "loss {}"),
+    ("reward", "reward {}"),
+    ("tokens_per_second", "{} tokens/s"),
+    ("dropped_rows", "{} rows dropped"),
+)
 
 
 class Progress:

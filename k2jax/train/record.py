@@ -122,4 +122,7 @@ class Recorder:
                 "expert_tokens": expert_tokens,
                 "balance_loss": float(metrics.balance_loss),
             }
+        if self._config.parallel.expert_slots < 1:
+            dropped = np.asarray(metrics.stats.dropped_rows)
+            record |= {"dropped_rows": int(dropped.sum()), "dropped_rows_layers": dropped}
         return record

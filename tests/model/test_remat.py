@@ -193,7 +193,7 @@ def test_selective_keeps_the_route_of_an_exchange(backend, sent):
     mesh = jax.sharding.AbstractMesh((2,), ("expert",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def exchanged(x, w13, w2, ids, gates):
-        return expert_parallel(x, w13, w2, ids, gates, axis_name="expert", backend=backend, impl="xla")[0]
+        return expert_parallel(x, w13, w2, ids, gates, axis_name="expert", backend=backend, impl="xla")
 
     def sends(**lists):
         """How often one layer sends forward and backward: (ids with gates, rows of the model's width)."""

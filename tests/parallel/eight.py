@@ -2,27 +2,19 @@
 
 import json
 import math
-import os
 from pathlib import Path
-import subprocess
 import sys
 
 import numpy as np
 
 from k2jax.batch import PackedBatch, pack_row, stack_rows
-
-ROOT = Path(__file__).parents[2]
+from tests.emulated import run_on
 
 
 def steps(folder: Path, cases: dict[str, dict], timeout: int = 1800) -> dict[str, dict]:
     """Runs each case (config overrides) in one process with 8 emulated devices; results by case."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    # Compiling is nearly all of the time, and these programs run once.
-    flags = "--xla_force_host_platform_device_count=8 --xla_llvm_disable_expensive_passes=true"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.parallel.eight", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on(8, "-m", "tests.parallel.eight", str(folder), timeout=timeout)
     results = {}
     for name in cases:
         with np.load(folder / f"{name}.npz") as found:
@@ -74,6 +66,19 @@ def _step(program, state, batch):
     return found | {"round_trip": np.array(all(jax.tree.leaves(same)))}
 
 
+def _crowded(layers):
+    import jax
+    import jax.numpy as jnp
+
+    bias = layers["router_bias"]
+    bias = jnp.broadcast_to(-jnp.arange(bias.shape[-1], dtype=jnp.float32), bias.shape)
+    put = lambda value, like: jax.device_put(value, like.sharding)  # noqa: E731
+    return {
+        "router": put(jnp.zeros_like(layers["router"]), layers["router"]),
+        "router_bias": put(bias, layers["router_bias"]),
+    }
+
+
 def _flat(tree, prefix):
     import jax
 
@@ -93,7 +98,9 @@ def _main(folder: Path) -> None:
         program = Program(config, jax.devices()[: math.prod(getattr(config.parallel, axis) for axis in axes)])
         placement, rows, padding = program.placement(), rows_of(config), pack_row([], config.data.sequence_length)
         batch = placement.put(stack_rows([rows[row] if row < len(rows) else padding for row in placement.rows]))
-        state, found = program.init(), {}
+        state, found = program.init(), {"real": (batch.exit > np.arange(batch.exit.shape[-1])).sum(-1)}
+        if "crowd" in overrides["do"]:  # everyone goes to the first experts
+            state.params["moe"] |= _crowded(state.params["moe"])
         if "validate" in overrides["do"]:
             found["nll"], found["weight"] = program.evaluate(state.params, batch)
         if "gradients" in overrides["do"]:
