@@ -22,7 +22,7 @@ from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.model import cast_params, model_specs, unstack_layers
 from k2jax.model.feed_forward import Experts
-from k2jax.parallel.torus import torus_grid
+from k2jax.parallel.torus import device_grid
 from k2jax.sharding import param_shardings
 from pallas_kernels.expert_exchange import expert_parallel
 
@@ -43,7 +43,7 @@ def make_mesh(data: int = 1, expert: int = 1, devices: Sequence[Any] | None = No
         devices: the first ``data * expert`` of them are used; all that there are by default.
 
     Raises:
-        UserError: there are fewer devices.
+        UserError: there are fewer devices, or they are of several slices that ``data`` does not divide over.
     """
     if data * expert == 1 and devices is None:
         return None
@@ -52,11 +52,7 @@ def make_mesh(data: int = 1, expert: int = 1, devices: Sequence[Any] | None = No
         raise UserError(
             f"an engine on data {data} x expert {expert} devices: there are {len(devices)}; choose factors of as many"
         )
-    devices, sizes = devices[: data * expert], {"data": data, "expert": expert}
-    if devices[0].platform == "tpu":
-        grid = torus_grid(devices, sizes, AXES)
-    else:
-        grid = np.array(devices).reshape(data, expert)
+    grid = device_grid(devices[: data * expert], {"data": data, "expert": expert})
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
-import numpy as np
 
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
-from k2jax.parallel.torus import torus_grid
+from k2jax.parallel.torus import device_grid
 from k2jax.sharding import CONTEXT, TENSOR, neighbours
 
 BATCH_AXES = ("data", "expert")  # over which rows are spread
@@ -74,15 +73,11 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh of a config over ``devices``, all of this run's by default.
 
     Raises:
-        UserError: as ``axis_sizes``.
+        UserError: as ``axis_sizes``, or ``data`` does not divide over the slices of a TPU.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = axis_sizes(config, len(devices))
-    if devices[0].platform == "tpu":
-        grid = torus_grid(devices, sizes, tuple(sizes))
-    else:
-        grid = np.array(devices).reshape(list(sizes.values()))
-    return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    return Mesh(device_grid(devices, sizes), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def rows_per_micro_batch(config: Config, mesh: Mesh) -> int:

@@ -1,4 +1,4 @@
-"""Which chip of a TPU slice stands where in the mesh: ranks that exchange tokens in compact blocks, stages in rings.
+"""Which TPU chip stands where in the mesh: ranks that exchange tokens in compact blocks, stages in rings.
 
 Those who share a layer or a row speak most, so they are neighbours before all others.
 
@@ -6,17 +6,48 @@ In an exchange everyone speaks to everyone, and the busiest link decides: in a b
 along its longest side. 16 ranks on a ring load a link twice as much as a block of 4 x 4. A stage speaks to the next
 alone, so stages go along whole rings. JAX's own ``mesh_utils.create_device_mesh`` gives each mesh axis as few sides of
 the torus as it can.
+
+Between slices there is a network many times slower. Only ``data`` goes over it: gradients and weights, once a step.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 import functools
 from typing import Any
 
 import numpy as np
 
+from k2jax.errors import UserError
+
 _BLOCKS = ("tensor", "context", "expert")
+
+
+def device_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
+    """Devices as an array with an axis for each of ``sizes``, in their order; on a TPU by where they stand.
+
+    Args:
+        devices: of one or more slices, or of another platform.
+        sizes: of the mesh axes, ``data`` among them.
+
+    Raises:
+        UserError: ``data`` does not divide over the slices.
+    """
+    order = tuple(sizes)
+    if devices[0].platform != "tpu":
+        return np.asarray(list(devices), dtype=object).reshape(list(sizes.values()))
+    slices = defaultdict(list)
+    for device in devices:
+        slices[getattr(device, "slice_index", 0)].append(device)  # a lone slice may not number itself
+    if sizes["data"] % len(slices):
+        raise UserError(
+            f"data {sizes['data']} does not divide over {len(slices)} slices, between which no other axis may go: it "
+            f"must be a multiple of {len(slices)}"
+        )
+    inside = {**sizes, "data": sizes["data"] // len(slices)}
+    grids = [torus_grid(slices[number], inside, order) for number in sorted(slices)]
+    return np.concatenate(grids, axis=order.index("data"))
 
 
 def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence[str]) -> np.ndarray:
@@ -28,14 +59,17 @@ def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence
             in this order.
         order: of the result's axes.
     """
+    anyhow = np.asarray(list(devices), dtype=object).reshape([sizes[axis] for axis in order])
     torus = _torus(devices)
+    if torus is None:
+        return anyhow
     left = torus.shape
     factors: dict[str, tuple[int, ...]] = {}
     placed_first = [name for name in (*_BLOCKS, "stage") if name in sizes]
     for name in [*placed_first, *(name for name in order if name not in placed_first)]:
         options = list(_splits(sizes[name], left))
         if not options:  # sizes that do not divide the torus's sides: any order of the devices must do
-            return np.asarray(list(devices), dtype=object).reshape([sizes[axis] for axis in order])
+            return anyhow
         strides = [side // part for side, part in zip(torus.shape, left, strict=True)]
         cost = functools.partial(_exchange_cost, strides=strides) if name in _BLOCKS else _ring_cost
         factors[name] = min(options, key=lambda split: cost(split, torus.shape))
@@ -49,13 +83,13 @@ def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence
     return moved.reshape([sizes[name] for name in order])
 
 
-def _torus(devices: Sequence[Any]) -> np.ndarray:
-    """Devices by x, y, z and core."""
+def _torus(devices: Sequence[Any]) -> np.ndarray | None:
+    """Devices by x, y, z and core; None where they are not a box, because others of their slice are left out."""
     places = np.array([(*device.coords, device.core_on_chip) for device in devices])
     places = places - places.min(0)
     torus = np.empty(places.max(0) + 1, dtype=object)
     if torus.size != len(devices):
-        raise ValueError(f"{len(devices)} devices do not fill a torus of {torus.shape}")
+        return None
     for device, place in zip(devices, places, strict=True):
         torus[tuple(place)] = device
     return torus

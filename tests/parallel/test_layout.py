@@ -11,7 +11,7 @@ from k2jax.config import defaults, resolve
 from k2jax.errors import UserError
 from k2jax.parallel.layout import entries, make_layout, padded_shape
 from k2jax.parallel.mesh import axis_sizes
-from k2jax.parallel.torus import torus_grid
+from k2jax.parallel.torus import device_grid, torus_grid
 from k2jax.params import count, named_specs
 from tests.parallel.golden import FILE, MESHES, SHARED, layout_of, text
 
@@ -98,12 +98,30 @@ def test_grouped_keys_divide_over_context_too():
 class Chip:
     """A device of a torus."""
 
-    def __init__(self, *place):
-        self.coords, self.core_on_chip = place[:3], place[3]
+    platform = "tpu"
+
+    def __init__(self, *place, slice_index=0):
+        self.coords, self.core_on_chip, self.slice_index = place[:3], place[3], slice_index
 
 
 def torus(*sides):
     return [Chip(*place) for place in np.ndindex(*sides)]
+
+
+def test_only_data_goes_over_the_network_between_slices():
+    chips = [Chip(*place, slice_index=one) for one in (1, 0) for place in np.ndindex(2, 2, 4, 1)]
+    sizes = {"data": 4, "stage": 4, "expert": 2}
+    grid = device_grid(chips, sizes)
+    assert grid.shape == (4, 4, 2) and len({id(chip) for chip in grid.flat}) == 32
+    slices = np.vectorize(lambda chip: chip.slice_index)(grid)
+    assert (slices == np.array([0, 0, 1, 1])[:, None, None]).all()
+    with pytest.raises(UserError, match=r"data 1 does not divide over 2 slices.*multiple of 2$"):
+        device_grid(chips, sizes | {"data": 1, "stage": 16})
+
+
+def test_some_devices_of_a_slice_are_used_in_any_order():
+    grid = device_grid(torus(2, 4, 1, 1)[:3], {"data": 1, "expert": 3})
+    assert grid.shape == (1, 3) and len({id(chip) for chip in grid.flat}) == 3
 
 
 def test_experts_form_blocks_and_stages_rings():
