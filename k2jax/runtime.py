@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import os
 import sys
 
-from k2jax.config.schema import ModelConfig
+from k2jax.config.schema import Config, ModelConfig
 from k2jax.errors import UserError
 
 
@@ -49,6 +49,25 @@ def check_kernels(model: ModelConfig) -> None:
         raise UserError(
             f"config.model.kernels is pallas, which needs a TPU, and this is a {jax.default_backend()}; use xla, or "
             "interpret to step through the kernels slowly"
+        )
+
+
+def check_exchange(config: Config) -> None:
+    """Refuses a ``config.parallel.expert_backend`` that this machine cannot run, before anything is compiled.
+
+    Raises:
+        UserError: ``ragged`` on a CPU, whose compiler has no such collective, or the kernel ``dma`` without a TPU.
+    """
+    import jax
+
+    backend, platform = config.parallel.expert_backend, jax.default_backend()
+    if config.parallel.expert == 1:
+        return
+    if backend == "ragged" and platform == "cpu":
+        raise UserError("config.parallel.expert_backend is ragged, which a CPU does not have; use auto")
+    if backend == "dma" and platform != "tpu" and config.model.kernels != "interpret":
+        raise UserError(
+            f"config.parallel.expert_backend is dma, a kernel that needs a TPU, and this is a {platform}; use auto"
         )
 
 

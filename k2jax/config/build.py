@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import dataclasses
 import difflib
 import json
+import math
 import types
 import typing
 from typing import Any
@@ -213,6 +214,7 @@ def _check(config: schema.Config) -> None:
     if not 0 <= model.dense_layers <= model.layers:
         raise UserError(f"config.model.dense_layers {model.dense_layers} is not in 0..{model.layers} (model.layers)")
     _check_attention(config)
+    _check_exchange(config)
     check_activations(config)
     if model.experts % model.expert_groups:
         raise UserError(
@@ -229,17 +231,24 @@ def _check(config: schema.Config) -> None:
         raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
     if model.q_lora_rank is not None and model.q_lora_rank < 1:
         raise UserError("config.model.q_lora_rank must be at least 1, or None for queries without a latent")
-    if not 0 < config.parallel.expert_slots <= 1:
-        raise UserError(f"config.parallel.expert_slots must be in (0, 1], not {config.parallel.expert_slots}")
-    if config.parallel.expert_slots < 1 and config.parallel.expert_backend in ("dense", "ring"):
-        raise UserError(
-            f"config.parallel.expert_slots {config.parallel.expert_slots} drops nothing with expert_backend "
-            f"{config.parallel.expert_backend}, which sends all tokens to all devices; take a2a, ragged or dma"
-        )
     if model.shared_experts < 0 or model.capacity_factor <= 0:
         raise UserError("config.model.shared_experts cannot be negative, and capacity_factor must be above 0")
     if not 0 <= config.data.held_out < 1:
         raise UserError(f"config.data.held_out must be in [0, 1), not {config.data.held_out}")
+
+
+def _check_exchange(config: schema.Config) -> None:
+    """The part of ``_check`` that is about tokens on their way to experts."""
+    parallel = config.parallel
+    if not 1 <= parallel.expert_copies < math.inf:
+        raise UserError(f"config.parallel.expert_copies must be finite and at least 1, not {parallel.expert_copies}")
+    if not 0 < parallel.expert_slots <= 1:
+        raise UserError(f"config.parallel.expert_slots must be in (0, 1], not {parallel.expert_slots}")
+    if parallel.expert_slots < 1 and parallel.expert_backend in ("dense", "ring"):
+        raise UserError(
+            f"config.parallel.expert_slots {parallel.expert_slots} drops nothing with expert_backend "
+            f"{parallel.expert_backend}, which sends all tokens to all devices; take auto or a2a"
+        )
 
 
 def _check_attention(config: schema.Config) -> None:

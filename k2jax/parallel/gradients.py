@@ -75,7 +75,7 @@ def make_nll_sum(config: Config, layout: Layout) -> Callable[[Any, PackedBatch],
     axes = layout.marked_axes
 
     def local(params: Any, batch: PackedBatch) -> Array:
-        experts = make_experts(config, layout)
+        experts = make_experts(config, layout, slots=1.0)  # a held-out loss does not depend on the room in an exchange
         if layout.stages == 1:
             return lax.psum(_each(*vary_tree((params, batch), axes=axes), config, experts), axes)
         count = batch.tokens.shape[0]
@@ -90,8 +90,11 @@ def make_nll_sum(config: Config, layout: Layout) -> Callable[[Any, PackedBatch],
     )
 
 
-def make_experts(config: Config, layout: Layout) -> Experts | None:
-    """The routed experts over the mesh's axis ``expert``; None where each device has all of them."""
+def make_experts(config: Config, layout: Layout, slots: float) -> Experts | None:
+    """The routed experts over the mesh's axis ``expert``; None where each device has all of them.
+
+    ``slots`` is the room for rows from one device to another, over the device's tokens; 1 drops none.
+    """
     ranks = layout.mesh.shape["expert"]
     if ranks == 1:
         return None
@@ -108,7 +111,7 @@ def make_experts(config: Config, layout: Layout) -> Experts | None:
             axis_name="expert",
             backend=parallel.expert_backend,
             chunks=parallel.expert_chunks,
-            slots=math.ceil(parallel.expert_slots * tokens),
+            slots=math.ceil(slots * tokens),
             max_copies=int(parallel.expert_copies * copies),  # the mean rank computes as many as it sends
             impl=config.model.kernels,
             store_fp8=tuple(name for name in config.train.store_fp8 if name in NAMES),
@@ -129,7 +132,7 @@ def _without_stages(config: Config, layout: Layout):
         # Marked as different everywhere, so that differentiation sums over no axis inside the loop.
         params = vary_tree(params, axes=layout.marked_axes)
         batch = vary_tree(batch, axes=(STAGE,))  # of size 1
-        experts = make_experts(config, layout)
+        experts = make_experts(config, layout, config.parallel.expert_slots)
         loss, stats, grads = accumulate(params, batch, denominator, config, experts)
         return loss, tuple(stats), grads
 
@@ -142,7 +145,7 @@ def _pipelined(config: Config, layout: Layout):
     balance = config.router.balance_loss / config.train.batch_size
 
     def local(params: Any, batch: PackedBatch, denominator: Array):
-        pieces = make_pieces(config, layout.body, make_experts(config, layout))
+        pieces = make_pieces(config, layout.body, make_experts(config, layout, config.parallel.expert_slots))
         weighing = one_f_one_b.Weighing(denominator, balance)
         body, outer = _split(layout, params)
         dtype = ACCUMULATE[config.train.gradient_dtype]

@@ -62,6 +62,7 @@ def train(config: Config, workdir: str | Path) -> int:
     if config.stage != "pretrain":
         raise UserError(f"config.stage is {config.stage!r}, which has no command yet; k2jax.train runs 'pretrain'")
     runtime.check_kernels(config.model)
+    runtime.check_exchange(config)
     check_equal(processes.of_first("config", to_json(config)), config)
     path = open_workdir(workdir, config)
     with locked(path) if processes.first() else contextlib.nullcontext(), Run(config, path) as run:

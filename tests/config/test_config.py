@@ -61,6 +61,15 @@ def test_every_experiment_loads_and_resolves(path):
         resolve(config)
 
 
+def test_a_capacity_needs_an_exchange_that_has_one():
+    config = defaults("pretrain")
+    config.parallel.update({"expert_slots": 0.5, "expert_backend": "ring"})
+    with pytest.raises(UserError, match="ring, which sends all tokens to all devices; take auto or a2a"):
+        resolve(config)
+    config.parallel.expert_backend = "a2a"
+    resolve(config)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_json_round_trip(preset):
     config = defaults("pretrain", model=preset)
@@ -92,6 +101,10 @@ def test_overrides_reach_every_kind_of_value(config_file):
         ("--config.data.sources.other.weight=2", "other"),
         ("--config.optimizer.name=moun", "did you mean 'muon'"),
         ("--config.train.micro_batches=7", "leaves the last of 7 micro-batches empty; train.micro_batches=4 would"),
+        ("--config.parallel.expert_copies=0.5", "must be finite and at least 1, not 0.5"),
+        ("--config.parallel.expert_copies=inf", "must be finite"),
+        ("--config.parallel.expert_slots=0", "must be in (0, 1], not 0"),
+        ("--config.parallel.expert_slots=1.5", "must be in (0, 1], not 1.5"),
         ("--config.model.expert_groups=5", "32 does not divide into 5 expert_groups"),
         ("--config.model.active_experts=40", "cannot be chosen"),
         ("--config.model.qk_rope_dim=31", "even"),

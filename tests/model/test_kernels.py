@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from k2jax import runtime
-from k2jax.config import model_preset
+from k2jax.config import defaults, model_preset, resolve
 from k2jax.errors import UserError
 from k2jax.model import forward, head_weight, model_specs, token_logprobs
 from k2jax.params import abstract
@@ -56,3 +56,13 @@ def test_kernels_without_a_tpu_are_refused_in_one_line():
     with pytest.raises(UserError, match="multiple of 256 and an expert_ffn of 128, not 32 and 16; use auto"):
         runtime.check_kernels(dataclasses.replace(MLA, kernels="pallas"))
     runtime.check_kernels(nano)
+
+
+@pytest.mark.parametrize("backend", ["ragged", "dma"])
+def test_exchanges_that_a_cpu_does_not_have_are_refused_in_one_line(backend):
+    config = defaults("pretrain")
+    config.parallel.update({"expert": 2, "expert_backend": backend})
+    with pytest.raises(UserError, match=f"expert_backend is {backend}, .*; use auto$"):
+        runtime.check_exchange(resolve(config))
+    config.parallel.expert_backend = "a2a"
+    runtime.check_exchange(resolve(config))

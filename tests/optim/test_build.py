@@ -146,7 +146,7 @@ def test_plain_muon_does_not_clip():
     calm = run(CONFIG, 1, np.zeros_like(LOGITS))
     assert (clip["moe/attention/q_b"] != plain["moe/attention/q_b"]).any()
     for leaf, weight in plain.items():
-        np.testing.assert_array_equal(weight, calm[leaf])
+        np.testing.assert_allclose(weight, calm[leaf], rtol=1e-6)  # two programs may round differently
 
 
 def test_missing_statistics_are_errors():

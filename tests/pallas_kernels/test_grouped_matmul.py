@@ -46,11 +46,9 @@ def oracle(lhs, rhs, dout, dweight, sizes):
     return out, dlhs, weight, weight, dlhs_of_weight, ddout_of_weight
 
 
-# Interpreted kernels are many small loops: optimising them costs more than it saves.
 @partial(
     jax.jit,
     static_argnames=("impl", "tiles"),
-    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
 )
 def ours(lhs, rhs, dout, dweight, sizes, impl, tiles):
     out, vjp = jax.vjp(lambda *a: grouped_matmul(*a, sizes, impl=impl, _tiles=tiles), lhs, rhs)

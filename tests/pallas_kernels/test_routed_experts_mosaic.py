@@ -40,11 +40,9 @@ SHAPES = [
 ROUTINGS = ["uniform", "one expert", "few experts", "none", "mixed with none"]
 
 
-# Interpreted kernels are many small loops: optimising them costs more than it saves.
 @partial(
     jax.jit,
     static_argnames=("max_copies", "tiles", "interpret"),
-    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
 )
 def ours(arrays, dy, ids, max_copies, tiles, interpret=True):
     """Compute y and the gradients of (x, w13, w2, gates)."""

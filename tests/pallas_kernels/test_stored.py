@@ -68,7 +68,6 @@ def test_a_function_is_exact_and_its_gradient_that_at_the_copy():
 @partial(
     jax.jit,
     static_argnames=("impl", "store_fp8"),
-    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
 )
 def experts(arrays, dy, ids, impl, store_fp8):
     def run(x, w13, w2, gates):

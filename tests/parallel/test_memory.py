@@ -1,13 +1,10 @@
 """What a pipeline keeps alive, from compiled programs: bounded by stages under 1F1B, by micro-batches in a scan."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.parallel.eight import ROOT
+from tests.emulated import run_on
 
 PROGRAM = """
 import json
@@ -33,13 +30,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_1f1b_keeps_less_than_half_of_what_a_scan_keeps():
-    flags = "--xla_force_host_platform_device_count=4 --xla_llvm_disable_expensive_passes=true"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    bytes_ = json.loads(done.stdout)
+    bytes_ = json.loads(run_on(4, "-c", PROGRAM, timeout=900))
     one = 1024 * 32 * 4  # an activation [1, 1024, 32]
     grown = {name: (size - bytes_[name.split()[0] + " 2"]) / one for name, size in bytes_.items()}
     live = {"1f1b": 2 + grown["1f1b 16"], "scan": 5 + grown["scan 16"]}  # slots, and ticks, of two micro-batches
