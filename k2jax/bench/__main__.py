@@ -46,7 +46,8 @@ def main(values: flags.FlagValues, name: str) -> None:
         for row in rows
     ]  # fmt: skip
     print(text_table(("what", "against", "ours", "baseline", "ratio"), cells))
-    print(f"on {rows[0].device}, jax {sys.modules['jax'].__version__}, medians of {values.rounds} interleaved rounds")
+    how = "nothing was timed" if rows[0].unit == "MB" else f"medians of {values.rounds} interleaved rounds"
+    print(f"on {rows[0].device}, jax {sys.modules['jax'].__version__}, {how}")
 
 
 if __name__ == "__main__":

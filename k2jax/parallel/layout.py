@@ -215,6 +215,8 @@ def _rest_spec(spec: ParamSpec, compute: PartitionSpec, mesh: Mesh) -> Partition
     if spec.role in _VECTORS:
         return _partition(placed)
     taken = set(itertools.chain(*placed))
+    if spec.role == "matrix":  # of what lies around the pipeline: Muon exchanges it as it does the stages' own
+        taken.add("stage")
     # `tensor` last: where its devices have one gradient, each takes its part of what the others are reduced to.
     left = [axis for axis in (*TOKEN_AXES, "stage", TENSOR) if axis not in taken and mesh.shape.get(axis, 1) > 1]
     for axes in _subsets(left, mesh):

@@ -32,7 +32,7 @@ class _Cut(NamedTuple):
     Attributes:
         stack: mesh axes of the stack's axes, over which whole matrices are spread.
         sides: mesh axes that cut n and m.
-        tall: n > m, of whole matrices.
+        tall: n > m, of whole matrices; of squares those that are cut along m alone, so that all are exchanged alike.
     """
 
     stack: tuple[tuple[str, ...], ...]
@@ -74,12 +74,13 @@ def _cut(spec: ParamSpec, rest: PartitionSpec, layout: Layout) -> _Cut:
     """From the weight's partition to that of its matrices."""
     placed = dict(zip(spec.axes, entries(spec, rest), strict=True))
     stack = tuple(placed[axis] for axis in spec.stack)
-    tall = spec.size_of(spec.inputs) > spec.size_of(spec.outputs)
     # Slices of what lies around the pipeline are put together over stages: they are few.
     rows, columns = (
         tuple(axis for axis in placed[names[0]] if axis != "stage" and layout.mesh.shape[axis] > 1)
         for names in (spec.inputs, spec.outputs)
     )
+    n, m = spec.size_of(spec.inputs), spec.size_of(spec.outputs)
+    tall = n > m or (n == m and bool(columns) and not rows)
     return _Cut(stack, (rows, columns), tall)
 
 

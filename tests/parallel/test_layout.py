@@ -9,6 +9,7 @@ import pytest
 
 from k2jax.config import defaults, resolve
 from k2jax.errors import UserError
+from k2jax.parallel import ownership
 from k2jax.parallel.layout import entries, make_layout, padded_shape
 from k2jax.parallel.mesh import axis_sizes
 from k2jax.parallel.torus import device_grid, torus_grid
@@ -93,6 +94,17 @@ def test_what_cannot_be_is_refused_in_one_line(keys, devices, message):
 def test_grouped_keys_divide_over_context_too():
     with pytest.raises(UserError, match=r"context 16 does not divide the 8 kv_heads of a device; .*=8 would"):
         layout_of("llama3.2_1b", 2, 1, 1, 1, context=16)
+
+
+@pytest.mark.parametrize("preset", MESHES)
+def test_muons_matrices_of_one_shape_are_cut_along_one_side(preset):
+    layout = layout_of(preset, *MESHES[preset])
+    kinds = {}
+    for (_, spec), placed in zip(named_specs(layout.specs), leaves(layout.rest), strict=True):
+        if spec.role == "matrix" and "experts" not in spec.axes:
+            cut = ownership._cut(spec, placed, layout)
+            kinds.setdefault(tuple(sorted(map(spec.size_of, (spec.inputs, spec.outputs)))), set()).add(cut.exchanges)
+    assert all(len(found) == 1 and len(*found) == 1 for found in kinds.values()), kinds  # one all-to-all, and one back
 
 
 class Chip:
