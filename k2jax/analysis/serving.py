@@ -21,7 +21,7 @@ from k2jax.analysis.hlo import Program
 from k2jax.analysis.layer_costs import Cost, routed_experts
 from k2jax.analysis.roofline import Roofline, Work, roofline
 from k2jax.analysis.topology import devices
-from k2jax.analysis.traffic import Moved, sent_in, tabulated
+from k2jax.analysis.traffic import Moved, Part, sent_in, tabulated
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference.engine import PREFILL_TOKENS, PREFILL_WIDTHS
@@ -108,9 +108,11 @@ def compile_serving(
     traced = run_chunk.trace(*arguments, **static)
     compiled = traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
     seconds = time.perf_counter() - began
-    work = _work(traced.jaxpr.jaxpr, model, mesh, arguments.chunk.tokens.size // mesh.size)
+    tokens = arguments.chunk.tokens.size // mesh.size
+    work = _work(traced.jaxpr.jaxpr, model, mesh, tokens)
     found, _ = collectives(Program(compiled.as_text(), Known()), mesh.size)
-    sent = sent_in(found, chip, mesh, model)
+    part = -(-tokens // _parts(model, mesh, tokens))
+    sent = sent_in(found, chip, mesh, model, Part(part, part))
     return Serving(
         mode,
         topology,
@@ -174,9 +176,15 @@ def _work(jaxpr: Any, model: ModelConfig, mesh: Mesh, tokens: int) -> Cost:
     layers = model.layers - model.dense_layers
     if not layers:
         return Cost(counts.flops, counts.bytes)
+    parts = _parts(model, mesh, tokens)
+    routed = routed_experts(model, tokens / parts, mesh.shape["expert"])
+    return Cost(counts.flops, counts.bytes) + routed.times(layers * parts)
+
+
+def _parts(model: ModelConfig, mesh: Mesh, tokens: int) -> int:
+    """In how many parts the tokens of a device are exchanged and computed."""
     ranks = mesh.shape["expert"]
-    parts = exchanged_parts(model, tokens, ranks) if ranks > 1 else 1
-    return Cost(counts.flops, counts.bytes) + routed_experts(model, tokens / parts, ranks).times(layers * parts)
+    return exchanged_parts(model, tokens, ranks) if ranks > 1 else 1
 
 
 def _hbm(chip: Chip, taken: Any, arguments: Arguments) -> Hbm:

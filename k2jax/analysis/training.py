@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+import math
 import time
 from typing import Any, NamedTuple
 
@@ -12,9 +13,10 @@ from k2jax.analysis.counts import Counts, Known, count, ticks
 from k2jax.analysis.hbm import Hbm, hbm, kept, shard_bytes
 from k2jax.analysis.hlo import Program
 from k2jax.analysis.roofline import Roofline, Work, model_flops_per_token, roofline
-from k2jax.analysis.traffic import Moved, sent_in, tabulated
+from k2jax.analysis.traffic import Moved, Part, sent_in, tabulated
 from k2jax.cluster.run import XLA_OPTIONS
 from k2jax.config.schema import Config
+from k2jax.parallel.mesh import TOKEN_AXES, rows_per_micro_batch
 
 # As k2jax.launch sets them: exchanges of tokens may run beside products.
 COMPILER_OPTIONS = dict(option.removeprefix("--").split("=") for option in XLA_OPTIONS)
@@ -84,7 +86,7 @@ def analyse(step: Step, config: Config, topology: str) -> Training:
     known = known_of(step, config)
     jaxpr, text = step.traced.jaxpr.jaxpr, Program(compiled.as_text(), known)
     found, unknown = collectives(text, mesh.size)
-    sent = sent_in(found, chip, mesh, config.model)
+    sent = sent_in(found, chip, mesh, config.model, exchanged_part(config, mesh))
     tokens = config.train.batch_size * config.data.sequence_length
     model_flops = tokens * model_flops_per_token(config.model, config.data.sequence_length)
     traffic = [one for _, one in sent]
@@ -111,6 +113,14 @@ def known_of(step: Step, config: Config) -> Known:
     ranks = step.mesh.shape.get("expert", 1)
     room = min(config.parallel.expert_copies, ranks) if ranks > 1 else 1.0
     return Known(taken_branches(step.schedule), 1 / room)
+
+
+def exchanged_part(config: Config, mesh: Any) -> Part:
+    """What a device of the mesh exchanges at once: a chunk of its tokens of a micro-batch."""
+    tokens = rows_per_micro_batch(config, mesh) * config.data.sequence_length
+    devices = math.prod(mesh.shape.get(axis, 1) for axis in TOKEN_AXES)
+    tokens = -(-tokens // (devices * config.parallel.expert_chunks))
+    return Part(tokens, math.ceil(config.parallel.expert_slots * tokens))
 
 
 def taken_branches(schedule: Any) -> dict[int, float]:
