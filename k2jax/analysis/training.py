@@ -12,6 +12,7 @@ from k2jax.analysis.collectives import collectives
 from k2jax.analysis.counts import Counts, Known, count, ticks
 from k2jax.analysis.hbm import Hbm, hbm, kept, shard_bytes
 from k2jax.analysis.hlo import Program
+from k2jax.analysis.layer_costs import room_for_copies
 from k2jax.analysis.roofline import Roofline, Work, model_flops_per_token, roofline
 from k2jax.analysis.traffic import Moved, Part, sent_in, tabulated
 from k2jax.cluster.run import XLA_OPTIONS
@@ -108,11 +109,9 @@ def analyse(step: Step, config: Config, topology: str) -> Training:
 def known_of(step: Step, config: Config) -> Known:
     """What the compiled step does not say: how often ticks branch, and how many of the experts' rows are in use.
 
-    Ranks of the experts have room for ``expert_copies`` times the mean of copies, if all ranks have as many.
+    Kernels declare all copies that there is room for, and have the mean if all ranks have as many.
     """
-    ranks = step.mesh.shape.get("expert", 1)
-    room = min(config.parallel.expert_copies, ranks) if ranks > 1 else 1.0
-    return Known(taken_branches(step.schedule), 1 / room)
+    return Known(taken_branches(step.schedule), 1 / room_for_copies(config, step.mesh.shape.get("expert", 1)))
 
 
 def exchanged_part(config: Config, mesh: Any) -> Part:

@@ -93,8 +93,11 @@ def test_products_move_weights_once_and_rows_in_and_out():
 
 
 def test_more_ranks_keep_more_rows():
-    few, many = (residual_bytes(config(), "moe", 1024, ranks) for ranks in (2, 4))
-    assert many - few == 2 * 1024 * 2 * 512
+    """Of the buffer, and of gates and ups of copies: no rank can have more than all ranks choose."""
+    given = config(expert_copies=4.0)
+    two, four, eight = (residual_bytes(given, "moe", 1024, ranks) for ranks in (2, 4, 8))
+    assert four - two == 2 * 1024 * (2 * 512 + 2 * 2 * 4 * 512)
+    assert eight - four == 2 * 1024 * 4 * 512
 
 
 def test_what_recomputing_costs_and_saves():
