@@ -8,15 +8,17 @@ import re
 
 import jax
 
+from k2jax import runtime
 from k2jax.analysis.chips import chip_of
 from k2jax.analysis.serving import Serving, compile_serving
 from k2jax.analysis.sweep import Candidate, sweep
 from k2jax.analysis.topology import devices
 from k2jax.analysis.training import COMPILER_OPTIONS, Step, Training, analyse
-from k2jax.config.schema import Config
+from k2jax.config.schema import Config, ModelConfig
 from k2jax.errors import UserError
 from k2jax.sharding import CONTEXT, TENSOR
 from k2jax.train.program import Program
+from pallas_kernels.implementation import target_platform
 
 
 class DoesNotFit(Exception):
@@ -28,15 +30,18 @@ class DoesNotFit(Exception):
 
 
 def for_tpu(config: Config) -> Config:
-    """The config with what is ``auto`` as it would be on a TPU, which this machine is not."""
-    model, train, optimizer = config.model, config.train, config.optimizer
-    if model.kernels == "auto":
-        model = dataclasses.replace(model, kernels="pallas")
+    """The config with dtypes that are ``auto`` as they would be on a TPU, which this machine is not.
+
+    Raises:
+        UserError: it asks for kernels that do not take the model's widths.
+    """
+    runtime.check_widths(config.model)
+    train, optimizer = config.train, config.optimizer
     if train.compute_dtype == "auto":
         train = dataclasses.replace(train, compute_dtype="bfloat16")
     if optimizer.newton_schulz_dtype == "auto":
         optimizer = dataclasses.replace(optimizer, newton_schulz_dtype="bfloat16")
-    return dataclasses.replace(config, model=model, train=train, optimizer=optimizer)
+    return dataclasses.replace(config, train=train, optimizer=optimizer)
 
 
 def best_layouts(config: Config, topology: str) -> list[Candidate]:
@@ -57,11 +62,12 @@ def compile_training(config: Config, topology: str) -> Training:
     """
     step = traced_step(config, topology)
     try:
-        return analyse(step, config, topology)
+        report = analyse(step, config, topology)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise DoesNotFit(_needed(str(error))) from error
+    return report._replace(notes=[*report.notes, *without_kernels(config.model, config.parallel.tensor)])
 
 
 def attempt_training(config: Config, topology: str) -> tuple[Training | None, str]:
@@ -85,11 +91,23 @@ def compile_inference(config: Config, mode: str, topology: str, context: int, sl
         DoesNotFit: the compiler found too little HBM.
     """
     try:
-        return compile_serving(config.model, mode, topology, config.parallel.expert, context, slots, COMPILER_OPTIONS)
+        report = compile_serving(config.model, mode, topology, config.parallel.expert, context, slots, COMPILER_OPTIONS)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise DoesNotFit(_needed(str(error))) from error
+    return report._replace(notes=tuple(without_kernels(config.model)))
+
+
+def without_kernels(model: ModelConfig, shards: int = 1) -> list[str]:
+    """A note where ``auto`` is plain JAX on a TPU too, with the experts' hidden width cut into so many shards."""
+    if model.kernels != "auto" or runtime.kernels_take(model, shards):
+        return []
+    width = f"{model.expert_ffn} over {shards} devices" if shards > 1 else model.expert_ffn
+    return [
+        f"the experts are compiled as plain JAX, as auto has it on a TPU: their kernels need a d_model that is a "
+        f"multiple of 256 and an expert_ffn of 128, not {model.d_model} and {width}"
+    ]
 
 
 def traced_step(config: Config, topology: str) -> Step:
@@ -100,7 +118,9 @@ def traced_step(config: Config, topology: str) -> Step:
     """
     program = Program(config, devices(topology))
     state, batch = program.abstract()
-    return Step(program.step.trace(state, batch), program.mesh, state, program.schedule)
+    with target_platform("tpu"):
+        traced = program.step.trace(state, batch)
+    return Step(traced, program.mesh, state, program.schedule)
 
 
 def too_large(config: Config, topology: str, needs: str) -> str:

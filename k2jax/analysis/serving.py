@@ -30,6 +30,7 @@ from k2jax.inference.mesh import CACHE, ROWS, exchanged_parts, make_mesh
 from k2jax.model import model_specs
 from k2jax.params import map_specs
 from k2jax.sharding import WHOLE_ROLES, neighbours, param_shardings
+from pallas_kernels.implementation import target_platform
 
 MODES = ("prefill", "decode")
 PAGE_SIZE = 16
@@ -51,6 +52,7 @@ class Serving(NamedTuple):
         collectives: the longest first.
         work: FLOPs and bytes of a step.
         roofline: the estimate; without an optimizer, and with no model FLOPs.
+        notes: what to know about these numbers.
     """
 
     mode: str
@@ -64,6 +66,7 @@ class Serving(NamedTuple):
     collectives: list[Moved]
     work: Cost
     roofline: Roofline
+    notes: tuple[str, ...] = ()
 
 
 class Arguments(NamedTuple):
@@ -81,7 +84,7 @@ def compile_serving(
     """Compiles a program of the engine in bfloat16.
 
     Args:
-        model: the architecture; kernels as on a TPU.
+        model: the architecture.
         mode: one of ``MODES``.
         topology: its devices.
         expert: devices that share the experts; as many groups of them as there are devices.
@@ -101,11 +104,12 @@ def compile_serving(
         )
     mesh = make_mesh(len(slice_devices) // expert, expert, slice_devices)
     params = _params(model, mesh)
-    each = -(-slots // mesh.size) or _slots_that_fit(model, chip, shard_bytes(params), context, expert)
-    arguments = _arguments(model, mode, mesh, params, each, context)
     static = {"config": model, "prompt_logprobs": False, "mesh": mesh}
     began = time.perf_counter()
-    traced = run_chunk.trace(*arguments, **static)
+    with target_platform("tpu"):
+        each = -(-slots // mesh.size) or _slots_that_fit(model, chip, shard_bytes(params), context, expert)
+        arguments = _arguments(model, mode, mesh, params, each, context)
+        traced = run_chunk.trace(*arguments, **static)
     compiled = traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
     seconds = time.perf_counter() - began
     tokens = arguments.chunk.tokens.size // mesh.size

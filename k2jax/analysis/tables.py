@@ -83,6 +83,7 @@ def serving_table(found: Serving) -> str:
         f"Collectives of a device, in a step, at {LINK:.0%} of their links\n{_collective_table(found)}",
         f"Time of a step, an estimate: nothing was run\n{text_table(('', 'ms'), rows)}",
         f"{quantity(rate)} tokens/s, {significant(rate / devices)} a device",
+        *(f"note: {note}" for note in found.notes),
     ]
     return "\n\n".join(line.rstrip() for line in lines)
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -11,7 +12,8 @@ from k2jax import aot, cli
 from k2jax.analysis import compiling, published, tables
 from k2jax.analysis.hbm import Hbm
 from k2jax.analysis.sweep import Candidate
-from tests.analysis.test_layouts import TOPOLOGY, config
+from k2jax.errors import UserError
+from tests.analysis.test_layouts import TINY, TOPOLOGY, config, devices
 
 ARGUMENTS = ["--config=experiments/pretrain/nano.py", f"--topology={TOPOLOGY}"]
 
@@ -42,6 +44,29 @@ def test_what_a_sweep_does_not_estimate_is_1_in_what_is_proposed(axis):
     line = compiling.too_large(config(**{axis: 2, "data": 1}), TOPOLOGY, "97GiB of 95GiB")
     proposed = dict(re.findall(r"--config\.parallel\.(\w+)=(\d+)", line))
     assert proposed == {"stage": "2", "virtual_stages": "2", "expert": "2", "data": "2", axis: "1"}, line
+
+
+def test_what_a_tpu_would_run_is_traced(monkeypatch):
+    """Widths that the experts' kernels do not take: plain JAX there, the other kernels as ever, and a note."""
+    model = dataclasses.replace(TINY, layers=2, expert_ffn=192)
+    given = config(model=model, expert=1, data=8, stage=1, virtual_stages=1, micro_batches=2)
+    devices()  # libtpu is told what to be before it starts
+    step = compiling.traced_step(given, TOPOLOGY)
+    text = str(step.traced.jaxpr)
+    assert "name=mla_attention_forward" in text and "name=routed_experts" not in text
+    monkeypatch.setattr(compiling, "traced_step", lambda *_: step)
+    monkeypatch.setattr(compiling, "analyse", lambda *_: Noted(["loops"]))
+    first, note = compiling.compile_training(given, TOPOLOGY).notes
+    assert first == "loops" and "512 and 192" in note and "\n" not in note
+    assert compiling.compile_training(config(), TOPOLOGY).notes == ["loops"]
+    with pytest.raises(UserError, match="not 512 and 192; use auto"):
+        compiling.for_tpu(dataclasses.replace(given, model=dataclasses.replace(model, kernels="pallas")))
+
+
+class Noted(NamedTuple):
+    """The notes of a report."""
+
+    notes: list
 
 
 class Report:

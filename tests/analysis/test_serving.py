@@ -16,7 +16,7 @@ from k2jax.analysis.tables import as_json, serving_table  # noqa: E402
 MODEL = dataclasses.replace(
     model_preset("nano"), layers=3, dense_layers=1, d_model=256, heads=8, q_lora_rank=128, kv_lora_rank=128,
     qk_nope_dim=128, qk_rope_dim=64, v_dim=128, dense_ffn=512, expert_ffn=128, experts=16, active_experts=4,
-    shared_experts=1, vocab=1024, tied_head=False, kernels="pallas",
+    shared_experts=1, vocab=1024, tied_head=False,
 )  # fmt: skip
 TOPOLOGY, CONTEXT, SLOTS = "v5e:2x4", 32768, 32
 
