@@ -10,6 +10,7 @@ import jax
 
 from k2jax import runtime
 from k2jax.analysis.chips import chip_of
+from k2jax.analysis.placed import empty_slots
 from k2jax.analysis.serving import Serving, compile_serving
 from k2jax.analysis.sweep import Candidate, sweep
 from k2jax.analysis.topology import devices
@@ -120,7 +121,7 @@ def traced_step(config: Config, topology: str) -> Step:
     state, batch = program.abstract()
     with target_platform("tpu"):
         traced = program.step.trace(state, batch)
-    return Step(traced, program.mesh, state, program.schedule)
+    return Step(traced, program.mesh, state, program.schedule, empty_slots(config, program.layout))
 
 
 def too_large(config: Config, topology: str, needs: str) -> str:

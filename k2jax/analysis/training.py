@@ -31,12 +31,14 @@ class Step(NamedTuple):
         mesh: of its devices.
         state: what it is given and gives back changed: ShapeDtypeStructs with shardings, ``params`` among them.
         schedule: the pipeline's table, or None.
+        empty: bytes of a device in slots of the pipeline that hold no layer.
     """
 
     traced: Any
     mesh: Any
     state: Any
     schedule: Any
+    empty: float
 
 
 class Training(NamedTuple):
@@ -96,7 +98,7 @@ def analyse(step: Step, config: Config, topology: str) -> Training:
         dict(mesh.shape),
         tokens,
         seconds,
-        hbm(chip, compiled.memory_analysis(), step.state.params, step.state, kept(jaxpr)),
+        hbm(chip, compiled.memory_analysis(), step.state.params, step.state, kept(jaxpr), step.empty),
         tabulated(found, sent, mesh),
         count(jaxpr, mesh.size, known),
         text.flops(text.entry),

@@ -38,6 +38,7 @@ def test_memory_by_kind_adds_up_to_the_compilers(found):
     arguments = taken.argument_size_in_bytes + taken.output_size_in_bytes - taken.alias_size_in_bytes
     assert found.hbm.total == pytest.approx(arguments + taken.temp_size_in_bytes, rel=0.05)
     assert found.hbm.fits and found.hbm.limit == 16e9
+    assert found.hbm.empty == program().empty
 
 
 def test_memory_that_is_not_there_does_not_fit():
