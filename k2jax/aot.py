@@ -10,11 +10,11 @@ Example:
 
 With a config, the training step that it describes: HBM of a device by what it holds, collectives by kind, axis and
 bytes, FLOPs, and an estimate of its time with every term. --sweep estimates every layout (stages, experts, data,
-micro-batches, recomputation) of that batch on the topology and compiles the best. --mode=prefill and --mode=decode
-compile the inference engine's programs for the config's model instead, with experts over config.parallel.expert devices
-and as many sequences of --context tokens as fit. With "kernels", every kernel at the
-shapes of Kimi K2; there the roofline is the least time that one device could need. All times are arithmetic: nothing
-was run.
+micro-batches, recomputation) of that batch on the topology and compiles the best; those of them that do not fit are
+named, and only if all do not the exit code is 1. --mode=prefill and --mode=decode compile the inference engine's
+programs for the config's model instead, with experts over config.parallel.expert devices and as many sequences of
+--context tokens as fit. With "kernels", every kernel at the shapes of Kimi K2; there the roofline is the least time
+that one device could need. All times are arithmetic: nothing was run.
 """
 
 import json
@@ -69,7 +69,7 @@ def inference(values: flags.FlagValues) -> int:
     try:
         found = compiling.compile_inference(config, values.mode, values.topology, values.context, values.slots)
     except compiling.DoesNotFit as error:
-        return _does_not_fit(str(error))
+        return _does_not_fit(compiling.inference_too_large(values.mode, error.needs))
     print(json.dumps(tables.as_json(found), indent=2) if values.json else tables.serving_table(found))
     return 0 if found.hbm.fits else _does_not_fit(compiling.inference_too_large(values.mode, found.hbm.needs))
 
@@ -84,24 +84,27 @@ def training(values: flags.FlagValues) -> int:
     best = compiling.best_layouts(config, values.topology) if values.sweep else []
     if best and not values.json:
         print(tables.sweep_table(best, LISTED), flush=True)
-    chosen = [one.config for one in best[: values.best]] if best else [config]
-    found = []
-    for number, one in enumerate(chosen):
-        try:
-            report = compiling.compile_training(one, values.topology)
-        except compiling.DoesNotFit as error:
-            return _does_not_fit(str(error))
+    chosen = [(one.config, one.flags) for one in best[: values.best]] if best else [(config, "")]
+    found, large = [], []
+    for one, title in chosen:
+        report, needs = compiling.attempt_training(one, values.topology)
+        if needs:
+            large.append(f"{title} does not fit: it needs {needs}" if best else needs)
+        if report is None:
+            continue
         found.append(report)
         if not values.json:
-            print(f"\n{best[number].flags}\n" if best else "", end="")
+            print(f"\n{title}\n" if best else "", end="")
             print(tables.training_table(report, published_runs()), flush=True)
     if values.json:
         listed = {"layouts": tables.as_json(best), "compiled": tables.as_json(found)}
         print(json.dumps({**listed, "published": tables.as_json(published_runs())}, indent=2))
-    large = [(one, report) for one, report in zip(chosen, found, strict=True) if not report.hbm.fits]
-    for one, report in large:
-        _does_not_fit(compiling.too_large(one, values.topology, report.hbm.needs))
-    return DOES_NOT_FIT if large else 0
+    if large and not best:
+        return _does_not_fit(compiling.too_large(config, values.topology, large[0]))
+    print("".join(f"{line}\n" for line in large), end="", file=sys.stderr)
+    if large and len(large) == len(chosen):
+        return _does_not_fit(f"of {len(best)} layouts none of the {len(large)} compiled ones fits; raise --best")
+    return 0
 
 
 def _does_not_fit(line: str) -> int:

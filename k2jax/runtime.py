@@ -38,14 +38,8 @@ def check_kernels(model: ModelConfig) -> None:
     """
     import jax
 
-    if model.kernels != "pallas":
-        return
-    if model.layers > model.dense_layers and (model.d_model % 256 or model.expert_ffn % 128):
-        raise UserError(
-            "config.model.kernels is pallas, which needs a d_model that is a multiple of 256 and an expert_ffn of 128, "
-            f"not {model.d_model} and {model.expert_ffn}; use auto"
-        )
-    if jax.default_backend() != "tpu":
+    check_widths(model)
+    if model.kernels == "pallas" and jax.default_backend() != "tpu":
         raise UserError(
             f"config.model.kernels is pallas, which needs a TPU, and this is a {jax.default_backend()}; use xla, or "
             "interpret to step through the kernels slowly"
@@ -69,6 +63,24 @@ def check_exchange(config: Config) -> None:
         raise UserError(
             f"config.parallel.expert_backend is dma, a kernel that needs a TPU, and this is a {platform}; use auto"
         )
+
+
+def check_widths(model: ModelConfig) -> None:
+    """Refuses ``config.model.kernels`` that no machine can run.
+
+    Raises:
+        UserError: Pallas kernels for widths that they do not take.
+    """
+    if model.kernels == "pallas" and not kernels_take(model):
+        raise UserError(
+            "config.model.kernels is pallas, which needs a d_model that is a multiple of 256 and an expert_ffn of 128, "
+            f"not {model.d_model} and {model.expert_ffn}; use auto"
+        )
+
+
+def kernels_take(model: ModelConfig, shards: int = 1) -> bool:
+    """Whether the experts' kernels take the widths of a model whose hidden width is cut into so many shards."""
+    return model.layers == model.dense_layers or not (model.d_model % 256 or model.expert_ffn % (128 * shards))
 
 
 def keep_freed_memory() -> None:

@@ -11,11 +11,15 @@ import jax
 Impl = Literal["auto", "xla", "pallas", "interpret"]
 IMPLEMENTATIONS = ("auto", "xla", "pallas", "interpret")
 
+target_platform = jax.make_user_context()
+"""``with target_platform("tpu")``: what is traced within is for such devices, which need not be here."""
+
 
 def resolve(impl: Impl) -> Literal["xla", "pallas", "interpret"]:
-    """``auto`` becomes ``pallas`` where the default backend is a TPU and ``xla`` elsewhere, when a function is traced.
+    """``auto`` becomes ``pallas`` for a TPU and ``xla`` for anything else, when a function is traced.
 
-    Compiling ahead of time for a TPU on a machine without one has to ask for ``pallas``.
+    It is traced for ``target_platform`` where that is set, as for compiling ahead of time, and else for the default
+    backend.
 
     Raises:
         ValueError: an unknown name.
@@ -23,5 +27,5 @@ def resolve(impl: Impl) -> Literal["xla", "pallas", "interpret"]:
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl is one of {', '.join(IMPLEMENTATIONS)}, not {impl!r}")
     if impl == "auto":
-        return "pallas" if jax.default_backend() == "tpu" else "xla"
+        return "pallas" if (target_platform.value or jax.default_backend()) == "tpu" else "xla"
     return impl

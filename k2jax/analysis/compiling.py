@@ -8,30 +8,41 @@ import re
 
 import jax
 
+from k2jax import runtime
 from k2jax.analysis.chips import chip_of
+from k2jax.analysis.placed import empty_slots
 from k2jax.analysis.serving import Serving, compile_serving
 from k2jax.analysis.sweep import Candidate, sweep
 from k2jax.analysis.topology import devices
 from k2jax.analysis.training import COMPILER_OPTIONS, Step, Training, analyse
-from k2jax.config.schema import Config
+from k2jax.config.schema import Config, ModelConfig
 from k2jax.errors import UserError
+from k2jax.sharding import CONTEXT, TENSOR
 from k2jax.train.program import Program
+from pallas_kernels.implementation import target_platform
 
 
 class DoesNotFit(Exception):
-    """The program needs more HBM than there is; one line that says what would do."""
+    """The program needs more HBM than there is; ``needs`` says how much, for people."""
+
+    def __init__(self, needs: str):
+        super().__init__(f"the program needs {needs}")
+        self.needs = needs
 
 
 def for_tpu(config: Config) -> Config:
-    """The config with what is ``auto`` as it would be on a TPU, which this machine is not."""
-    model, train, optimizer = config.model, config.train, config.optimizer
-    if model.kernels == "auto":
-        model = dataclasses.replace(model, kernels="pallas")
+    """The config with dtypes that are ``auto`` as they would be on a TPU, which this machine is not.
+
+    Raises:
+        UserError: it asks for kernels that do not take the model's widths.
+    """
+    runtime.check_widths(config.model)
+    train, optimizer = config.train, config.optimizer
     if train.compute_dtype == "auto":
         train = dataclasses.replace(train, compute_dtype="bfloat16")
     if optimizer.newton_schulz_dtype == "auto":
         optimizer = dataclasses.replace(optimizer, newton_schulz_dtype="bfloat16")
-    return dataclasses.replace(config, model=model, train=train, optimizer=optimizer)
+    return dataclasses.replace(config, train=train, optimizer=optimizer)
 
 
 def best_layouts(config: Config, topology: str) -> list[Candidate]:
@@ -52,11 +63,25 @@ def compile_training(config: Config, topology: str) -> Training:
     """
     step = traced_step(config, topology)
     try:
-        return analyse(step, config, topology)
+        report = analyse(step, config, topology)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise DoesNotFit(too_large(config, topology, _needed(str(error)))) from error
+        raise DoesNotFit(_needed(str(error))) from error
+    return report._replace(notes=[*report.notes, *without_kernels(config.model, config.parallel.tensor)])
+
+
+def attempt_training(config: Config, topology: str) -> tuple[Training | None, str]:
+    """The compiled step, if the compiler came through, and what it needs, if that is more HBM than there is.
+
+    Raises:
+        UserError: as ``compile_training``.
+    """
+    try:
+        report = compile_training(config, topology)
+    except DoesNotFit as error:
+        return None, error.needs
+    return report, "" if report.hbm.fits else report.hbm.needs
 
 
 def compile_inference(config: Config, mode: str, topology: str, context: int, slots: int) -> Serving:
@@ -67,11 +92,23 @@ def compile_inference(config: Config, mode: str, topology: str, context: int, sl
         DoesNotFit: the compiler found too little HBM.
     """
     try:
-        return compile_serving(config.model, mode, topology, config.parallel.expert, context, slots, COMPILER_OPTIONS)
+        report = compile_serving(config.model, mode, topology, config.parallel.expert, context, slots, COMPILER_OPTIONS)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise DoesNotFit(inference_too_large(mode, _needed(str(error)))) from error
+        raise DoesNotFit(_needed(str(error))) from error
+    return report._replace(notes=tuple(without_kernels(config.model)))
+
+
+def without_kernels(model: ModelConfig, shards: int = 1) -> list[str]:
+    """A note where ``auto`` is plain JAX on a TPU too, with the experts' hidden width cut into so many shards."""
+    if model.kernels != "auto" or runtime.kernels_take(model, shards):
+        return []
+    width = f"{model.expert_ffn} over {shards} devices" if shards > 1 else model.expert_ffn
+    return [
+        f"the experts are compiled as plain JAX, as auto has it on a TPU: their kernels need a d_model that is a "
+        f"multiple of 256 and an expert_ffn of 128, not {model.d_model} and {width}"
+    ]
 
 
 def traced_step(config: Config, topology: str) -> Step:
@@ -82,17 +119,30 @@ def traced_step(config: Config, topology: str) -> Step:
     """
     program = Program(config, devices(topology))
     state, batch = program.abstract()
-    return Step(program.step.trace(state, batch), program.mesh, state, program.schedule)
+    with target_platform("tpu"):
+        traced = program.step.trace(state, batch)
+    return Step(traced, program.mesh, state, program.schedule, empty_slots(config, program.layout))
 
 
 def too_large(config: Config, topology: str, needs: str) -> str:
-    """One line: what the step needs, and a layout that fits by estimate, the one that changes least."""
+    """One line: what the step needs, and of the layouts that fit by estimate the one that changes least.
+
+    Nothing is proposed that would take as much as the refused layout does by the same estimate. A sweep estimates
+    neither ``context`` nor ``tensor``: both are 1 in what is proposed.
+    """
+    shared = [axis for axis in (CONTEXT, TENSOR) if getattr(config.parallel, axis) > 1]
+    parallel = dataclasses.replace(config.parallel, **dict.fromkeys(shared, 1))
     try:
-        fitting = best_layouts(config, topology)
+        fitting = best_layouts(dataclasses.replace(config, parallel=parallel), topology)
     except UserError as error:
         return f"the step does not fit: it needs {needs}; {error}"
-    nearest = min(fitting, key=lambda one: _distance(one.config, config))
-    return f"the step does not fit: it needs {needs}; by estimate this fits: {nearest.flags}"
+    least = min((_bytes(one) for one in fitting if not _distance(one.config, config)), default=math.inf)
+    smaller = [one for one in fitting if _bytes(one) < least]
+    if not smaller:
+        return f"the step does not fit: it needs {needs}; by estimate no layout needs less: take more devices"
+    nearest = min(smaller, key=lambda one: _distance(one.config, config))
+    flags = " ".join([nearest.flags, *(f"--config.parallel.{axis}=1" for axis in shared)])
+    return f"the step does not fit: it needs {needs}; by estimate this fits: {flags}"
 
 
 def inference_too_large(mode: str, needs: str) -> str:
@@ -106,10 +156,13 @@ def _needed(message: str) -> str:
     return f"{sizes[1]}iB of {sizes[2]}iB" if sizes else message.splitlines()[0]
 
 
+def _bytes(one: Candidate) -> float:
+    return one.estimate.hbm.total
+
+
 def _distance(one: Config, other: Config) -> float:
-    """How differently two layouts cut a model, in doublings."""
-    sizes = [
-        (getattr(one.parallel, key), getattr(other.parallel, key)) for key in ("stage", "virtual_stages", "expert")
-    ]
+    """How differently two layouts cut a model, in doublings; 0 is the same layout."""
+    keys = ("stage", "virtual_stages", "expert", CONTEXT, TENSOR)
+    sizes = [(getattr(one.parallel, key), getattr(other.parallel, key)) for key in keys]
     sizes.append((one.train.micro_batches, other.train.micro_batches))
     return sum(abs(math.log2(a / b)) for a, b in sizes) + (one.train.remat != other.train.remat)

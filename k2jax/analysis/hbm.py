@@ -19,10 +19,12 @@ class Hbm(NamedTuple):
     Attributes:
         parts: by what they are for; they add up to the whole.
         limit: what the device has.
+        empty: of the parts, what slots of a pipeline take that hold no layer.
     """
 
     parts: dict[str, float]
     limit: float
+    empty: float = 0.0
 
     @property
     def total(self) -> float:
@@ -48,7 +50,7 @@ class Kept(NamedTuple):
     activations: int
 
 
-def hbm(chip: Chip, taken: Any, params: Any, state: Any, kept: Kept) -> Hbm:
+def hbm(chip: Chip, taken: Any, params: Any, state: Any, kept: Kept, empty: float = 0.0) -> Hbm:
     """The table of a compiled program.
 
     Args:
@@ -58,6 +60,7 @@ def hbm(chip: Chip, taken: Any, params: Any, state: Any, kept: Kept) -> Hbm:
         state: all that the step is given and gives back changed, ``params`` included.
         kept: of its loops. What the compiler reports as temporary is divided by these; where it found room for some of
             them in each other or in results, the remainder is negative, and called ``counted twice``.
+        empty: of all that, in a pipeline's slots without a layer.
     """
     parameters, all_state = shard_bytes(params), shard_bytes(state)
     rest = taken.temp_size_in_bytes - sum(kept)
@@ -73,6 +76,7 @@ def hbm(chip: Chip, taken: Any, params: Any, state: Any, kept: Kept) -> Hbm:
             "other temporaries" if rest >= 0 else "counted twice": rest,
         },
         chip.hbm_bytes / chip.devices,
+        empty,
     )
 
 

@@ -107,10 +107,15 @@ def residual_bytes(config: Config, group: str, tokens: float, ranks: int) -> flo
     if group == "dense":
         width += 3 * model.dense_ffn
     else:
-        room = config.parallel.expert_copies if ranks > 1 else 1.0
-        width += 2 * room * model.active_experts * model.expert_ffn + 3 * model.shared_experts * model.expert_ffn
+        copies = room_for_copies(config, ranks) * model.active_experts
+        width += (2 * copies + 3 * model.shared_experts) * model.expert_ffn
         width += ranks * config.parallel.expert_slots * model.d_model if ranks > 1 else 0
     return BFLOAT16 * tokens * width
+
+
+def room_for_copies(config: Config, ranks: int) -> float:
+    """Copies of tokens that the experts' kernels of one of the ranks have room for, over the mean; never beyond all."""
+    return min(config.parallel.expert_copies, ranks) if ranks > 1 else 1.0
 
 
 def owners(model: ModelConfig, ranks: int) -> float:

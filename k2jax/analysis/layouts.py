@@ -11,25 +11,22 @@ neighbour hide behind the next tick, nothing else hides.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
-
-import jax
 
 from k2jax.analysis.chips import Chip
 from k2jax.analysis.hbm import Hbm
 from k2jax.analysis.layer_costs import BFLOAT16, layer_costs, owners, residual_bytes
+from k2jax.analysis.placed import FLOAT32, MOMENTS, empty_slots, gradient_bytes, local_size, placed
 from k2jax.analysis.roofline import Roofline, Traffic, Work, model_flops_per_token, roofline
 from k2jax.analysis.wires import Sent, Wires, wires_of
 from k2jax.config.schema import Config
 from k2jax.optim.groups import group_of
 from k2jax.optim.muon import matrix_parts
-from k2jax.parallel.layout import Layout, entries, make_layout, shards_of
+from k2jax.parallel.layout import Layout, entries, make_layout
 from k2jax.parallel.mesh import TOKEN_AXES, make_mesh, rows_per_micro_batch
 from k2jax.parallel.schedule import build
-from k2jax.params import ParamSpec, named_specs
+from k2jax.params import named_specs
 
-FLOAT32 = 4
 SETTLED = 4  # micro-batches over stages, beyond which a schedule needs no more slots
 
 
@@ -82,7 +79,7 @@ def estimate(config: Config, chip: Chip, devices: list[Any], *, gather_per_layer
     return Estimate(
         dict(mesh.shape),
         tokens,
-        Hbm(case.memory(), chip.hbm_bytes / chip.devices),
+        case.hbm(chip),
         sum(one.times * one.flops for one in work) + flops,
         moved,
         case.bubble(),
@@ -96,7 +93,7 @@ def memory(config: Config, chip: Chip, devices: list[Any]) -> Hbm:
     Raises:
         UserError: as ``estimate``.
     """
-    return Hbm(_case(config, chip, devices, False).memory(), chip.hbm_bytes / chip.devices)
+    return _case(config, chip, devices, False).hbm(chip)
 
 
 def _case(config: Config, chip: Chip, devices: list[Any], gather_per_layer: bool) -> _Case:
@@ -202,8 +199,8 @@ class _Case:
         """Gathering the compute copy, and reducing gradients."""
         gathers: dict[tuple[str, ...], float] = {}
         reductions: dict[tuple[str, ...], float] = {}
-        for spec, rest, compute in self._placed():
-            size = self._local(spec, compute)
+        for spec, rest, compute in placed(self.layout):
+            size = local_size(spec, compute, self.layout.mesh)
             own = set(sum(entries(spec, compute), ()))
             axes = tuple(
                 axis for axis in self.shape if axis in set(sum(entries(spec, rest), ())) - own and self.shape[axis] > 1
@@ -212,7 +209,7 @@ class _Case:
             if axes:
                 gathers[axes] = gathers.get(axes, 0.0) + BFLOAT16 * size
             if batch:
-                reductions[batch] = reductions.get(batch, 0.0) + self._gradient_bytes() * size
+                reductions[batch] = reductions.get(batch, 0.0) + gradient_bytes(self.config) * size
         passes = self.micro_batches if self.gathered else 1
         found = [
             self.wires.send("all-gather", axes, size, passes * (2 if self.gathered else 1))
@@ -223,7 +220,7 @@ class _Case:
     def newton_schulz_traffic(self) -> list[Sent]:
         """Matrices that lie cut at rest come together in bfloat16 and go back."""
         cut: dict[tuple[str, ...], float] = {}
-        for spec, rest, _ in self._placed():
+        for spec, rest, _ in placed(self.layout):
             if group_of(spec, self.config.optimizer) != "muon":
                 continue
             within = {
@@ -233,7 +230,7 @@ class _Case:
                 if name not in spec.stack
             }
             if axes := tuple(axis for axis in self.shape if axis in within and self.shape[axis] > 1):
-                cut[axes] = cut.get(axes, 0.0) + BFLOAT16 * self._local(spec, rest)
+                cut[axes] = cut.get(axes, 0.0) + BFLOAT16 * local_size(spec, rest, self.layout.mesh)
         return [self.wires.send("all-to-all", axes, size, 2) for axes, size in cut.items()]
 
     def optimizer_flops(self) -> float:
@@ -250,18 +247,22 @@ class _Case:
     def at_rest(self) -> tuple[float, float]:
         """Bytes of parameters and of the optimizer's state."""
         sizes, moments = 0.0, 0.0
-        for spec, rest, _ in self._placed():
-            size = FLOAT32 * self._local(spec, rest)
+        for spec, rest, _ in placed(self.layout):
+            size = FLOAT32 * local_size(spec, rest, self.layout.mesh)
             sizes += size
-            moments += size * {"muon": 1, "adamw": 2, "balance": 0}[group_of(spec, self.config.optimizer)]
+            moments += size * MOMENTS[group_of(spec, self.config.optimizer)]
         return sizes, moments
+
+    def hbm(self, chip: Chip) -> Hbm:
+        """All of a device."""
+        return Hbm(self.memory(), chip.hbm_bytes / chip.devices, empty_slots(self.config, self.layout))
 
     def memory(self) -> dict[str, float]:
         """By kind; the optimizer's own temporaries, two more trees of updates, come when activations are gone."""
         params, moments = self.at_rest()
-        elements = sum(self._local(spec, compute) for spec, _, compute in self._placed())
+        elements = sum(local_size(spec, compute, self.layout.mesh) for spec, _, compute in placed(self.layout))
         share = 2 / self.config.model.layers if self.gathered else 1.0
-        copy, gradients = BFLOAT16 * elements * share, self._gradient_bytes() * elements * share
+        copy, gradients = BFLOAT16 * elements * share, gradient_bytes(self.config) * elements * share
         activations = self._activations()
         return {
             "parameters": params,
@@ -284,17 +285,3 @@ class _Case:
         kind = "gpipe" if self.config.parallel.schedule == "gpipe" else "1f1b"
         slots = _slots(kind, self.stages, self.rounds, self.layout.chunks, count)
         return working + (slots + 5) * self.stream  # each kind has a bin, and three lie between ticks
-
-    def _gradient_bytes(self) -> int:
-        return FLOAT32 if self.config.train.gradient_dtype == "float32" else BFLOAT16
-
-    def _placed(self):
-        partitions = lambda tree: jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, jax.P))  # noqa: E731
-        specs = [spec for _, spec in named_specs(self.layout.specs)]
-        return zip(specs, partitions(self.layout.rest), partitions(self.layout.compute), strict=True)
-
-    def _local(self, spec: ParamSpec, placed: Any) -> float:
-        """Elements of a weight on one device."""
-        return math.prod(
-            -(-size // cut) for size, cut in zip(spec.shape, shards_of(spec, placed, self.layout.mesh), strict=True)
-        )

@@ -21,7 +21,7 @@ from k2jax.analysis.hlo import Program
 from k2jax.analysis.layer_costs import Cost, routed_experts
 from k2jax.analysis.roofline import Roofline, Work, roofline
 from k2jax.analysis.topology import devices
-from k2jax.analysis.traffic import Moved, sent_in, tabulated
+from k2jax.analysis.traffic import Moved, Part, sent_in, tabulated
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference.engine import PREFILL_TOKENS, PREFILL_WIDTHS
@@ -30,6 +30,7 @@ from k2jax.inference.mesh import CACHE, ROWS, exchanged_parts, make_mesh
 from k2jax.model import model_specs
 from k2jax.params import map_specs
 from k2jax.sharding import WHOLE_ROLES, neighbours, param_shardings
+from pallas_kernels.implementation import target_platform
 
 MODES = ("prefill", "decode")
 PAGE_SIZE = 16
@@ -51,6 +52,7 @@ class Serving(NamedTuple):
         collectives: the longest first.
         work: FLOPs and bytes of a step.
         roofline: the estimate; without an optimizer, and with no model FLOPs.
+        notes: what to know about these numbers.
     """
 
     mode: str
@@ -64,6 +66,7 @@ class Serving(NamedTuple):
     collectives: list[Moved]
     work: Cost
     roofline: Roofline
+    notes: tuple[str, ...] = ()
 
 
 class Arguments(NamedTuple):
@@ -81,7 +84,7 @@ def compile_serving(
     """Compiles a program of the engine in bfloat16.
 
     Args:
-        model: the architecture; kernels as on a TPU.
+        model: the architecture.
         mode: one of ``MODES``.
         topology: its devices.
         expert: devices that share the experts; as many groups of them as there are devices.
@@ -101,16 +104,19 @@ def compile_serving(
         )
     mesh = make_mesh(len(slice_devices) // expert, expert, slice_devices)
     params = _params(model, mesh)
-    each = -(-slots // mesh.size) or _slots_that_fit(model, chip, shard_bytes(params), context, expert)
-    arguments = _arguments(model, mode, mesh, params, each, context)
     static = {"config": model, "prompt_logprobs": False, "mesh": mesh}
     began = time.perf_counter()
-    traced = run_chunk.trace(*arguments, **static)
+    with target_platform("tpu"):
+        each = -(-slots // mesh.size) or _slots_that_fit(model, chip, shard_bytes(params), context, expert)
+        arguments = _arguments(model, mode, mesh, params, each, context)
+        traced = run_chunk.trace(*arguments, **static)
     compiled = traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
     seconds = time.perf_counter() - began
-    work = _work(traced.jaxpr.jaxpr, model, mesh, arguments.chunk.tokens.size // mesh.size)
+    tokens = arguments.chunk.tokens.size // mesh.size
+    work = _work(traced.jaxpr.jaxpr, model, mesh, tokens)
     found, _ = collectives(Program(compiled.as_text(), Known()), mesh.size)
-    sent = sent_in(found, chip, mesh, model)
+    part = -(-tokens // _parts(model, mesh, tokens))
+    sent = sent_in(found, chip, mesh, model, Part(part, part))
     return Serving(
         mode,
         topology,
@@ -174,9 +180,15 @@ def _work(jaxpr: Any, model: ModelConfig, mesh: Mesh, tokens: int) -> Cost:
     layers = model.layers - model.dense_layers
     if not layers:
         return Cost(counts.flops, counts.bytes)
+    parts = _parts(model, mesh, tokens)
+    routed = routed_experts(model, tokens / parts, mesh.shape["expert"])
+    return Cost(counts.flops, counts.bytes) + routed.times(layers * parts)
+
+
+def _parts(model: ModelConfig, mesh: Mesh, tokens: int) -> int:
+    """In how many parts the tokens of a device are exchanged and computed."""
     ranks = mesh.shape["expert"]
-    parts = exchanged_parts(model, tokens, ranks) if ranks > 1 else 1
-    return Cost(counts.flops, counts.bytes) + routed_experts(model, tokens / parts, ranks).times(layers * parts)
+    return exchanged_parts(model, tokens, ranks) if ranks > 1 else 1
 
 
 def _hbm(chip: Chip, taken: Any, arguments: Arguments) -> Hbm:

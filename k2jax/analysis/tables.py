@@ -54,7 +54,7 @@ def training_table(found: Training, published: list[Published]) -> str:
     lines = [
         f"{found.topology}, {mesh}: {quantity(found.tokens)} tokens a step, "
         f"compiled in {duration(found.compile_seconds)}",
-        f"HBM of a device\n{_hbm_table(found.hbm)}",
+        f"HBM of a device\n{hbm_table(found.hbm)}",
         f"Collectives of a device, in a step, at {LINK:.0%} of their links\n{_collective_table(found)}",
         f"Work of a device, in a step\n{_work_table(found)}",
         f"Time of a step, an estimate: nothing was run\n{_time_table(found.roofline, found.bubble)}",
@@ -79,10 +79,11 @@ def serving_table(found: Serving) -> str:
     lines = [
         f"{found.mode} on {found.topology}, {mesh}: {found.slots:,} sequences of {found.context:,} tokens, "
         f"{found.tokens:,} new tokens a step, compiled in {duration(found.compile_seconds)}",
-        f"HBM of a device\n{_hbm_table(found.hbm)}",
+        f"HBM of a device\n{hbm_table(found.hbm)}",
         f"Collectives of a device, in a step, at {LINK:.0%} of their links\n{_collective_table(found)}",
         f"Time of a step, an estimate: nothing was run\n{text_table(('', 'ms'), rows)}",
         f"{quantity(rate)} tokens/s, {significant(rate / devices)} a device",
+        *(f"note: {note}" for note in found.notes),
     ]
     return "\n\n".join(line.rstrip() for line in lines)
 
@@ -128,10 +129,13 @@ def _estimate_cells(estimate: Estimate) -> tuple[str, ...]:
     )
 
 
-def _hbm_table(hbm: Hbm) -> str:
+def hbm_table(hbm: Hbm) -> str:
+    """What a device holds, a line for each part."""
     rows = [(name, significant(size / 1e9), percent(size / hbm.limit)) for name, size in hbm.parts.items()]
     verdict = "fits" if hbm.fits else "does not fit"
     rows.append((f"in all: {verdict}", significant(hbm.total / 1e9), percent(hbm.total / hbm.limit)))
+    if hbm.empty:
+        rows.append(("of which empty layer slots", significant(hbm.empty / 1e9), percent(hbm.empty / hbm.limit)))
     return text_table(("for", "GB", f"of {hbm.limit / 1e9:.0f} GB"), rows)
 
 
@@ -207,7 +211,8 @@ def as_json(found: Any) -> Any:
             "mfu": found.mfu(),
         }
     if isinstance(found, Hbm):
-        return {"parts": found.parts, "limit": found.limit, "total": found.total, "fits": found.fits}
+        listed = {"parts": found.parts, "limit": found.limit, "total": found.total, "fits": found.fits}
+        return listed | ({"empty_layer_slots": found.empty} if found.empty else {})
     if isinstance(found, Candidate):
         return {"flags": found.flags, **as_json(found.estimate)}
     if hasattr(found, "_asdict"):

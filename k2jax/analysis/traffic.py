@@ -14,6 +14,19 @@ from k2jax.analysis.layer_costs import owners
 from k2jax.analysis.network import Network
 from k2jax.analysis.roofline import LINK, Traffic, device_seconds
 from k2jax.config.schema import ModelConfig
+from pallas_kernels.expert_exchange.plan import row_groups, sent_rows
+
+
+class Part(NamedTuple):
+    """What a device exchanges with the experts' ranks at once.
+
+    Attributes:
+        tokens: of the device.
+        slots: most rows to one rank, before they are rounded up.
+    """
+
+    tokens: int
+    slots: int
 
 
 class Moved(NamedTuple):
@@ -37,24 +50,29 @@ class Moved(NamedTuple):
     exposed: float
 
 
-def sent_in(found: list[Collective], chip: Chip, mesh: Any, model: ModelConfig) -> list[tuple[float, Traffic]]:
-    """Bytes and time of every collective in a step."""
+def sent_in(
+    found: list[Collective], chip: Chip, mesh: Any, model: ModelConfig, part: Part
+) -> list[tuple[float, Traffic]]:
+    """Bytes and time of every collective in a step, whose exchanges of tokens are of such parts."""
     network = Network.of(chip, list(np.asarray(mesh.devices).flat))
     sent = []
     for one in found:
-        size = one.bytes * (travelling(model, len(one.groups[0])) if one.kind == "ragged-all-to-all" else 1.0)
+        ragged = one.kind == "ragged-all-to-all"
+        size = one.bytes * (travelling(model, len(one.groups[0]), part) if ragged else 1.0)
         seconds = network.seconds(one.kind, one.groups, size) / LINK
         hidden = one.asynchronous and device_seconds(chip, one.flops, 0)[0] >= seconds
         sent.append((size * one.count, Traffic(seconds * one.count, hidden)))
     return sent
 
 
-def travelling(model: ModelConfig, ranks: int) -> float:
-    """Part of a ragged exchange's rows that are in use, with uniform routing, where there is room for any routing.
+def travelling(model: ModelConfig, ranks: int, part: Part) -> float:
+    """Share of a ragged exchange's packed buffer that travels, with uniform routing; the rest is room and padding.
 
-    A token needs a row for each rank that owns one of its experts; there is room for as many ranks as it has experts.
+    A token needs a row for each rank that owns one of its experts, as far as there are slots.
     """
-    return owners(model, ranks) / min(model.active_experts, ranks)
+    slots = row_groups(part.slots)
+    rows = min(ranks * slots, part.tokens * owners(model, ranks))
+    return rows / sent_rows(part.tokens, model.active_experts, ranks, slots)
 
 
 def tabulated(found: list[Collective], sent: list[tuple[float, Traffic]], mesh: Any) -> list[Moved]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+import math
 import time
 from typing import Any, NamedTuple
 
@@ -11,10 +12,12 @@ from k2jax.analysis.collectives import collectives
 from k2jax.analysis.counts import Counts, Known, count, ticks
 from k2jax.analysis.hbm import Hbm, hbm, kept, shard_bytes
 from k2jax.analysis.hlo import Program
+from k2jax.analysis.layer_costs import room_for_copies
 from k2jax.analysis.roofline import Roofline, Work, model_flops_per_token, roofline
-from k2jax.analysis.traffic import Moved, sent_in, tabulated
+from k2jax.analysis.traffic import Moved, Part, sent_in, tabulated
 from k2jax.cluster.run import XLA_OPTIONS
 from k2jax.config.schema import Config
+from k2jax.parallel.mesh import TOKEN_AXES, rows_per_micro_batch
 
 # As k2jax.launch sets them: exchanges of tokens may run beside products.
 COMPILER_OPTIONS = dict(option.removeprefix("--").split("=") for option in XLA_OPTIONS)
@@ -28,12 +31,14 @@ class Step(NamedTuple):
         mesh: of its devices.
         state: what it is given and gives back changed: ShapeDtypeStructs with shardings, ``params`` among them.
         schedule: the pipeline's table, or None.
+        empty: bytes of a device in slots of the pipeline that hold no layer.
     """
 
     traced: Any
     mesh: Any
     state: Any
     schedule: Any
+    empty: float
 
 
 class Training(NamedTuple):
@@ -84,7 +89,7 @@ def analyse(step: Step, config: Config, topology: str) -> Training:
     known = known_of(step, config)
     jaxpr, text = step.traced.jaxpr.jaxpr, Program(compiled.as_text(), known)
     found, unknown = collectives(text, mesh.size)
-    sent = sent_in(found, chip, mesh, config.model)
+    sent = sent_in(found, chip, mesh, config.model, exchanged_part(config, mesh))
     tokens = config.train.batch_size * config.data.sequence_length
     model_flops = tokens * model_flops_per_token(config.model, config.data.sequence_length)
     traffic = [one for _, one in sent]
@@ -93,7 +98,7 @@ def analyse(step: Step, config: Config, topology: str) -> Training:
         dict(mesh.shape),
         tokens,
         seconds,
-        hbm(chip, compiled.memory_analysis(), step.state.params, step.state, kept(jaxpr)),
+        hbm(chip, compiled.memory_analysis(), step.state.params, step.state, kept(jaxpr), step.empty),
         tabulated(found, sent, mesh),
         count(jaxpr, mesh.size, known),
         text.flops(text.entry),
@@ -106,11 +111,17 @@ def analyse(step: Step, config: Config, topology: str) -> Training:
 def known_of(step: Step, config: Config) -> Known:
     """What the compiled step does not say: how often ticks branch, and how many of the experts' rows are in use.
 
-    Ranks of the experts have room for ``expert_copies`` times the mean of copies, if all ranks have as many.
+    Kernels declare all copies that there is room for, and have the mean if all ranks have as many.
     """
-    ranks = step.mesh.shape.get("expert", 1)
-    room = min(config.parallel.expert_copies, ranks) if ranks > 1 else 1.0
-    return Known(taken_branches(step.schedule), 1 / room)
+    return Known(taken_branches(step.schedule), 1 / room_for_copies(config, step.mesh.shape.get("expert", 1)))
+
+
+def exchanged_part(config: Config, mesh: Any) -> Part:
+    """What a device of the mesh exchanges at once: a chunk of its tokens of a micro-batch."""
+    tokens = rows_per_micro_batch(config, mesh) * config.data.sequence_length
+    devices = math.prod(mesh.shape.get(axis, 1) for axis in TOKEN_AXES)
+    tokens = -(-tokens // (devices * config.parallel.expert_chunks))
+    return Part(tokens, math.ceil(config.parallel.expert_slots * tokens))
 
 
 def taken_branches(schedule: Any) -> dict[int, float]:

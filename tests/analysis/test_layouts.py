@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from k2jax.analysis import topology
+from k2jax.analysis import tables, topology
 from k2jax.analysis.chips import CHIPS
 from k2jax.analysis.compiling import for_tpu, traced_step
 from k2jax.analysis.counts import count
@@ -68,6 +68,7 @@ def test_it_agrees_with_the_traced_step(changed):
     assert parts["parameters"] == pytest.approx(shard_bytes(step.state.params), rel=1e-6)
     optimizer = shard_bytes(step.state) - shard_bytes(step.state.params)
     assert parts["optimizer state"] == pytest.approx(optimizer, rel=1e-3)
+    assert step.empty == formulas.hbm.empty
     held = kept(jaxpr)
     if step.schedule:
         assert parts["gradients"] == pytest.approx(held.gradients, rel=0.05)
@@ -93,8 +94,11 @@ def test_products_move_weights_once_and_rows_in_and_out():
 
 
 def test_more_ranks_keep_more_rows():
-    few, many = (residual_bytes(config(), "moe", 1024, ranks) for ranks in (2, 4))
-    assert many - few == 2 * 1024 * 2 * 512
+    """Of the buffer, and of gates and ups of copies: no rank can have more than all ranks choose."""
+    given = config(expert_copies=4.0)
+    two, four, eight = (residual_bytes(given, "moe", 1024, ranks) for ranks in (2, 4, 8))
+    assert four - two == 2 * 1024 * (2 * 512 + 2 * 2 * 4 * 512)
+    assert eight - four == 2 * 1024 * 4 * 512
 
 
 def test_what_recomputing_costs_and_saves():
@@ -118,6 +122,23 @@ def test_gathering_layer_by_layer_sends_more_and_keeps_less():
     gathered = lambda one: sum(size for kind, size in one.moved.items() if kind.startswith("all-gather"))  # noqa: E731
     assert gathered(each) == pytest.approx(2 * 2 * gathered(once))  # two passes of two micro-batches
     assert each.hbm.parts["compute copy"] == pytest.approx(once.hbm.parts["compute copy"] * 2 / 5)
+
+
+def test_empty_slots_of_a_pipeline_take_what_a_layer_takes():
+    """5 layers in 2 stages of 3: half an empty slot a device, its weights cut in 4 at rest, experts in 2 in use."""
+    attention = 512 * 256 + 256 * 8 * 192 + 512 * (128 + 64) + 128 * 8 * 256 + 8 * 128 * 512
+    experts, shared, router, vectors = 16 * 3 * 512 * 512, 3 * 512 * 512, 512 * 16, 2 * 512 + 256 + 128
+    at_rest = 4 * ((attention + experts + shared) / 4 * 2 + router / 4 * 3 + vectors * 3 + 16)
+    copy = 2 * (attention + experts / 2 + shared + vectors) + 4 * (router + 16)
+    gradients = 4 * (attention + experts / 2 + shared + router + vectors + 16)
+    model = dataclasses.replace(TINY, layers=6)
+    found = memory(config(model=model, virtual_stages=3), CHIP, devices())
+    assert found.empty == pytest.approx((at_rest + copy + gradients) / 2)
+    assert tables.as_json(found)["empty_layer_slots"] == found.empty
+    assert "of which empty layer slots  " in tables.hbm_table(found)
+    full = memory(config(model=model, stage=1, virtual_stages=1, data=4, micro_batches=2), CHIP, devices())
+    assert full.empty == 0 and "empty_layer_slots" not in tables.as_json(full)
+    assert "empty" not in tables.hbm_table(full)
 
 
 def test_a_sweep_is_of_layouts_that_can_be_sorted_by_time():
