@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
-import functools
 from pathlib import Path
 import signal
 import time
@@ -24,14 +23,13 @@ from k2jax import optim, processes, runtime
 from k2jax.checkpoint import Checkpoints
 from k2jax.config.build import to_json
 from k2jax.config.schema import Config
-from k2jax.convert.loading import load_pretrained, tokenizer_folder, tokenizer_of
+from k2jax.convert.loading import tokenizer_folder, tokenizer_of
 from k2jax.data import Data, build
 from k2jax.errors import UserError
-from k2jax.parallel.forms import from_logical
-from k2jax.params import abstract
 from k2jax.report.metrics import MetricsLog
 from k2jax.report.progress import Progress
 from k2jax.report.samples import write_sample
+from k2jax.train.init_from import pretrained_params
 from k2jax.train.program import Program
 from k2jax.train.record import Recorder
 from k2jax.train.report import print_start, write_results
@@ -123,13 +121,10 @@ class Run:
             return self._restore(steps[-1])
         state = self.program.init()
         if self.config.init_from:
-            found = load_pretrained(self.config.init_from, np.float32)
-            layout = self.program.layout
-            _check_shapes(self.config.init_from, found.params, abstract(layout.logical))
             self._check_tokenizer(self.config.init_from)
-            _say(f"parameters from {found.origin}")
-            spread = jax.jit(functools.partial(from_logical, layout), out_shardings=self.program.shardings.params)
-            state = state.replace(params=spread(found.params))
+            params, origin = pretrained_params(self.config.init_from, self.program.layout)
+            _say(f"parameters from {origin}")
+            state = state.replace(params=params)
         return state, {}
 
     def _check_tokenizer(self, init_from: str) -> None:
@@ -262,18 +257,6 @@ class Run:
 def _say(text: str) -> None:
     if processes.first():
         print(text)
-
-
-def _check_shapes(name: str, params: Any, expected: Any) -> None:
-    given, wanted = (
-        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (params, expected)
-    )
-    for key in sorted(given.keys() | wanted.keys()):
-        if given.get(key) != wanted.get(key):
-            raise UserError(
-                f"init_from {name} is another model: {key} is {given.get(key)} there, {wanted.get(key)} in the config"
-            )
 
 
 def _status(code: int) -> str:
