@@ -8,7 +8,7 @@ writes, checkpoints apart, to which each adds what lies on its devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 from pathlib import Path
 import signal
@@ -40,7 +40,7 @@ from k2jax.train.trace import StepTrace
 from k2jax.train.workdir import check_equal, check_shared, locked, open_workdir, write_config
 
 NON_FINITE = 3  # exit code
-_BUILD_SECONDS = 3600.0  # for the data; see data.build
+_SEEN_SECONDS = 60.0  # until a shared disk shows to one host what another one has written
 _STOP_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
@@ -75,22 +75,13 @@ class Run:
         train = config.train
         self.program = Program(config)
         self.placement = self.program.placement()
-        self.data: Data = build(
-            config.data,
-            batch_size=train.batch_size,
-            seed=train.seed,
-            steps=train.steps,
-            part=self.placement.rows,
-            builder=processes.first(),
-            log=_say,
-            wait_seconds=_BUILD_SECONDS,
-        )
+        self.data = shared_data(config, self.placement.rows)
         if self.data.tokenizer.vocab_size > config.model.vocab:
             raise UserError(
                 f"the tokenizer has {self.data.tokenizer.vocab_size} tokens, config.model.vocab only "
                 f"{config.model.vocab}; raise it"
             )
-        processes.barrier("data", _BUILD_SECONDS)
+        processes.barrier("data", None)
         if processes.first():
             self.data.tokenizer.save(workdir / "tokenizer")
         self.learning_rate = optim.learning_rate(config.optimizer, train.steps)
@@ -252,6 +243,28 @@ class Run:
             "Lower config.optimizer.learning_rate or config.optimizer.grad_clip and run again."
         )
         return NON_FINITE
+
+
+def shared_data(config: Config, rows: Sequence[int]) -> Data:
+    """What this process reads of the data: process 0 builds what is missing, the others then find it.
+
+    They wait for as long as process 0 lives: a large corpus takes hours.
+    """
+    if not processes.first():
+        processes.barrier("built", None)
+    data = build(
+        config.data,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        steps=config.train.steps,
+        part=rows,
+        builder=processes.first(),
+        log=_say,
+        wait_seconds=_SEEN_SECONDS,
+    )
+    if processes.first():
+        processes.barrier("built", None)
+    return data
 
 
 def _say(text: str) -> None:
