@@ -7,7 +7,7 @@ import sys
 
 FOLDER = Path(__file__).parent / "golden"
 SAME = (
-    "--config=experiments/pretrain/nano.py",
+    "--config=experiments/pretrain/moonlight_16b.py",
     "--workdir=gs://my-bucket/runs/k2",
     "--project=my-project",
     "--image=us-docker.pkg.dev/my-project/k2jax/train:1",

@@ -59,7 +59,7 @@ spec:
                     - "-m"
                     - k2jax.train
                     - "--workdir=/gcs/my-bucket/runs/k2"
-                    - "--config=experiments/pretrain/nano.py"
+                    - "--config=experiments/pretrain/moonlight_16b.py"
                     - "--config.train.steps=1000"
                     - "--config.data.cache_dir=$$(HOME)"
                   env:
@@ -67,6 +67,8 @@ spec:
                       value: "tpu,cpu"
                     - name: JAX_COMPILATION_CACHE_DIR
                       value: "/gcs/my-bucket/runs/k2/compilation_cache"
+                    - name: K2JAX_CACHE
+                      value: "/gcs/my-bucket/runs/k2/cache"
                     - name: LIBTPU_INIT_ARGS
                       value: "--xla_tpu_enable_async_all_to_all=true --xla_tpu_enable_async_ragged_all_to_all=true"
                     - name: PYTHONUNBUFFERED
