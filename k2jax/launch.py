@@ -1,7 +1,7 @@
 """Starts a training run on TPU slices of many hosts: prints the exact commands, and runs them.
 
 Example:
-    python -m k2jax.launch --config=experiments/pretrain/moonlight_16b.py --workdir=gs://bucket/run \\
+    python -m k2jax.launch --config=experiments/pretrain/k2_1t.py --workdir=gs://bucket/run \\
         --tpu=v5p-2048 --project=my-project --zone=us-east5-a \\
         --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
     python -m k2jax.launch --backend=jobset --cluster=my-cluster --tpu=v5p:8x8x16 --slices=2 ...
@@ -93,14 +93,21 @@ def check_mesh(config: Config, run: Run) -> None:
     """Refuses what every host would refuse once it has its slice.
 
     Raises:
-        UserError: the config's mesh does not fit the slices.
+        UserError: the config's mesh does not fit the slices, or batch and model do not fit the mesh.
     """
+    from jax.sharding import AbstractMesh  # here: other mistakes need not wait for it
+
     from k2jax.analysis.chips import CHIPS
-    from k2jax.parallel.mesh import axis_sizes  # with jax, for which other mistakes need not wait
+    from k2jax.parallel.layout import make_layout
+    from k2jax.parallel.mesh import axis_sizes, rows_per_micro_batch
     from k2jax.parallel.torus import sizes_of_slice
 
-    devices = run.tpu.chips * CHIPS[run.tpu.generation.name].devices
-    sizes_of_slice(axis_sizes(config, run.slices * devices), run.slices)
+    devices = run.slices * run.tpu.chips * CHIPS[run.tpu.generation.name].devices
+    sizes = axis_sizes(config, devices)
+    sizes_of_slice(sizes, run.slices)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    rows_per_micro_batch(config, mesh)
+    make_layout(config, mesh)
 
 
 def trainer_arguments(argv: Sequence[str], values: flags.FlagValues) -> tuple[str, ...]:

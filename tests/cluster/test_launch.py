@@ -44,6 +44,8 @@ def test_dry_run_prints_what_it_printed(case):
             ["--config=experiments/pretrain/k2_1t.py", "--backend=jobset", "--cluster=c", "--tpu=tpu7x:2x2x1"],
             "config.parallel.data (what is left) x expert 16 x stage 16 needs 256 devices, there are 8",
         ),
+        (["--tpu=v5p-256"], "does not fill 32 micro-batches of 128 rows"),
+        (["--tpu=v5p-128", "--config.parallel.stage=8"], "26 moe layers do not make equal chunks"),
         (["--slices=6"], "data 3 does not divide over 6 slices, between which no other axis may go"),
         (["--backend=jobset"], "--cluster is required to run on GKE"),
         (["--backend=xpk", "--cluster=c", "--slices=2", "--tpu=v6e-4"], "GKE joins slices of several hosts only"),

@@ -60,6 +60,7 @@ spec:
                     - k2jax.train
                     - "--workdir=/gcs/my-bucket/runs/k2"
                     - "--config=experiments/pretrain/moonlight_16b.py"
+                    - "--config.train.micro_batches=4"
                   env:
                     - name: JAX_PLATFORMS
                       value: "tpu,cpu"

@@ -60,7 +60,7 @@ spec:
                     - k2jax.train
                     - "--workdir=/gcs/my-bucket/runs/k2"
                     - "--config=experiments/pretrain/moonlight_16b.py"
-                    - "--config.train.steps=1000"
+                    - "--config.train.micro_batches=2"
                     - "--config.data.cache_dir=$$(HOME)"
                   env:
                     - name: JAX_PLATFORMS

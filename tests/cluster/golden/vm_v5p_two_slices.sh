@@ -57,7 +57,7 @@ while true; do
     us-docker.pkg.dev/my-project/k2jax/train:1 python -m k2jax.train \
     --workdir=/gcs/my-bucket/runs/k2 \
     --config=experiments/pretrain/moonlight_16b.py \
-    --config.train.steps=1000 \
+    --config.train.micro_batches=1 \
     '--config.data.cache_dir=it'"'"'s $HOME'
   code=$?
   case "$code" in
