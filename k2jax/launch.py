@@ -1,8 +1,9 @@
 """Starts a training run on TPU slices of many hosts: prints the exact commands, and runs them.
 
 Example:
-    python -m k2jax.launch --config=experiments/pretrain/nano.py --workdir=gs://bucket/run --tpu=v5p-2048 \\
-        --project=my-project --zone=us-east5-a --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
+    python -m k2jax.launch --config=experiments/pretrain/k2_1t.py --workdir=gs://bucket/run \\
+        --tpu=v5p-2048 --project=my-project --zone=us-east5-a \\
+        --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
     python -m k2jax.launch --backend=jobset --cluster=my-cluster --tpu=v5p:8x8x16 --slices=2 ...
 
 What is printed is a shell script, and is what runs. Hosts run k2jax.train with the --config flags as they are typed
@@ -27,6 +28,7 @@ from k2jax.cluster.run import CAPACITIES, Run, environment_of, name_of
 from k2jax.cluster.slices import parse_slice
 from k2jax.cluster.vm import vm_script
 from k2jax.cluster.xpk import xpk_script
+from k2jax.config.schema import Config
 from k2jax.errors import UserError
 
 SCRIPTS = {"vm": vm_script, "jobset": jobset_script, "xpk": xpk_script}
@@ -58,8 +60,9 @@ def define(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Runs the command."""
     cli.require(values, "config", "workdir", "tpu", "image", "project", "zone")
-    cli.config_of(values)
-    script = SCRIPTS[values.backend](run_of(values, trainer_arguments(sys.argv[1:], values)))
+    config, run = cli.config_of(values), run_of(values, trainer_arguments(sys.argv[1:], values))
+    script = SCRIPTS[values.backend](run)
+    check_mesh(config, run)
     print(script, end="", flush=True)
     if values.dry_run:
         return 0
@@ -84,6 +87,27 @@ def run_of(values: flags.FlagValues, arguments: tuple[str, ...]) -> Run:
         environment=environment_of(values.env),
         **{name: values[name].value for name in same.split()},
     )
+
+
+def check_mesh(config: Config, run: Run) -> None:
+    """Refuses what every host would refuse once it has its slice.
+
+    Raises:
+        UserError: the config's mesh does not fit the slices, or batch and model do not fit the mesh.
+    """
+    from jax.sharding import AbstractMesh  # here: other mistakes need not wait for it
+
+    from k2jax.analysis.chips import CHIPS
+    from k2jax.parallel.layout import make_layout
+    from k2jax.parallel.mesh import axis_sizes, rows_per_micro_batch
+    from k2jax.parallel.torus import sizes_of_slice
+
+    devices = run.slices * run.tpu.chips * CHIPS[run.tpu.generation.name].devices
+    sizes = axis_sizes(config, devices)
+    sizes_of_slice(sizes, run.slices)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    rows_per_micro_batch(config, mesh)
+    make_layout(config, mesh)
 
 
 def trainer_arguments(argv: Sequence[str], values: flags.FlagValues) -> tuple[str, ...]:

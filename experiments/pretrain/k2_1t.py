@@ -7,8 +7,9 @@ Expected: nothing was trained with it. On v5p:8x8x16 (1,024 chips) the first com
 estimates 80.5 s a step, 35.2 % MFU; on tpu7x:8x8x8 (512 chips) 76.1 of 96 GB, 60.6 s, 18.6 % (docs/parallel.md).
 
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16
-    python -m k2jax.launch --config=experiments/pretrain/k2_1t.py --workdir=gs://BUCKET/k2 \
-        --tpu=v5p:8x8x16 --dry_run
+    python -m k2jax.launch --config=experiments/pretrain/k2_1t.py --workdir=gs://my-bucket/k2 \
+        --tpu=v5p:8x8x16 --project=my-project --zone=us-east5-a \
+        --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
 
 The report's corpus is not public: name yours, and the tokenizer's file, as below.
 """

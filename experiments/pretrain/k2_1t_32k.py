@@ -6,8 +6,9 @@ Expected: nothing was trained with it. It fits v5p:8x8x16, by the first command:
 141 s a step, 31.0 % MFU. Gradients add up in bfloat16: in float32 it takes 98.8 GB.
 
     python -m k2jax.aot --config=experiments/pretrain/k2_1t_32k.py --topology=v5p:8x8x16
-    python -m k2jax.launch --config=experiments/pretrain/k2_1t_32k.py --workdir=gs://BUCKET/k2-32k \
-        --tpu=v5p:8x8x16 --dry_run
+    python -m k2jax.launch --config=experiments/pretrain/k2_1t_32k.py --workdir=gs://my-bucket/k2-32k \
+        --tpu=v5p:8x8x16 --project=my-project --zone=us-east5-a \
+        --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
 
 It starts from the 4k run's parameters: set config.init_from to its workdir.
 """

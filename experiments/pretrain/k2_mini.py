@@ -6,8 +6,9 @@ Expected: nothing was trained with it. On v5e:2x4 the first command says 12.5 of
 step of 524k tokens, 24.8 % MFU; the last runs it on the slice itself.
 
     python -m k2jax.aot --config=experiments/pretrain/k2_mini.py --topology=v5e:2x4
-    python -m k2jax.launch --config=experiments/pretrain/k2_mini.py --workdir=gs://BUCKET/mini \
-        --tpu=v5e-8 --dry_run
+    python -m k2jax.launch --config=experiments/pretrain/k2_mini.py --workdir=gs://my-bucket/mini \
+        --tpu=v5e-8 --project=my-project --zone=us-west4-a \
+        --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
     python -m k2jax.train --config=experiments/pretrain/k2_mini.py --workdir=runs/mini
 
 The corpus is the standard library's source code, which is small: name your own for more than a trial.

@@ -6,8 +6,9 @@ Expected: nothing was trained with it. On v5p:4x4x4 the first command says 48.6 
 a step of 16.8M tokens, 39.2 % MFU; with train.remat=selective it does not fit (102 GB).
 
     python -m k2jax.aot --config=experiments/pretrain/moonlight_16b.py --topology=v5p:4x4x4
-    python -m k2jax.launch --config=experiments/pretrain/moonlight_16b.py --workdir=gs://BUCKET/moon \
-        --tpu=v5p:4x4x4 --dry_run
+    python -m k2jax.launch --config=experiments/pretrain/moonlight_16b.py --workdir=gs://my-bucket/moon \
+        --tpu=v5p:4x4x4 --project=my-project --zone=us-east5-a \
+        --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
 
 Name your corpus and the tokenizer's file, as below.
 """

@@ -84,6 +84,7 @@ class Run:
         return {
             "JAX_PLATFORMS": "tpu,cpu",  # a host whose TPU does not start stops, instead of training on its CPU
             "JAX_COMPILATION_CACHE_DIR": f"{self.mounted_workdir}/compilation_cache",
+            "K2JAX_CACHE": f"{self.mounted_workdir}/cache",  # process 0 builds in it what every host reads
             "LIBTPU_INIT_ARGS": " ".join(XLA_OPTIONS),
             "PYTHONUNBUFFERED": "1",
             **dict(self.environment),

@@ -42,6 +42,35 @@ class Pretrained(NamedTuple):
     origin: str
 
 
+class Opened(NamedTuple):
+    """A checkpoint argument of which no weight is read yet.
+
+    Attributes:
+        model: the architecture.
+        read: a region of a weight.
+        origin: what is read, for people.
+    """
+
+    model: ModelConfig
+    read: Read
+    origin: str
+
+    def params(self, shardings: Any, dtype: Any = None) -> Any:
+        """The parameter tree, one weight read after the other, so that the host holds one beside the model.
+
+        Args:
+            shardings: of every weight of ``model_specs(model)``; each process reads only what its devices hold.
+            dtype: of all but the router's biases; None keeps what is stored.
+
+        Raises:
+            UserError: a weight cannot be read.
+        """
+        specs = model_specs(self.model)
+        named = zip(named_specs(specs), jax.tree.leaves(shardings), strict=True)
+        leaves = [_place(self.read, name, spec, sharding, dtype) for (name, spec), sharding in named]
+        return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
+
+
 def from_pretrained(path: str | Path, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[K2, Any]:
     """A model ready to apply, and its parameters.
 
@@ -66,18 +95,26 @@ def from_pretrained(path: str | Path, *, dtype: Any = None, mesh: Mesh | None = 
 
 def load_pretrained(path: str | Path, dtype: Any = None, mesh: Mesh | None = None) -> Pretrained:
     """Architecture and parameters; see ``from_pretrained``."""
+    opened = open_pretrained(path)
+    specs, whole = model_specs(opened.model), SingleDeviceSharding(jax.devices()[0])
+    shardings = param_shardings(specs, mesh) if mesh else map_specs(lambda spec: whole, specs)
+    return Pretrained(opened.model, opened.params(shardings, dtype), opened.origin)
+
+
+def open_pretrained(path: str | Path) -> Opened:
+    """The architecture of a checkpoint argument, and the way to its weights.
+
+    Raises:
+        UserError: it cannot be read, or its architecture is unknown.
+    """
     if is_run(path):
         step = checkpoint_step(path)
         # Which kernels run is a matter of this machine, not of the one that trained.
         model = dataclasses.replace(run_config(run_folder(path)).model, kernels="auto")
         reader = ParamsReader(step, [name for name, _ in named_specs(model_specs(model))])
-        read: Read = functools.partial(_stored, reader)
-        origin = f"{path}, step {step.name}"
-    else:
-        source = open_source(path)
-        model, origin = source.model, str(path)
-        read = functools.partial(_gather, source)
-    return Pretrained(model, _fill(model, read, dtype, mesh), origin)
+        return Opened(model, functools.partial(_stored, reader), f"{path}, step {step.name}")
+    source = open_source(path)
+    return Opened(source.model, functools.partial(_gather, source), str(path))
 
 
 def open_source(path: str | Path) -> Source:
@@ -111,26 +148,18 @@ def tokenizer_folder(path: str | Path) -> Path:
     return run_folder(path) / "tokenizer" if is_run(path) else Path(path)
 
 
-def _fill(model: ModelConfig, read: Read, dtype: Any, mesh: Mesh | None) -> Any:
-    """One weight after the other, so that the host holds one beside the model."""
-    specs = model_specs(model)
-    whole = SingleDeviceSharding(jax.devices()[0])
-    shardings = param_shardings(specs, mesh) if mesh else map_specs(lambda spec: whole, specs)
+def _place(read: Read, name: str, spec: ParamSpec, sharding: Sharding, dtype: Any) -> jax.Array:
+    """A weight on its devices."""
 
-    def place(name: str, spec: ParamSpec, sharding: Sharding) -> jax.Array:
-        @functools.cache  # devices that hold the same region ask for it one after the other
-        def region(*bounds: tuple[int, int]) -> np.ndarray:
-            array = read(name, spec, tuple(slice(*pair) for pair in bounds))
-            return array if dtype is None or spec.role == "router_bias" else array.astype(dtype)
+    @functools.cache  # devices that hold the same region ask for it one after the other
+    def region(*bounds: tuple[int, int]) -> np.ndarray:
+        array = read(name, spec, tuple(slice(*pair) for pair in bounds))
+        return array if dtype is None or spec.role == "router_bias" else array.astype(dtype)
 
-        def of_device(index: tuple[slice, ...]) -> np.ndarray:
-            return region(*(one.indices(size)[:2] for one, size in zip(index, spec.shape, strict=True)))
+    def of_device(index: tuple[slice, ...]) -> np.ndarray:
+        return region(*(one.indices(size)[:2] for one, size in zip(index, spec.shape, strict=True)))
 
-        return jax.make_array_from_callback(spec.shape, sharding, of_device)
-
-    named = list(named_specs(specs))
-    leaves = [place(name, spec, where) for (name, spec), where in zip(named, jax.tree.leaves(shardings), strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
+    return jax.make_array_from_callback(spec.shape, sharding, of_device)
 
 
 def _stored(reader: ParamsReader, name: str, spec: ParamSpec, region: Region) -> np.ndarray:

@@ -40,14 +40,23 @@ def device_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
     slices = defaultdict(list)
     for device in devices:
         slices[getattr(device, "slice_index", 0)].append(device)  # a lone slice may not number itself
-    if sizes["data"] % len(slices):
-        raise UserError(
-            f"data {sizes['data']} does not divide over {len(slices)} slices, between which no other axis may go: it "
-            f"must be a multiple of {len(slices)}"
-        )
-    inside = {**sizes, "data": sizes["data"] // len(slices)}
+    inside = sizes_of_slice(sizes, len(slices))
     grids = [torus_grid(slices[number], inside, order) for number in sorted(slices)]
     return np.concatenate(grids, axis=order.index("data"))
+
+
+def sizes_of_slice(sizes: Mapping[str, int], slices: int) -> dict[str, int]:
+    """Sizes of the mesh axes within one of ``slices``.
+
+    Raises:
+        UserError: ``data`` does not divide over them.
+    """
+    if sizes["data"] % slices:
+        raise UserError(
+            f"data {sizes['data']} does not divide over {slices} slices, between which no other axis may go: it "
+            f"must be a multiple of {slices}"
+        )
+    return {**sizes, "data": sizes["data"] // slices}
 
 
 def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence[str]) -> np.ndarray:

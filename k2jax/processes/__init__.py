@@ -82,8 +82,12 @@ def first() -> bool:
     return index() == 0
 
 
-def barrier(name: str, seconds: float = START_SECONDS) -> None:
+def barrier(name: str, seconds: float | None = START_SECONDS) -> None:
     """Returns when every process has come here; ``name`` is used once in a run.
+
+    Args:
+        name: of the place.
+        seconds: how long to wait for the others [s]; None is for as long as they live.
 
     Raises:
         ProcessLostError: some did not come within ``seconds``; it names them.
@@ -147,7 +151,7 @@ def together(body: Callable[[], int]) -> int:
     if _group is None:
         return body()
     try:
-        code = body()
+        _group.leave(body())
     except UserError as error:
         _group.stop(str(error), 2, of=_group.index)
     except ProcessLostError as error:
@@ -157,7 +161,6 @@ def together(body: Callable[[], int]) -> int:
             time.sleep(1.5 * HEARTBEAT_SECONDS + PAUSE_SECONDS)
         traceback.print_exc()
         _group.stop(" ".join(f"{type(error).__name__}: {error}".split())[:300], 1, of=_group.index)
-    _group.leave(code)
 
 
 def _from_environment() -> tuple[str, int, int] | None:

@@ -54,17 +54,20 @@ class Group:
         for target in (self._watch_verdict, self._watch_peers):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
 
-    def barrier(self, name: str, seconds: float) -> None:
+    def barrier(self, name: str, seconds: float | None) -> None:
         """Returns when every process has come here; ``name`` is used once in a run.
 
         Raises:
             ProcessLostError: some did not come within ``seconds``; it names them.
+            Exception: jax's own, when a process dies before: the watchers name it.
         """
         folder = f"k2jax/barrier/{name}/"
         try:
             self._client.key_value_set(f"{folder}{self.index}", self._host)
-            self._client.wait_at_barrier(f"k2jax/{name}", int(seconds * 1000))
+            self._client.wait_at_barrier(f"k2jax/{name}", int((_FOREVER if seconds is None else seconds) * 1000))
         except Exception as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
             came = self._entries(folder)
             self._hosts |= self._entries(_HOSTS)
             missing = [index for index in range(self.count) if index not in came]
@@ -102,7 +105,7 @@ class Group:
 
     def leave(self, code: int) -> NoReturn:
         """Ends this process after an ordinary run, when all have come so far."""
-        self.barrier("end", _FOREVER)
+        self.barrier("end", None)
         self._ending.acquire()
         self._exit(code, ())
 

@@ -8,9 +8,8 @@ writes, checkpoints apart, to which each adds what lies on its devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
-import functools
 from pathlib import Path
 import signal
 import time
@@ -24,14 +23,13 @@ from k2jax import optim, processes, runtime
 from k2jax.checkpoint import Checkpoints
 from k2jax.config.build import to_json
 from k2jax.config.schema import Config
-from k2jax.convert.loading import load_pretrained, tokenizer_folder, tokenizer_of
+from k2jax.convert.loading import tokenizer_folder, tokenizer_of
 from k2jax.data import Data, build
 from k2jax.errors import UserError
-from k2jax.parallel.forms import from_logical
-from k2jax.params import abstract
 from k2jax.report.metrics import MetricsLog
 from k2jax.report.progress import Progress
 from k2jax.report.samples import write_sample
+from k2jax.train.init_from import pretrained_params
 from k2jax.train.program import Program
 from k2jax.train.record import Recorder
 from k2jax.train.report import print_start, write_results
@@ -42,7 +40,7 @@ from k2jax.train.trace import StepTrace
 from k2jax.train.workdir import check_equal, check_shared, locked, open_workdir, write_config
 
 NON_FINITE = 3  # exit code
-_BUILD_SECONDS = 3600.0  # for the data; see data.build
+_SEEN_SECONDS = 60.0  # until a shared disk shows to one host what another one has written
 _STOP_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
@@ -77,22 +75,13 @@ class Run:
         train = config.train
         self.program = Program(config)
         self.placement = self.program.placement()
-        self.data: Data = build(
-            config.data,
-            batch_size=train.batch_size,
-            seed=train.seed,
-            steps=train.steps,
-            part=self.placement.rows,
-            builder=processes.first(),
-            log=_say,
-            wait_seconds=_BUILD_SECONDS,
-        )
+        self.data = shared_data(config, self.placement.rows)
         if self.data.tokenizer.vocab_size > config.model.vocab:
             raise UserError(
                 f"the tokenizer has {self.data.tokenizer.vocab_size} tokens, config.model.vocab only "
                 f"{config.model.vocab}; raise it"
             )
-        processes.barrier("data", _BUILD_SECONDS)
+        processes.barrier("data", None)
         if processes.first():
             self.data.tokenizer.save(workdir / "tokenizer")
         self.learning_rate = optim.learning_rate(config.optimizer, train.steps)
@@ -123,13 +112,10 @@ class Run:
             return self._restore(steps[-1])
         state = self.program.init()
         if self.config.init_from:
-            found = load_pretrained(self.config.init_from, np.float32)
-            layout = self.program.layout
-            _check_shapes(self.config.init_from, found.params, abstract(layout.logical))
             self._check_tokenizer(self.config.init_from)
-            _say(f"parameters from {found.origin}")
-            spread = jax.jit(functools.partial(from_logical, layout), out_shardings=self.program.shardings.params)
-            state = state.replace(params=spread(found.params))
+            params, origin = pretrained_params(self.config.init_from, self.program.layout)
+            _say(f"parameters from {origin}")
+            state = state.replace(params=params)
         return state, {}
 
     def _check_tokenizer(self, init_from: str) -> None:
@@ -259,21 +245,31 @@ class Run:
         return NON_FINITE
 
 
+def shared_data(config: Config, rows: Sequence[int]) -> Data:
+    """What this process reads of the data: process 0 builds what is missing, the others then find it.
+
+    They wait for as long as process 0 lives: a large corpus takes hours.
+    """
+    if not processes.first():
+        processes.barrier("built", None)
+    data = build(
+        config.data,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        steps=config.train.steps,
+        part=rows,
+        builder=processes.first(),
+        log=_say,
+        wait_seconds=_SEEN_SECONDS,
+    )
+    if processes.first():
+        processes.barrier("built", None)
+    return data
+
+
 def _say(text: str) -> None:
     if processes.first():
         print(text)
-
-
-def _check_shapes(name: str, params: Any, expected: Any) -> None:
-    given, wanted = (
-        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (params, expected)
-    )
-    for key in sorted(given.keys() | wanted.keys()):
-        if given.get(key) != wanted.get(key):
-            raise UserError(
-                f"init_from {name} is another model: {key} is {given.get(key)} there, {wanted.get(key)} in the config"
-            )
 
 
 def _status(code: int) -> str:

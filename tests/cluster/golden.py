@@ -7,7 +7,7 @@ import sys
 
 FOLDER = Path(__file__).parent / "golden"
 SAME = (
-    "--config=experiments/pretrain/nano.py",
+    "--config=experiments/pretrain/moonlight_16b.py",
     "--workdir=gs://my-bucket/runs/k2",
     "--project=my-project",
     "--image=us-docker.pkg.dev/my-project/k2jax/train:1",
@@ -17,20 +17,20 @@ CASES = {
     "vm_v5e_one_host": ("--tpu=v5e-8", "--zone=us-west4-a", "--name=first-run"),
     "vm_v5p_two_slices": (
         *("--tpu=v5p-2048", "--slices=2", "--zone=us-east5-a", "--capacity=spot", "--max_restarts=20"),
-        *("--config.train.steps=1000", "--config.data.cache_dir=it's $HOME"),
+        *("--config.train.micro_batches=1", "--config.data.cache_dir=it's $HOME"),
     ),
     "jobset_v5p": (
         *("--backend=jobset", "--tpu=v5p:8x8x16", "--zone=us-east5", "--cluster=my-cluster"),
         *("--capacity=reserved", "--reservation=my-reservation", "--service_account=trainer"),
-        *("--config.train.steps=1000", "--config.data.cache_dir=$(HOME)"),
+        *("--config.train.micro_batches=2", "--config.data.cache_dir=$(HOME)"),
     ),
     "jobset_tpu7x_two_slices": (
         *("--backend=jobset", "--tpu=tpu7x:4x4x8", "--slices=2", "--zone=us-central1", "--cluster=my-cluster"),
-        *("--capacity=flex", "--env=LIBTPU_INIT_ARGS=", "--grace_seconds=300"),
+        *("--capacity=flex", "--env=LIBTPU_INIT_ARGS=", "--grace_seconds=300", "--config.train.micro_batches=4"),
     ),
     "xpk_v6e": (
         *("--backend=xpk", "--tpu=v6e-256", "--slices=4", "--zone=us-east5-b", "--cluster=my-cluster"),
-        *("--config.data.cache_dir=it's $HOME",),
+        *("--config.train.micro_batches=2", "--config.data.cache_dir=it's $HOME"),
     ),
 }
 

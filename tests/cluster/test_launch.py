@@ -1,5 +1,6 @@
 """The command: what it prints, runs and refuses, and which words of its command line are the trainer's."""
 
+import ast
 import os
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from k2jax.cluster.run import XLA_OPTIONS, name_of
 from tests.cluster import golden
 from tests.cluster.runs import fake_commands
 
+ROOT = golden.FOLDER.parents[2]
 NANO = "--config=experiments/pretrain/nano.py"
 
 
@@ -38,6 +40,13 @@ def test_dry_run_prints_what_it_printed(case):
         (["--config=experiments/../experiments/pretrain/nano.py"], "must be relative to the repository"),
         (["--config.train.stepz=3"], "unknown key config.train.stepz; did you mean 'train.steps'?"),
         (["--config.train.batch_size=0"], "batch_size"),
+        (
+            ["--config=experiments/pretrain/k2_1t.py", "--backend=jobset", "--cluster=c", "--tpu=tpu7x:2x2x1"],
+            "config.parallel.data (what is left) x expert 16 x stage 16 needs 256 devices, there are 8",
+        ),
+        (["--tpu=v5p-256"], "does not fill 32 micro-batches of 128 rows"),
+        (["--tpu=v5p-128", "--config.parallel.stage=8"], "26 moe layers do not make equal chunks"),
+        (["--slices=6"], "data 3 does not divide over 6 slices, between which no other axis may go"),
         (["--backend=jobset"], "--cluster is required to run on GKE"),
         (["--backend=xpk", "--cluster=c", "--slices=2", "--tpu=v6e-4"], "GKE joins slices of several hosts only"),
         (["--backend=jobset", "--cluster=c", "--capacity=reserved"], "needs --reservation=NAME on GKE"),
@@ -108,12 +117,36 @@ def test_the_name_comes_from_the_workdir(workdir, name):
 
 
 def test_the_documented_commands_are_accepted():
-    text = (golden.FOLDER.parents[2] / "docs/launch.md").read_text().replace("\\\n", " ")
+    text = (ROOT / "docs/launch.md").read_text().replace("\\\n", " ")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python -m k2jax.launch")]
     assert len(commands) == 3
     for command in commands:
         done = golden.launch(*command[3:], "--dry_run")
         assert done.returncode == 0, done.stderr
+
+
+def launch_lines():
+    """The launch commands in the docstrings of experiments, word by word."""
+    for path in sorted(ROOT.glob("experiments/*/*.py")):
+        for line in (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines():
+            if line.strip().startswith("python -m k2jax.launch"):
+                yield pytest.param(shlex.split(line)[2:], id=path.stem)
+
+
+LINES = list(launch_lines())
+
+
+def test_experiments_name_their_launch():
+    assert len(LINES) >= 4
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_the_launch_lines_of_experiments_are_accepted(monkeypatch, capsys, command):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", command)
+    values, _ = cli.parse(sys.argv, launch.define, "")
+    assert values.dry_run and launch.main(values) == 0
+    assert capsys.readouterr().out.startswith("set -euo pipefail\n")
 
 
 def test_xla_knows_the_options_and_they_make_the_exchange_asynchronous():

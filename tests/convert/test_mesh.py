@@ -29,6 +29,40 @@ for path in (folder, workdir):
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(a, b)
 """
+INIT_FROM = """
+import dataclasses
+from k2jax.checkpoint import run_config
+from k2jax.checkpoint.streaming import ParamsReader
+from k2jax.errors import UserError
+from k2jax.train.init_from import pretrained_params
+from k2jax.train.program import Program
+
+read, sizes = ParamsReader.read, []
+def recorded(reader, name, index):
+    sizes.append((name, np.prod([at.stop - at.start for at in index])))
+    return read(reader, name, index)
+ParamsReader.read = recorded
+
+config = run_config(workdir)
+config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, data=2, stage=2))
+other = dataclasses.replace(config, model=dataclasses.replace(config.model, d_model=44))
+try:
+    pretrained_params(workdir, Program(other).layout)
+    raise AssertionError("another model was taken")
+except UserError as error:
+    assert "is another model: dense/attention/kv_a is (1, 48, 24) there, (1, 44, 24) in the config" in str(error), error
+assert not sizes
+
+program = Program(config)
+params, _ = pretrained_params(workdir, program.layout)
+placed = jax.tree.map(lambda x, wanted: x.sharding.is_equivalent_to(wanted, x.ndim), params, program.shardings.params)
+assert all(jax.tree.leaves(placed))
+logical = program.saved_form().params_from_rest(params)
+for a, b in zip(jax.tree.leaves(logical), jax.tree.leaves(whole), strict=True):
+    np.testing.assert_array_equal(a, b)
+w13 = params["moe"]["experts"]["w13"].size
+assert [size for name, size in sizes if name == "moe/experts/w13"] == [w13 // 4] * 4  # a part for each device
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +75,8 @@ def folder(tmp_path_factory):
 
 
 def test_a_mesh_gets_the_numbers_that_one_device_gets(folder, tmp_path):
-    run_on(4, "-c", CHECK, str(folder), str(tmp_path / "run"))
+    """At inference, and in a pipeline that starts from them."""
+    run_on(4, "-c", CHECK + INIT_FROM, str(folder), str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("rows", [32, 7], ids=["a block a tensor", "blocks that divide nothing"])

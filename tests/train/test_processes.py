@@ -9,10 +9,13 @@ import pytest
 
 from k2jax import processes
 from k2jax.checkpoint import Checkpoints
+from k2jax.data import build
 from k2jax.errors import UserError
+from k2jax.processes.group import Group
 from k2jax.processes.meeting import ProcessLostError, meet
 from k2jax.report.metrics import read_metrics
 from k2jax.train import train
+from k2jax.train.loop import shared_data
 from tests.train.member import values
 from tests.train.tiny import CONFIG_FILE, tiny, write_corpus
 from tests.train.together import end, free_port, python, trainers, wait_for_step
@@ -127,6 +130,55 @@ def test_when_the_coordinator_is_killed_the_others_say_so(what):
     for index in (1, 2):
         (line,) = errors(told)[index]
         assert re.match(rf"error: process {index}: process 0( \(\S+\))? does not answer", line), line
+
+
+class DeadService:
+    """A client of jax's coordination service whose process died while this one waited at a barrier."""
+
+    def key_value_set(self, key, value):
+        pass
+
+    def key_value_dir_get(self, folder):
+        raise RuntimeError("UNAVAILABLE: Socket closed")
+
+    def wait_at_barrier(self, name, milliseconds):
+        raise RuntimeError("UNAVAILABLE: Failed to send RPC to coordination service")
+
+
+@pytest.mark.parametrize("body", [lambda: 0, lambda: processes.barrier("built", None)], ids=["end", "built"])
+def test_a_death_at_a_barrier_is_left_to_the_watchers(monkeypatch, capsys, body):
+    group = object.__new__(Group)
+    group.__dict__ |= {"index": 1, "count": 2, "_client": DeadService(), "_host": "b", "_hosts": {}}
+
+    class EndedByWatcherError(BaseException):
+        pass
+
+    def sleep(seconds):
+        assert seconds > processes.HEARTBEAT_SECONDS
+        raise EndedByWatcherError
+
+    monkeypatch.setattr(processes, "_group", group)
+    monkeypatch.setattr(processes.time, "sleep", sleep)
+    with pytest.raises(EndedByWatcherError):
+        processes.together(body)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_data_are_looked_for_when_process_0_has_built_them(monkeypatch, folder, first):
+    """However long that takes: the folder appears while the others wait, which is where they look for it."""
+    config, built = tiny(folder, **{"data.cache_dir": str(folder / f"cache of {first}")}), []
+
+    def barrier(name, seconds):
+        assert (name, seconds) == ("built", None)
+        built.append(list((folder / f"cache of {first}").rglob("manifest.json")))
+        if not first:
+            build(config.data, batch_size=4, seed=0, steps=1)
+
+    monkeypatch.setattr(processes, "first", lambda: first)
+    monkeypatch.setattr(processes, "barrier", barrier)
+    assert set(shared_data(config, range(2)).manifests) == {"one", "two"}
+    assert [len(manifests) for manifests in built] == [2 if first else 0]
 
 
 def test_each_byte_of_a_checkpoint_is_read_once_over_processes(tmp_path):

@@ -59,12 +59,15 @@ spec:
                     - "-m"
                     - k2jax.train
                     - "--workdir=/gcs/my-bucket/runs/k2"
-                    - "--config=experiments/pretrain/nano.py"
+                    - "--config=experiments/pretrain/moonlight_16b.py"
+                    - "--config.train.micro_batches=4"
                   env:
                     - name: JAX_PLATFORMS
                       value: "tpu,cpu"
                     - name: JAX_COMPILATION_CACHE_DIR
                       value: "/gcs/my-bucket/runs/k2/compilation_cache"
+                    - name: K2JAX_CACHE
+                      value: "/gcs/my-bucket/runs/k2/cache"
                     - name: LIBTPU_INIT_ARGS
                       value: ""
                     - name: PYTHONUNBUFFERED

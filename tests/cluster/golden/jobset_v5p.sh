@@ -59,14 +59,16 @@ spec:
                     - "-m"
                     - k2jax.train
                     - "--workdir=/gcs/my-bucket/runs/k2"
-                    - "--config=experiments/pretrain/nano.py"
-                    - "--config.train.steps=1000"
+                    - "--config=experiments/pretrain/moonlight_16b.py"
+                    - "--config.train.micro_batches=2"
                     - "--config.data.cache_dir=$$(HOME)"
                   env:
                     - name: JAX_PLATFORMS
                       value: "tpu,cpu"
                     - name: JAX_COMPILATION_CACHE_DIR
                       value: "/gcs/my-bucket/runs/k2/compilation_cache"
+                    - name: K2JAX_CACHE
+                      value: "/gcs/my-bucket/runs/k2/cache"
                     - name: LIBTPU_INIT_ARGS
                       value: "--xla_tpu_enable_async_all_to_all=true --xla_tpu_enable_async_ragged_all_to_all=true"
                     - name: PYTHONUNBUFFERED

@@ -51,12 +51,13 @@ while true; do
     --volume=/gcs/my-bucket:/gcs/my-bucket \
     --env=JAX_PLATFORMS=tpu,cpu \
     --env=JAX_COMPILATION_CACHE_DIR=/gcs/my-bucket/runs/k2/compilation_cache \
+    --env=K2JAX_CACHE=/gcs/my-bucket/runs/k2/cache \
     '--env=LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true --xla_tpu_enable_async_ragged_all_to_all=true' \
     --env=PYTHONUNBUFFERED=1 \
     us-docker.pkg.dev/my-project/k2jax/train:1 python -m k2jax.train \
     --workdir=/gcs/my-bucket/runs/k2 \
-    --config=experiments/pretrain/nano.py \
-    --config.train.steps=1000 \
+    --config=experiments/pretrain/moonlight_16b.py \
+    --config.train.micro_batches=1 \
     '--config.data.cache_dir=it'"'"'s $HOME'
   code=$?
   case "$code" in

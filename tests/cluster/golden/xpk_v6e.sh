@@ -25,6 +25,7 @@ xpk workload create \
   --termination-grace-period-seconds=600 \
   --env=JAX_PLATFORMS=tpu,cpu \
   --env=JAX_COMPILATION_CACHE_DIR=/gcs/my-bucket/runs/k2/compilation_cache \
+  --env=K2JAX_CACHE=/gcs/my-bucket/runs/k2/cache \
   '--env=LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true --xla_tpu_enable_async_ragged_all_to_all=true' \
   --env=PYTHONUNBUFFERED=1 \
-  '--command=exec python -m k2jax.train --workdir=/gcs/my-bucket/runs/k2 --config=experiments/pretrain/nano.py '"'"'--config.data.cache_dir=it'"'"'"'"'"'"'"'"'s $$HOME'"'"''
+  '--command=exec python -m k2jax.train --workdir=/gcs/my-bucket/runs/k2 --config=experiments/pretrain/moonlight_16b.py --config.train.micro_batches=2 '"'"'--config.data.cache_dir=it'"'"'"'"'"'"'"'"'s $$HOME'"'"''
