@@ -40,6 +40,7 @@ from k2jax.train.trace import StepTrace
 from k2jax.train.workdir import check_equal, check_shared, locked, open_workdir, write_config
 
 NON_FINITE = 3  # exit code
+_READ_SECONDS = 1800.0  # between the first host that has read its part of a checkpoint and the last
 _SEEN_SECONDS = 60.0  # until a shared disk shows to one host what another one has written
 _STOP_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
@@ -95,7 +96,7 @@ class Run:
         self.stop_signal: int | None = None
         if processes.first():
             write_config(workdir, config)  # only now: nothing of the config was refused
-        processes.barrier("begin")
+        processes.barrier("begin", _READ_SECONDS)
         check_shared(workdir)
 
     def __enter__(self) -> Run:
@@ -134,7 +135,7 @@ class Run:
                 "start in a new --workdir"
             )
         params, opt_state = self.checkpoints.restore(step, *self.saved_form.abstract)
-        processes.barrier("restored")
+        processes.barrier("restored", _READ_SECONDS)
         _say(f"resumed from step {step:,}")
         params, opt_state = self.saved_form.to_rest(params, opt_state)
         put = lambda x: jax.make_array_from_callback((), self.program.shardings.step, x.__getitem__)  # noqa: E731
