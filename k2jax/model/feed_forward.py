@@ -10,11 +10,12 @@ from jax import Array
 import jax.numpy as jnp
 
 from k2jax.config.schema import ModelConfig
+from k2jax.errors import UserError
 from k2jax.model.linear import linear
 from k2jax.model.remat import named
 from k2jax.model.router import Routing, route
 from k2jax.model.spread import alike, to_parts
-from pallas_kernels.routed_experts import NAMES, routed_experts
+from pallas_kernels.routed_experts import NAMES, TooManyCopiesError, routed_experts
 from pallas_kernels.routed_experts.stored import from_fp8
 
 
@@ -71,14 +72,15 @@ def moe(
     x, expert_ids, gates = to_parts((x, routing.expert_ids, routing.gates), params["experts"]["w13"])
     if experts is None:
         experts = functools.partial(_experts_here, config=config, store_fp8=store_fp8)
+    flat = [array.reshape(-1, array.shape[-1]) for array in (x, expert_ids, gates)]
     with jax.named_scope("routed_experts"):
-        routed, dropped = experts(
-            x.reshape(-1, config.d_model),
-            params["experts"]["w13"],
-            params["experts"]["w2"],
-            expert_ids.reshape(-1, config.active_experts),
-            gates.reshape(-1, config.active_experts),
-        )
+        try:
+            routed, dropped = experts(flat[0], params["experts"]["w13"], params["experts"]["w2"], *flat[1:])
+        except TooManyCopiesError as error:
+            raise UserError(
+                f"{len(flat[0]):,} tokens on a device at a time are more than the experts' kernels take; raise "
+                "config.train.micro_batches or config.parallel.expert_chunks"
+            ) from error
         routed = routed.reshape(x.shape)
     if config.shared_experts:
         with jax.named_scope("shared_experts"):

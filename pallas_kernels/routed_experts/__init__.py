@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from pallas_kernels.implementation import Impl, resolve
 from pallas_kernels.routed_experts.mosaic import Settings, Tiles, default_tiles, experts_mosaic
 from pallas_kernels.routed_experts.plan import capacity, expert_counts, make_plan
-from pallas_kernels.routed_experts.routing import make_routing
+from pallas_kernels.routed_experts.routing import TooManyCopiesError, make_routing
 from pallas_kernels.routed_experts.xla import experts_xla
 
-__all__ = ["NAMES", "expert_counts", "kept_rows", "routed_experts"]
+__all__ = ["NAMES", "TooManyCopiesError", "expert_counts", "kept_rows", "routed_experts"]
 
 NAMES = ("expert_input", "expert_gate_up", "expert_plan")
 """What the backward pass finds of the forward pass, by the names that policies of ``jax.checkpoint`` know."""
@@ -65,6 +65,7 @@ def routed_experts(
     Raises:
         ValueError: if shapes or dtypes disagree or the kernels do not support them, `capacity_factor`, `block` or
             `max_copies` is not positive, or `store_fp8` has another name.
+        TooManyCopiesError: a ValueError, for more copies at a time than the kernels can sort.
     """
     _check(x, w13, w2, expert_ids, gates, capacity_factor, block, max_copies)
     if not set(store_fp8) <= set(NAMES[:2]):

@@ -33,12 +33,16 @@ class Routing(NamedTuple):
     excess_1: jax.Array  # int32, copies that did not fit
 
 
+class TooManyCopiesError(ValueError):
+    """More copies of tokens than 32-bit sort keys can tell apart."""
+
+
 def make_routing(ids_TK, gates_TK, experts: int, max_copies: int, row_tile: int, token_tile: int) -> Routing:
     """Plan the routing of `ids_TK` (int32 in [0, experts]) for at most `max_copies` copies with an expert."""
     (tokens, active), copies = ids_TK.shape, ids_TK.size
     rows = pl.cdiv(max_copies, row_tile) * row_tile
     if rows * token_tile * active > jnp.iinfo(jnp.int32).max:
-        raise ValueError(
+        raise TooManyCopiesError(
             f"{max_copies:,} copies of tokens are too many at a time: bound those that have an expert (max_copies), or "
             "exchange the tokens in chunks"
         )

@@ -66,3 +66,12 @@ def test_exchanges_that_a_cpu_does_not_have_are_refused_in_one_line(backend):
         runtime.check_exchange(resolve(config))
     config.parallel.expert_backend = "a2a"
     runtime.check_exchange(resolve(config))
+
+
+def test_more_tokens_than_the_kernels_take_are_refused_in_one_line():
+    model = dataclasses.replace(MLA, d_model=256, expert_ffn=128, kernels="interpret")
+    tokens = jax.ShapeDtypeStruct((1024, 8192), jnp.int32)
+    with pytest.raises(UserError, match=r"^8,388,608 tokens on a device .*; raise config.train.micro_batches"):
+        jax.eval_shape(
+            lambda params, tokens: forward(params, tokens, None, None, model), abstract(model_specs(model)), tokens
+        )
