@@ -9,13 +9,19 @@ from typing import NamedTuple
 import pytest
 
 from k2jax import aot, cli
-from k2jax.analysis import compiling, published, tables
+from k2jax.analysis import compiling, published, tables, topology
 from k2jax.analysis.hbm import Hbm
 from k2jax.analysis.sweep import Candidate
 from k2jax.errors import UserError
 from tests.analysis.test_layouts import TINY, TOPOLOGY, config, devices
 
 ARGUMENTS = ["--config=experiments/pretrain/nano.py", f"--topology={TOPOLOGY}"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prepared():
+    """Other processes may have libtpu open."""
+    topology.prepare()
 
 
 def estimated(parallel, gigabytes, given):
