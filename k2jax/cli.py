@@ -1,4 +1,4 @@
-"""What every command shares: config flags, one-line errors with exit code 2, and a quiet choice of platform."""
+"""Command lines: flags, overrides of configuration keys, and one-line errors with exit code 2."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 from absl import flags, logging
 from ml_collections import config_flags
 
-from k2jax.config.build import nearest
 from k2jax.config.reference import keys, reference_text
-from k2jax.errors import UserError
+from k2jax.errors import UserError, nearest
 
 USER_ERROR = 2
 
@@ -28,11 +27,11 @@ def run(
     """Parses the command line, runs ``main`` and exits with its code.
 
     Args:
-        main: takes the parsed flags and one string per positional argument; its result is the exit code, None being 0.
-        define: adds the command's flags to the FlagValues it is given.
+        main: receives the parsed flags and one string per positional argument; returns the exit code, or None for 0.
+        define: adds the command's flags to its argument.
         doc: printed by ``--help``, above the flags.
         positional: names of the arguments that are not flags.
-        optional: how many of them, from the last, may be left out.
+        optional: number of positional arguments, from the last, that may be omitted.
     """
     logging.set_verbosity(logging.ERROR)  # orbax and grain report every routine step through absl
     try:
@@ -57,10 +56,10 @@ def parse(
     positional: tuple[str, ...] = (),
     optional: int = 0,
 ) -> tuple[flags.FlagValues, list[str]]:
-    """The parsed flags and positional arguments of ``argv`` (program name first).
+    """Parses ``argv`` (program name first) into flags and positional arguments.
 
     Raises:
-        UserError: for anything the user got wrong: an unknown flag or key, a value of the wrong type, a missing file.
+        UserError: an unknown flag or key, a value of the wrong type, or a missing file.
     """
     values = flags.FlagValues()
     define(values)
@@ -86,7 +85,7 @@ def parse(
 
 
 def require(values: flags.FlagValues, *names: str) -> None:
-    """Raises UserError where a flag was not given."""
+    """Raises UserError for a missing flag."""
     for name in names:
         if values[name].value is None:
             raise UserError(f"--{name} is required; --help shows an example")
@@ -101,12 +100,12 @@ def _check_config_file(argv: Sequence[str]) -> None:
         path = path.split(":")[0]
         if not os.path.isfile(path):
             folder = os.path.dirname(path) or "."
-            there = sorted(f for f in os.listdir(folder) if f.endswith(".py")) if os.path.isdir(folder) else []
-            raise UserError(f"no config file {path!r}" + (nearest(os.path.basename(path), there) if there else ""))
+            files = sorted(f for f in os.listdir(folder) if f.endswith(".py")) if os.path.isdir(folder) else []
+            raise UserError(f"no config file {path!r}" + (nearest(os.path.basename(path), files) if files else ""))
 
 
 def _check_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, None]]:
-    """Refuses unknown ``--config.KEY`` flags by name; takes out ``KEY=None``, which config_flags cannot parse."""
+    """Rejects unknown ``--config.KEY`` flags and removes ``KEY=None``, which config_flags cannot parse."""
     known = {key.path: key for key in keys()}
     rest, emptied = [], {}
     for arg in argv:
@@ -125,7 +124,7 @@ def _check_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, None]]:
 
 
 def _explain(error: Exception, values: flags.FlagValues) -> str:
-    """One line for what absl or config_flags raised."""
+    """Words an error of absl or config_flags in one line."""
     text = " ".join(str(error.args[0] if error.args else error).split())
     if isinstance(error, KeyError):
         return f"unknown config key {text}"
@@ -137,7 +136,7 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
 
 
 def config_of(values: flags.FlagValues) -> Any:
-    """The resolved ``schema.Config`` of ``--config`` and its overrides."""
+    """Resolves ``--config`` and its overrides to a ``schema.Config``."""
     from k2jax.config import resolve
 
     return resolve(values.config)

@@ -1,4 +1,10 @@
-"""The one exception that means "the user can mend this": commands print it as one line and exit with code 2."""
+"""The exception for mistakes that the user can mend: commands print it as one line and exit with code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import difflib
+from typing import Any
 
 
 class UserError(Exception):
@@ -7,3 +13,17 @@ class UserError(Exception):
     Raise it for missing files, bad config values, shapes that do not divide, checkpoints of another model and
     corrupt inputs. Anything else that escapes is a bug and keeps its traceback.
     """
+
+
+def abbreviate(value: Any, length: int = 80) -> str:
+    """Returns a value for an error message: in ASCII, on one line, of at most ``length`` characters."""
+    text = ascii(value)
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The end of a message about an unknown word: ``"; did you mean 'x'?"``, or a short list of the known ones."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(sorted(known))}" if len(known) <= 12 else ""

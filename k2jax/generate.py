@@ -18,26 +18,27 @@ def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
     flags.DEFINE_string("checkpoint", None, "A workdir, one of its steps, a Hugging Face folder, or smollm2.", **to)
-    flags.DEFINE_string("prompt", None, "What to continue or answer.", **to)
-    flags.DEFINE_bool("chat", False, "The prompt is a user's message.", **to)
+    flags.DEFINE_string("prompt", None, "Text to continue, or message to answer.", **to)
+    flags.DEFINE_bool("chat", False, "Answer the prompt as a user's message in a chat.", **to)
     flags.DEFINE_integer("max_tokens", 256, "Most tokens to generate.", **to)
     flags.DEFINE_float("temperature", 1.0, "Divides the logits; 0 takes the most likely token.", **to)
-    flags.DEFINE_float("top_p", 1.0, "Keeps the most likely tokens up to this probability.", **to)
-    flags.DEFINE_integer("seed", None, "Of the random numbers; any unless given.", **to)
-    flags.DEFINE_integer("expert", 1, "Devices that share the experts.", **to, lower_bound=1)
-    flags.DEFINE_enum("dtype", None, ("float32", "bfloat16"), "Of the weights; as stored unless given.", **to)
+    flags.DEFINE_float("top_p", 1.0, "Keeps the most likely tokens whose probabilities reach this sum.", **to)
+    flags.DEFINE_integer("seed", None, "Seed of the random numbers; default: a random one.", **to)
+    flags.DEFINE_integer("expert", 1, "Devices over which the experts are distributed.", **to, lower_bound=1)
+    flags.DEFINE_enum("dtype", None, ("float32", "bfloat16"), "Data type of the weights; default: as stored.", **to)
 
 
 def main(values: flags.FlagValues) -> None:
     """Runs the command."""
     cli.require(values, "checkpoint", "prompt")
     runtime.prepare()
+    from k2jax.client import Sampling
     from k2jax.convert.loading import load_pretrained, tokenizer_of
     from k2jax.inference.engine import Engine
-    from k2jax.inference.mesh import make_mesh
-    from k2jax.inference.request import Request, Sampling
-    from k2jax.inference.text import TextStream, document_ids
+    from k2jax.inference.mesh import make_engine_mesh
+    from k2jax.inference.request import Request
     from k2jax.text.chat import ChatBuilder, chat_format
+    from k2jax.text.streaming import TextStream
 
     seed = secrets.randbelow(2**32) if values.seed is None else values.seed
     sampling = Sampling(values.max_tokens, values.temperature, values.top_p, seed=seed)
@@ -50,21 +51,21 @@ def main(values: flags.FlagValues) -> None:
         builder.open_assistant()
         prompt, ends = builder.tokens, ends | {builder.format.end}
     else:
-        prompt = document_ids(tokenizer, values.prompt)
+        prompt = tokenizer.encode_document(values.prompt)
     text, times = TextStream(tokenizer, prompt), []
 
     def show(request: Request) -> None:
         times.append(time.perf_counter())
-        last = request.tokens[-1].id
+        last = request.tokens[-1]
         print("" if last in ends else text.feed(last), end="", flush=True)
 
-    mesh = make_mesh(expert=values.expert)
+    mesh = make_engine_mesh(expert=values.expert)
     loaded = load_pretrained(values.checkpoint, values.dtype, mesh)
     longest = len(prompt) + values.max_tokens
     engine = Engine(loaded.model, loaded.params, slots=values.expert, max_length=longest, mesh=mesh)
     sampling = Sampling(**vars(sampling) | {"stop_tokens": tuple(ends)})
     began = time.perf_counter()
-    engine.enqueue(engine.make_request(prompt, sampling, show))
+    engine.submit(prompt, sampling, on_token=show)
     while engine.has_work():
         engine.step()
     print(text.end(), flush=True)

@@ -1,15 +1,16 @@
-"""Starts a training run on TPU slices of many hosts: prints the exact commands, and runs them.
+r"""Launches a training run on TPU slices of many hosts: prints the commands, then runs them.
 
 Example:
-    python -m k2jax.launch --config=experiments/pretrain/k2_1t.py --workdir=gs://bucket/run \\
-        --tpu=v5p-2048 --project=my-project --zone=us-east5-a \\
+    python -m k2jax.launch --config=experiments/pretrain/k2_1t.py --workdir=gs://bucket/run \
+        --tpu=v5p-2048 --project=my-project --zone=us-east5-a \
         --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
     python -m k2jax.launch --backend=jobset --cluster=my-cluster --tpu=v5p:8x8x16 --slices=2 ...
 
-What is printed is a shell script, and is what runs. Hosts run k2jax.train with the --config flags as they are typed
-here; it resumes from its workdir, so a run that is preempted goes on by itself. docs/launch.md has the rest.
+The command runs exactly the shell script that it prints. Each host runs k2jax.train with the --config flags of this
+command line. The trainer resumes from its workdir, so a preempted run continues by itself. See docs/launch.md.
 
-Exit codes: 0 started (vm: finished); 2 a mistake in the flags; else that of the command, or with vm of the trainer.
+Exit codes: 0 if the run was started (vm: has finished), 2 for a mistake in the flags, otherwise the exit code of the
+backend's command (vm: of the trainer).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from absl import flags
 
 from k2jax import cli
 from k2jax.cluster.jobset import jobset_script
-from k2jax.cluster.run import CAPACITIES, Run, environment_of, name_of
+from k2jax.cluster.launch_spec import CAPACITIES, LaunchSpec, job_name, parse_environment
 from k2jax.cluster.slices import parse_slice
 from k2jax.cluster.vm import vm_script
 from k2jax.cluster.xpk import xpk_script
@@ -39,30 +40,30 @@ def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     cli.define_config(values)
     to = {"flag_values": values}
-    flags.DEFINE_string("workdir", None, "Folder of the run, gs://BUCKET/FOLDER; mounted on every host.", **to)
-    flags.DEFINE_string("tpu", None, "A slice: v5litepod-8, v5p-2048, or by topology v5p:8x8x16.", **to)
-    flags.DEFINE_integer("slices", 1, "How many of them.", **to)
+    flags.DEFINE_string("workdir", None, "Folder of the run, gs://BUCKET/FOLDER; every host mounts it.", **to)
+    flags.DEFINE_string("tpu", None, "Slice, as a type (v5litepod-8, v5p-2048) or a topology (v5p:8x8x16).", **to)
+    flags.DEFINE_integer("slices", 1, "Number of slices.", **to)
     flags.DEFINE_enum("backend", "vm", list(SCRIPTS), "Cloud TPU VMs, a JobSet on GKE, or xpk.", **to)
-    flags.DEFINE_string("image", None, "Container image with this repository, installed, as working directory.", **to)
+    flags.DEFINE_string("image", None, "Container image whose working directory is this repository, installed.", **to)
     flags.DEFINE_string("project", None, "Google Cloud project.", **to)
     flags.DEFINE_string("zone", None, "Zone of the TPUs; for GKE the zone or region of the cluster.", **to)
     flags.DEFINE_string("cluster", "", "GKE cluster (jobset, xpk).", **to)
-    flags.DEFINE_string("name", None, "Of the job; default: the last part of the workdir.", **to)
-    flags.DEFINE_enum("capacity", "on_demand", CAPACITIES, "How the TPUs are paid for.", **to)
+    flags.DEFINE_string("name", None, "Name of the job; default: the last part of the workdir.", **to)
+    flags.DEFINE_enum("capacity", "on_demand", CAPACITIES, "Provisioning model of the TPUs.", **to)
     flags.DEFINE_string("reservation", "", "Name of the reservation (jobset, xpk).", **to)
-    flags.DEFINE_string("service_account", "", "Whose rights the hosts have: an account (vm), or Kubernetes'.", **to)
-    flags.DEFINE_multi_string("env", [], "NAME=VALUE for every host; repeat for more.", **to)
-    flags.DEFINE_integer("max_restarts", 100, "How often a run that stopped is started again.", **to)
-    flags.DEFINE_integer("grace_seconds", 600, "Time to save between SIGTERM and SIGKILL.", **to)
-    flags.DEFINE_bool("dry_run", False, "Print the commands only.", **to)
+    flags.DEFINE_string("service_account", "", "Account of the hosts: an email (vm), or a Kubernetes account.", **to)
+    flags.DEFINE_multi_string("env", [], "NAME=VALUE for every host; can be repeated.", **to)
+    flags.DEFINE_integer("max_restarts", 100, "Most restarts of a run that has stopped.", **to)
+    flags.DEFINE_integer("grace_seconds", 600, "Time from SIGTERM to SIGKILL [s].", **to)
+    flags.DEFINE_bool("dry_run", False, "Only print the commands.", **to)
 
 
 def main(values: flags.FlagValues) -> int:
     """Runs the command."""
     cli.require(values, "config", "workdir", "tpu", "image", "project", "zone")
-    config, run = cli.config_of(values), run_of(values, trainer_arguments(sys.argv[1:], values))
-    script = SCRIPTS[values.backend](run)
-    check_mesh(config, run)
+    config, spec = cli.config_of(values), spec_of_flags(values, trainer_arguments(sys.argv[1:], values))
+    script = SCRIPTS[values.backend](spec)
+    check_mesh(config, spec)
     print(script, end="", flush=True)
     if values.dry_run:
         return 0
@@ -74,44 +75,44 @@ def main(values: flags.FlagValues) -> int:
     return subprocess.run(["bash", "-c", script]).returncode
 
 
-def run_of(values: flags.FlagValues, arguments: tuple[str, ...]) -> Run:
-    """The run that the flags describe; ``arguments`` are the trainer's."""
+def spec_of_flags(values: flags.FlagValues, arguments: tuple[str, ...]) -> LaunchSpec:
+    """Returns the launch that the flags describe; ``arguments`` are those of the trainer."""
     path = PurePosixPath(values["config"].config_filename.partition(":")[0])
     if path.is_absolute() or ".." in path.parts:
-        raise UserError(f"--config {path} must be relative to the repository, as it is in the image")
-    same = "slices image workdir project zone cluster capacity reservation service_account max_restarts grace_seconds"
-    return Run(
-        name=values.name or name_of(values.workdir),
+        raise UserError(f"--config {path} must be relative to the repository, because the image contains it")
+    plain = "slices image workdir project zone cluster capacity reservation service_account max_restarts grace_seconds"
+    return LaunchSpec(
+        name=values.name or job_name(values.workdir),
         tpu=parse_slice(values.tpu),
         arguments=arguments,
-        environment=environment_of(values.env),
-        **{name: values[name].value for name in same.split()},
+        environment=parse_environment(values.env),
+        **{name: values[name].value for name in plain.split()},
     )
 
 
-def check_mesh(config: Config, run: Run) -> None:
-    """Refuses what every host would refuse once it has its slice.
+def check_mesh(config: Config, spec: LaunchSpec) -> None:
+    """Checks what every host would check at its start.
 
     Raises:
-        UserError: the config's mesh does not fit the slices, or batch and model do not fit the mesh.
+        UserError: the config's mesh does not fit the slices, or batch or model do not fit the mesh.
     """
-    from jax.sharding import AbstractMesh  # here: other mistakes need not wait for it
+    from jax.sharding import AbstractMesh  # imported late, so that other mistakes are reported without its delay
 
-    from k2jax.analysis.chips import CHIPS
+    from k2jax.chips import CHIPS
     from k2jax.parallel.layout import make_layout
     from k2jax.parallel.mesh import axis_sizes, rows_per_micro_batch
     from k2jax.parallel.torus import sizes_of_slice
 
-    devices = run.slices * run.tpu.chips * CHIPS[run.tpu.generation.name].devices
+    devices = spec.slices * spec.tpu.chips * CHIPS[spec.tpu.generation.name].devices
     sizes = axis_sizes(config, devices)
-    sizes_of_slice(sizes, run.slices)
+    sizes_of_slice(sizes, spec.slices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
     rows_per_micro_batch(config, mesh)
     make_layout(config, mesh)
 
 
 def trainer_arguments(argv: Sequence[str], values: flags.FlagValues) -> tuple[str, ...]:
-    """What of a command line (without the program's name) is not this command's own, word by word as typed."""
+    """Returns the words of a command line (without the program's name) that are not flags of this command."""
     own = {name for name in values if name.partition(".")[0] != "config"}
     own |= {f"no{name}" for name in own if values[name].boolean}
     kept, words = [], iter(argv)

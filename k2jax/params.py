@@ -1,7 +1,7 @@
-"""Declare once: every weight is one ParamSpec, and everything else about weights is derived from the tree of them.
+"""The declaration of weights: each weight is one ParamSpec, and everything about weights is derived from their tree.
 
 Initial values, optimizer groups, weight-decay mask, QK-Clip targets, matrix views for Muon, Hugging Face names and
-layouts, and parameter counts all come from here. No code finds a weight by a substring of its path.
+layouts, and parameter counts all come from this table. No code finds a weight by a substring of its path.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 
 Specs = Any  # a nested dict whose leaves are ParamSpec
 
-LAYER_AXES = ("rounds", "stages", "layers")  # as a pipeline stores layers, in order; a plain stack has the last alone
+LAYER_AXES = ("rounds", "stages", "layers")  # order in which a pipeline stores layers; a plain stack has only the last
 ROLES = ("matrix", "embedding", "head", "router", "router_bias", "norm", "bias")
-STACK_NAMES = {"gate_up": ("gate_proj", "up_proj")}  # stack axes whose elements have names, not numbers
+STACK_NAMES = {"gate_up": ("gate_proj", "up_proj")}  # stack axes whose elements have names instead of numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,9 @@ class ParamSpec:
         init: ``normal`` | ``zeros`` | ``ones``.
         hf: Hugging Face tensor name, a template over the stack axes, e.g. ``model.layers.{layers}.mlp.gate.weight``.
         first_layer: number of the decoder layer at index 0 of the ``layers`` axis.
-        segments: parts of the last axis, as (name, width), where one projection makes several things; their names
-            tell QK-Clip what to scale.
-        empty: slots at the end of the layers' axes that hold no layer, as a pipeline may have; they stay 0.
+        segments: parts of the last axis, as (name, width), where one projection has several outputs; QK-Clip scales by
+            their names.
+        empty: slots at the end of the layers' axes that hold no layer, as in some pipelines; they stay 0.
     """
 
     shape: tuple[int, ...]
@@ -68,12 +68,12 @@ class ParamSpec:
 
     @property
     def layer_axes(self) -> tuple[str, ...]:
-        """Those of ``LAYER_AXES`` that the weight has: in front of all others."""
+        """The axes of ``LAYER_AXES`` that the weight has; they precede all other axes."""
         return tuple(axis for axis in self.axes if axis in LAYER_AXES)
 
     @property
     def layer_numbers(self) -> np.ndarray:
-        """The decoder layer of every slot of the layers' axes, int; -1 in empty ones."""
+        """The decoder layer of every slot of the layers' axes, int; -1 in empty slots."""
         shape = self.shape[: len(self.layer_axes)]
         numbers = self.first_layer + np.arange(math.prod(shape))
         return np.where(np.arange(len(numbers)) < len(numbers) - self.empty, numbers, -1).reshape(shape)
@@ -89,12 +89,12 @@ class ParamSpec:
 
 
 def is_spec(x: Any) -> bool:
-    """True for a ParamSpec: the ``is_leaf`` of spec trees."""
+    """Whether ``x`` is a ParamSpec: the ``is_leaf`` of spec trees."""
     return isinstance(x, ParamSpec)
 
 
 def map_specs(function: Callable[..., Any], specs: Specs, *trees: Any) -> Any:
-    """``jax.tree.map`` over a spec tree (and trees of the same structure beside it)."""
+    """Applies ``jax.tree.map`` to a spec tree and other trees of its structure."""
     return jax.tree.map(function, specs, *trees, is_leaf=is_spec)
 
 
@@ -105,7 +105,7 @@ def named_specs(specs: Specs) -> Iterator[tuple[str, ParamSpec]]:
 
 
 def initialize(specs: Specs, key: Array, std: float) -> dict:
-    """Initial float32 weights.
+    """Draws initial float32 weights.
 
     Each weight draws from its own key, derived from its path, so that adding a weight changes no other.
 
@@ -115,27 +115,27 @@ def initialize(specs: Specs, key: Array, std: float) -> dict:
         std: standard deviation of the ``normal`` initializer.
     """
 
-    def one(name: str, spec: ParamSpec) -> Array:
+    def draw(name: str, spec: ParamSpec) -> Array:
         if spec.init == "normal":
             return std * jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), spec.shape, jnp.float32)
         return jnp.full(spec.shape, {"zeros": 0.0, "ones": 1.0}[spec.init], jnp.float32)
 
-    leaves = [one(name, spec) for name, spec in named_specs(specs)]
+    leaves = [draw(name, spec) for name, spec in named_specs(specs)]
     return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
 
 
 def abstract(specs: Specs, dtype: Any = jnp.float32) -> dict:
-    """ShapeDtypeStructs of the weights: shapes without memory."""
+    """Returns ShapeDtypeStructs of the weights: shapes without memory."""
     return map_specs(lambda spec: jax.ShapeDtypeStruct(spec.shape, dtype), specs)
 
 
 def count(specs: Specs, where: Callable[[ParamSpec], bool] = lambda spec: True) -> int:
-    """Number of parameters, router biases excluded (they are balancing state, not trained)."""
+    """Counts parameters, without router biases, which are balancing state and not trained."""
     return sum(spec.size for _, spec in named_specs(specs) if spec.role != "router_bias" and where(spec))
 
 
 def to_matrices(spec: ParamSpec, leaf: Array) -> Array:
-    """The weight as a stack of matrices ``[*stack, inputs, outputs]`` (vectors: ``[*stack, outputs]``)."""
+    """Reshapes a weight to a stack of matrices ``[*stack, inputs, outputs]`` (vectors: ``[*stack, outputs]``)."""
     stack = spec.stack
     order = [spec.axes.index(axis) for axis in stack + spec.inputs + spec.outputs]
     shape = tuple(spec.shape[i] for i in order[: len(stack)])
@@ -144,7 +144,7 @@ def to_matrices(spec: ParamSpec, leaf: Array) -> Array:
 
 
 def from_matrices(spec: ParamSpec, matrices: Array) -> Array:
-    """The inverse of ``to_matrices``."""
+    """Inverts ``to_matrices``."""
     order = [spec.axes.index(axis) for axis in spec.stack + spec.inputs + spec.outputs]
     return matrices.reshape([spec.shape[i] for i in order]).transpose(np.argsort(order))
 

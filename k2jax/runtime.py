@@ -1,4 +1,4 @@
-"""Settings of the process that must be made before jax starts: which platform, and how freed memory is kept."""
+"""Process settings that must precede jax: the platform and the reuse of freed memory. Checks of what a machine runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from k2jax.errors import UserError
 
 
 def prepare() -> None:
-    """Chooses the platform quietly and, on a CPU, keeps freed memory in the process. Commands call it first."""
+    """Chooses the platform and, on a CPU, keeps freed memory in the process. Commands call it first."""
     choose_platform()
     if os.environ["JAX_PLATFORMS"] == "cpu":
         keep_freed_memory()
 
 
 def choose_platform() -> None:
-    """Sets JAX_PLATFORMS where the user has not: with libtpu but no TPU, jax would print an error before going on."""
+    """Sets JAX_PLATFORMS unless the user has: with libtpu but no TPU, jax would print an error first."""
     if "JAX_PLATFORMS" in os.environ:
         return
     if any(os.path.exists(path) for path in ("/dev/accel0", "/dev/vfio/0")) or "TPU_NAME" in os.environ:
@@ -31,10 +31,10 @@ def choose_platform() -> None:
 
 
 def check_kernels(model: ModelConfig) -> None:
-    """Refuses ``config.model.kernels`` that this machine cannot run, before anything is compiled.
+    """Rejects ``config.model.kernels`` that this machine cannot run, before anything is compiled.
 
     Raises:
-        UserError: Pallas kernels without a TPU, or for widths that they do not take.
+        UserError: Pallas kernels without a TPU, or for unsupported widths.
     """
     import jax
 
@@ -42,12 +42,12 @@ def check_kernels(model: ModelConfig) -> None:
     if model.kernels == "pallas" and jax.default_backend() != "tpu":
         raise UserError(
             f"config.model.kernels is pallas, which needs a TPU, and this is a {jax.default_backend()}; use xla, or "
-            "interpret to step through the kernels slowly"
+            "interpret to run the kernels slowly in Python"
         )
 
 
 def check_exchange(config: Config) -> None:
-    """Refuses a ``config.parallel.expert_backend`` that this machine cannot run, before anything is compiled.
+    """Rejects a ``config.parallel.expert_backend`` that this machine cannot run, before anything is compiled.
 
     Raises:
         UserError: ``ragged`` on a CPU, whose compiler has no such collective, or the kernel ``dma`` without a TPU.
@@ -58,7 +58,7 @@ def check_exchange(config: Config) -> None:
     if config.parallel.expert == 1:
         return
     if backend == "ragged" and platform == "cpu":
-        raise UserError("config.parallel.expert_backend is ragged, which a CPU does not have; use auto")
+        raise UserError("config.parallel.expert_backend is ragged, which a CPU does not support; use auto")
     if backend == "dma" and platform != "tpu" and config.model.kernels != "interpret":
         raise UserError(
             f"config.parallel.expert_backend is dma, a kernel that needs a TPU, and this is a {platform}; use auto"
@@ -66,21 +66,32 @@ def check_exchange(config: Config) -> None:
 
 
 def check_widths(model: ModelConfig) -> None:
-    """Refuses ``config.model.kernels`` that no machine can run.
+    """Rejects ``config.model.kernels`` that no machine can run.
 
     Raises:
-        UserError: Pallas kernels for widths that they do not take.
+        UserError: Pallas kernels for unsupported widths.
     """
     if model.kernels == "pallas" and not kernels_take(model):
         raise UserError(
-            "config.model.kernels is pallas, which needs a d_model that is a multiple of 256 and an expert_ffn of 128, "
-            f"not {model.d_model} and {model.expert_ffn}; use auto"
+            f"config.model.kernels is pallas, whose kernels {kernel_widths()}, not {model.d_model} and "
+            f"{model.moe.expert_ffn}; use auto"
         )
 
 
 def kernels_take(model: ModelConfig, shards: int = 1) -> bool:
-    """Whether the experts' kernels take the widths of a model whose hidden width is cut into so many shards."""
-    return model.layers == model.dense_layers or not (model.d_model % 256 or model.expert_ffn % (128 * shards))
+    """Whether the experts' kernels take the widths of a model whose expert width is cut into ``shards`` parts."""
+    from pallas_kernels.routed_experts import D_MULTIPLE, F_MULTIPLE
+
+    if model.layers == model.dense_layers:
+        return True
+    return model.d_model % D_MULTIPLE == 0 and model.moe.expert_ffn % (F_MULTIPLE * shards) == 0
+
+
+def kernel_widths() -> str:
+    """What the experts' kernels need, in words that follow "the kernels"."""
+    from pallas_kernels.routed_experts import D_MULTIPLE, F_MULTIPLE
+
+    return f"need a d_model that is a multiple of {D_MULTIPLE} and an expert_ffn of {F_MULTIPLE}"
 
 
 def keep_freed_memory() -> None:

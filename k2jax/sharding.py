@@ -1,4 +1,4 @@
-"""Where weights live on a mesh: logical axes of ParamSpec to mesh axes, in one table."""
+"""Sharding of weights: the table from logical axes of ParamSpec to mesh axes."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from k2jax.errors import UserError
 from k2jax.params import ParamSpec, Specs, is_spec, named_specs
 
-TENSOR = "tensor"  # the mesh axis whose devices share every layer: each has some heads and some of the hidden width
+TENSOR = "tensor"  # mesh axis that shards every layer's heads and hidden width
 
-CONTEXT = "context"  # the mesh axis whose devices share every row of a batch: each has some of its tokens
+STAGE = "stage"  # mesh axis of pipeline stages; it shards the layers, and slices of the weights around them
+
+CONTEXT = "context"  # mesh axis that shards the tokens of every row of a batch
 
 _SHARED = {"heads": TENSOR, "kv_heads": TENSOR, "ffn": TENSOR}
 
 RULES = {"layers": "stage", "experts": "expert", **_SHARED, "vocab": TENSOR}
-"""Logical axis to mesh axis. A mesh without that axis leaves the logical one whole, on every device."""
+"""Logical axis to mesh axis. On a mesh without that mesh axis, the logical axis is replicated."""
 
 PIPELINE = {"stages": "stage", "experts": "expert", **_SHARED}
-"""The same for the layers of a training step, which pipeline stages share out."""
+"""The rules of a training step's layers, which are distributed over pipeline stages."""
 
 WITHOUT_PIPELINE = {**_SHARED, "vocab": TENSOR}
-"""And for what comes before and after them where there is one stage."""
+"""The rules of the weights before and after these layers, with one pipeline stage."""
 
 AROUND_PIPELINE = {"heads": "stage", "kv_heads": "stage", "ffn": "stage", "vocab": "stage"}
-"""And where there are several: all of them compute it together."""
+"""The same with several pipeline stages, which compute these parts together."""
 
 WHOLE_ROLES = ("router", "router_bias")  # every rank scores all experts
 
 
 def partition_spec(name: str, spec: ParamSpec, mesh: Mesh, rules: Mapping[str, str] = RULES) -> PartitionSpec:
-    """Mesh axes of one weight.
+    """Returns the mesh axes of one weight.
 
     Args:
-        name: of the weight, for errors.
+        name: name of the weight, for errors.
         spec: its declaration.
-        mesh: its axes' names and sizes count, not its devices.
+        mesh: only the names and sizes of its axes are read.
         rules: as ``RULES``.
 
     Raises:
@@ -66,7 +68,7 @@ def partition_spec(name: str, spec: ParamSpec, mesh: Mesh, rules: Mapping[str, s
 
 
 def param_shardings(specs: Specs, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """A NamedSharding for every weight of a spec tree.
+    """Returns a NamedSharding for every weight of a spec tree.
 
     Raises:
         UserError: as ``partition_spec``.
@@ -76,7 +78,7 @@ def param_shardings(specs: Specs, mesh: Mesh, rules: Mapping[str, str] = RULES) 
 
 
 def neighbours(size: int, ranks: int) -> list[int]:
-    """The divisors of ``size`` next to ``ranks`` on either side."""
+    """Returns the divisors of ``size`` nearest to ``ranks``, below and above."""
     divisors = [number for number in range(1, size + 1) if size % number == 0]
     below = [number for number in divisors if number < ranks]
     above = [number for number in divisors if number > ranks]

@@ -15,10 +15,10 @@
 # # Train a small Kimi K2 with MuonClip
 #
 # A real, small Kimi-K2 architecture (multi-head latent attention, 32 experts of which 4 are active, MuonClip with
-# QK-Clip) learns Python from Python's own standard library, on a free CPU, in a few minutes.
+# QK-Clip) learns Python from the source code of Python's own standard library, on a free CPU, in a few minutes.
 
 # %% [markdown]
-# **Install.** On Colab this fetches the library; in a checkout it is already there.
+# **Install** k2jax where it is missing: from the repository in a checkout, else from GitHub.
 
 # %%
 import importlib.util
@@ -27,12 +27,12 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("k2jax") is None:
-    where = ".." if os.path.exists("../setup.py") else "git+https://github.com/k2jax/k2jax"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", where], check=True)
+    source = ".." if os.path.exists("../setup.py") else "git+https://github.com/k2jax/k2jax"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", source], check=True)
 STEPS = int(os.environ.get("K2JAX_NOTEBOOK_STEPS", "200"))  # fewer for a quick look
 
 # %% [markdown]
-# **Prepare the process** before JAX starts: it picks the platform and lets XLA reuse memory between steps.
+# **Prepare the process** before JAX starts: `prepare` chooses the platform and lets XLA reuse memory between steps.
 
 # %%
 from k2jax import runtime
@@ -40,7 +40,8 @@ from k2jax import runtime
 runtime.prepare()
 
 # %% [markdown]
-# **One experiment is one config.** `defaults` knows every key with its type; an experiment changes what it is about.
+# **One experiment is one config.** `defaults` holds every key with its type; an experiment changes the keys that it is
+# about.
 # Here the QK-Clip threshold is lowered from the report's 100, which a model this small never reaches, so that the clip
 # has something to do.
 
@@ -60,8 +61,8 @@ config.eval.final_rows = 64
 experiment = resolve(config)
 
 # %% [markdown]
-# **What it holds.** Every weight is declared once; counts, optimizer groups and checkpoint names derive from it.
-# Most parameters sit in experts that a token does not use.
+# **The model's size.** Every weight is declared once; counts, optimizer groups and checkpoint names derive from it.
+# Most parameters belong to experts that a given token does not use.
 
 # %%
 from k2jax.model import active_parameters, total_parameters
@@ -79,8 +80,8 @@ workdir = os.environ.get("K2JAX_NOTEBOOK_WORKDIR", "runs/quickstart")
 train(experiment, workdir)
 
 # %% [markdown]
-# **Loss and bits per byte.** The dashed lines are what the frequencies of single bytes, gzip and xz need for the same
-# held-out text.
+# **Loss and bits per byte.** The dashed lines show how many bits per byte the same held-out text takes with the
+# frequencies of single bytes, with gzip and with xz.
 
 # %%
 from IPython.display import Image, display
@@ -89,7 +90,7 @@ display(Image(f"{workdir}/plots/loss.png"))
 
 # %% [markdown]
 # **QK-Clip at work.** The largest attention logit of every head: once it passes the threshold, the head's query and key
-# weights are scaled down so that it comes back, while the other heads are left alone.
+# weights are scaled down until it returns to the threshold, while the other heads are left alone.
 
 # %%
 display(Image(f"{workdir}/plots/max_logit.png"))
@@ -102,7 +103,8 @@ display(Image(f"{workdir}/plots/max_logit.png"))
 display(Image(f"{workdir}/plots/expert_load.png"))
 
 # %% [markdown]
-# **A sample.** What the model writes after a prompt; a few minutes of training give it Python's looks, not its sense.
+# **Samples.** The model continues each prompt. After a few minutes of training the text looks like Python and does not
+# make sense.
 
 # %%
 from k2jax.report.samples import read_samples

@@ -1,46 +1,79 @@
-"""Test settings: the CPU with two threads, and property tests that do not depend on how fast the machine is."""
+"""Test settings: the CPU, one process per core, and property tests that do not depend on how fast the machine is."""
 
 import atexit
 import gc
 import os
+from pathlib import Path
 import shutil
+import sys
 import tempfile
 
 from hypothesis import settings
 import pytest
 
+from tests import emulated
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Whole runs start many processes with the same program: they share what one of them compiled.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="k2jax-compiled-")
-# What compiles here runs for a moment: code that LLVM does not optimise is ready in two thirds of the time.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1"
-atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+# The tests run their programs for a moment and compile them for minutes. XLA's older emitters need a quarter of the
+# compilation time of its fusion emitters, and code that LLVM does not optimise two thirds.
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+if QUICK not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
+# All processes of a session (workers of xdist and the programs that tests start) share compiled programs.
+CACHE = "K2JAX_TEST_COMPILATION_CACHE"
+if CACHE not in os.environ:
+    os.environ[CACHE] = tempfile.mkdtemp(prefix="k2jax-compiled-")
+    atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[CACHE]
+# Reading even a small program takes a fifth of the time of compiling it, and writing it next to nothing.
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 settings.register_profile("k2jax", deadline=None, derandomize=True)
 settings.load_profile("k2jax")
 
 
 HEAVY = ("train/test_processes", "test_notebooks", "parallel/test_equality", "train/test_run", "inference/test_engine")
+"""The files that take longest, the longest first."""
 
 
+def pytest_addoption(parser, pluginmanager):
+    """Without xdist (``-p no:xdist``) its options, which pyproject.toml sets, have no effect."""
+    if not pluginmanager.hasplugin("xdist"):
+        group = parser.getgroup("xdist", "options of pytest-xdist, which is not loaded")
+        group.addoption("--numprocesses")
+        group.addoption("--dist")
+        group.addoption("--no-loadscope-reorder", action="store_true")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """One process per core; none besides this one for a single file, whose tests stay together anyway."""
+    selected = {argument.split("::")[0] for argument in config.args}
+    if len(selected) == 1 and Path(selected.pop()).is_file():
+        return 0
+    processes = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")  # as in xdist itself
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return int(processes) if processes else cores
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """The longest files first: two processes that take files in turn then finish together."""
-    place = {f"{name}.py": at for at, name in enumerate(HEAVY)}
+    """The longest files come first, so that processes that take files in turn finish together."""
+    rank = {f"{name}.py": index for index, name in enumerate(HEAVY)}
 
     def key(item) -> int:
         file = item.nodeid.split("::")[0]
-        return min((at for name, at in place.items() if file.endswith(name)), default=len(place))
+        return min((index for name, index in rank.items() if file.endswith(name)), default=len(rank))
 
     items.sort(key=key)
+    emulated.delegate(items)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_compiled_programs():
     """XLA:CPU maps memory for every program; kept to the end, they reach the system's limit of 65,530 mappings."""
     yield
-    import jax
-
-    jax.clear_caches()
-    gc.collect()
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()

@@ -17,10 +17,10 @@ def test_packed_rows_keep_documents_apart(lengths, room):
         for i in range(n):
             t = at + i
             assert (row.tokens[t], row.positions[t], row.exit[t]) == (i + 1, i, at + n)
-            assert row.parent[t] == (t - 1 if i else -1) and row.weights[t] == (1.0 if i else 0.0)
+            assert row.parent[t] == (t - 1 if i else -1) and row.targets["weights"][t] == (1.0 if i else 0.0)
         at += n
     for t in range(at, at + room):
-        fields = (row.tokens[t], row.positions[t], row.exit[t], row.parent[t], row.weights[t])
+        fields = (row.tokens[t], row.positions[t], row.exit[t], row.parent[t], row.targets["weights"][t])
         assert fields == (0, 0, t, -1, 0.0)
 
 

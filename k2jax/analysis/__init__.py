@@ -1,1 +1,1 @@
-"""What can be known of a program before it runs: compiled for an absent TPU, counted, and set against a chip."""
+"""Ahead-of-time analysis: programs compiled for a TPU topology, their costs, and estimates of layouts."""

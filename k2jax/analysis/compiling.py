@@ -1,4 +1,4 @@
-"""From a config and a topology's name to a compiled training step, or to its best layouts; mistakes in one line."""
+"""From a config and a topology's name to a compiled program or to the best layouts; mistakes get one line."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import re
 import jax
 
 from k2jax import runtime
-from k2jax.analysis.chips import chip_of
-from k2jax.analysis.placed import empty_slots
-from k2jax.analysis.serving import Serving, compile_serving
-from k2jax.analysis.sweep import Candidate, sweep
-from k2jax.analysis.topology import devices
-from k2jax.analysis.training import COMPILER_OPTIONS, Step, Training, analyse
+from k2jax.analysis.cost.device_bytes import empty_slots
+from k2jax.analysis.cost.sweep import Candidate, sweep
+from k2jax.analysis.serving import ServingReport, compile_serving
+from k2jax.analysis.topology import chip_of, devices
+from k2jax.analysis.training import COMPILER_OPTIONS, TracedStep, TrainingReport, analyse
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.errors import UserError
 from k2jax.sharding import CONTEXT, TENSOR
@@ -31,7 +30,7 @@ class DoesNotFit(Exception):
 
 
 def for_tpu(config: Config) -> Config:
-    """The config with dtypes that are ``auto`` as they would be on a TPU, which this machine is not.
+    """The config with the dtypes that ``auto`` means on a TPU.
 
     Raises:
         UserError: it asks for kernels that do not take the model's widths.
@@ -54,11 +53,11 @@ def best_layouts(config: Config, topology: str) -> list[Candidate]:
     return sweep(config, chip_of(topology), devices(topology))
 
 
-def compile_training(config: Config, topology: str) -> Training:
+def compile_training(config: Config, topology: str) -> TrainingReport:
     """Compiles the training step of a config.
 
     Raises:
-        UserError: no such topology, or a layout that cannot be.
+        UserError: no such topology, or a layout whose sizes do not divide.
         DoesNotFit: the compiler found too little HBM.
     """
     step = traced_step(config, topology)
@@ -71,7 +70,7 @@ def compile_training(config: Config, topology: str) -> Training:
     return report._replace(notes=[*report.notes, *without_kernels(config.model, config.parallel.tensor)])
 
 
-def attempt_training(config: Config, topology: str) -> tuple[Training | None, str]:
+def attempt_training(config: Config, topology: str) -> tuple[TrainingReport | None, str]:
     """The compiled step, if the compiler came through, and what it needs, if that is more HBM than there is.
 
     Raises:
@@ -84,15 +83,23 @@ def attempt_training(config: Config, topology: str) -> tuple[Training | None, st
     return report, "" if report.hbm.fits else report.hbm.needs
 
 
-def compile_inference(config: Config, mode: str, topology: str, context: int, slots: int) -> Serving:
+def compile_inference(config: Config, mode: str, topology: str, context: int, slots: int) -> ServingReport:
     """Compiles a program of the inference engine for a config's model; see ``serving.compile_serving``.
 
     Raises:
-        UserError: no such topology, or sizes that cannot be.
+        UserError: no such topology, or sizes that do not divide.
         DoesNotFit: the compiler found too little HBM.
     """
     try:
-        report = compile_serving(config.model, mode, topology, config.parallel.expert, context, slots, COMPILER_OPTIONS)
+        report = compile_serving(
+            config.model,
+            mode,
+            topology,
+            expert=config.parallel.expert,
+            context=context,
+            slots=slots,
+            options=COMPILER_OPTIONS,
+        )
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -101,34 +108,34 @@ def compile_inference(config: Config, mode: str, topology: str, context: int, sl
 
 
 def without_kernels(model: ModelConfig, shards: int = 1) -> list[str]:
-    """A note where ``auto`` is plain JAX on a TPU too, with the experts' hidden width cut into so many shards."""
+    """A note where ``auto`` means plain JAX on a TPU too; the experts' hidden width is cut into ``shards``."""
     if model.kernels != "auto" or runtime.kernels_take(model, shards):
         return []
-    width = f"{model.expert_ffn} over {shards} devices" if shards > 1 else model.expert_ffn
+    width = f"{model.moe.expert_ffn} over {shards} devices" if shards > 1 else model.moe.expert_ffn
     return [
-        f"the experts are compiled as plain JAX, as auto has it on a TPU: their kernels need a d_model that is a "
-        f"multiple of 256 and an expert_ffn of 128, not {model.d_model} and {width}"
+        f"the experts are compiled as plain JAX, as auto has it on a TPU: their kernels "
+        f"{runtime.kernel_widths()}, not {model.d_model} and {width}"
     ]
 
 
-def traced_step(config: Config, topology: str) -> Step:
+def traced_step(config: Config, topology: str) -> TracedStep:
     """The training step of a config on a topology's devices, traced.
 
     Raises:
-        UserError: no such topology, or a layout that cannot be.
+        UserError: no such topology, or a layout whose sizes do not divide.
     """
     program = Program(config, devices(topology))
     state, batch = program.abstract()
     with target_platform("tpu"):
         traced = program.step.trace(state, batch)
-    return Step(traced, program.mesh, state, program.schedule, empty_slots(config, program.layout))
+    return TracedStep(traced, program.mesh, state, program.schedule, empty_slots(config, program.layout))
 
 
 def too_large(config: Config, topology: str, needs: str) -> str:
     """One line: what the step needs, and of the layouts that fit by estimate the one that changes least.
 
-    Nothing is proposed that would take as much as the refused layout does by the same estimate. A sweep estimates
-    neither ``context`` nor ``tensor``: both are 1 in what is proposed.
+    No layout is proposed that takes as much as the refused one by the same estimate. A sweep estimates neither
+    ``context`` nor ``tensor``: both are 1 in what is proposed.
     """
     shared = [axis for axis in (CONTEXT, TENSOR) if getattr(config.parallel, axis) > 1]
     parallel = dataclasses.replace(config.parallel, **dict.fromkeys(shared, 1))
@@ -136,33 +143,34 @@ def too_large(config: Config, topology: str, needs: str) -> str:
         fitting = best_layouts(dataclasses.replace(config, parallel=parallel), topology)
     except UserError as error:
         return f"the step does not fit: it needs {needs}; {error}"
-    least = min((_bytes(one) for one in fitting if not _distance(one.config, config)), default=math.inf)
-    smaller = [one for one in fitting if _bytes(one) < least]
+    least = min((_bytes(layout) for layout in fitting if not _distance(layout.config, config)), default=math.inf)
+    smaller = [layout for layout in fitting if _bytes(layout) < least]
     if not smaller:
         return f"the step does not fit: it needs {needs}; by estimate no layout needs less: take more devices"
-    nearest = min(smaller, key=lambda one: _distance(one.config, config))
+    nearest = min(smaller, key=lambda layout: _distance(layout.config, config))
     flags = " ".join([nearest.flags, *(f"--config.parallel.{axis}=1" for axis in shared)])
     return f"the step does not fit: it needs {needs}; by estimate this fits: {flags}"
 
 
 def inference_too_large(mode: str, needs: str) -> str:
-    """The same of a program of the engine."""
+    """One line: what a program of the engine needs, and which sizes to change."""
     return f"{mode} does not fit: it needs {needs}; raise config.parallel.expert, or lower --slots or --context"
 
 
 def _needed(message: str) -> str:
-    """Of the compiler's complaint."""
+    """The sizes in the compiler's message."""
     sizes = re.search(r"\(?([\d.]+[KMGT])\)? exceeds available HBM \(?([\d.]+[KMGT])", message)
     return f"{sizes[1]}iB of {sizes[2]}iB" if sizes else message.splitlines()[0]
 
 
-def _bytes(one: Candidate) -> float:
-    return one.estimate.hbm.total
+def _bytes(layout: Candidate) -> float:
+    return layout.estimate.hbm.total
 
 
-def _distance(one: Config, other: Config) -> float:
-    """How differently two layouts cut a model, in doublings; 0 is the same layout."""
-    keys = ("stage", "virtual_stages", "expert", CONTEXT, TENSOR)
-    sizes = [(getattr(one.parallel, key), getattr(other.parallel, key)) for key in keys]
-    sizes.append((one.train.micro_batches, other.train.micro_batches))
-    return sum(abs(math.log2(a / b)) for a, b in sizes) + (one.train.remat != other.train.remat)
+def _distance(layout: Config, given: Config) -> float:
+    """How differently two layouts cut a model, in doublings; a change of recomputation counts as one. 0 is the same."""
+    keys = ("stage", "virtual_stages", "expert", "expert_chunks", CONTEXT, TENSOR)
+    sizes = [(getattr(layout.parallel, key), getattr(given.parallel, key)) for key in keys]
+    sizes.append((layout.train.micro_batches, given.train.micro_batches))
+    policies = [(getattr(layout.train, key), getattr(given.train, key)) for key in ("remat", "store_fp8", "offload")]
+    return sum(abs(math.log2(a / b)) for a, b in sizes) + sum(a != b for a, b in policies)

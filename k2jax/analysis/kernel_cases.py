@@ -12,27 +12,27 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 import numpy as np
 
 from k2jax.config import model_preset
+from k2jax.model.attention import attention_of
 from pallas_kernels import newton_schulz as ns
 from pallas_kernels.expert_exchange import expert_combine, expert_dispatch
 from pallas_kernels.grouped_matmul import grouped_matmul, grouped_matmul_transposed
 from pallas_kernels.mla_attention import mla_attention
-from pallas_kernels.mla_decode import mla_decode
+from pallas_kernels.mla_decode import mla_decode, whole_lanes
 from pallas_kernels.routed_experts import routed_experts
 
 K2 = model_preset("k2")
 RANKS = 16
 TOKENS = 4096  # of one rank
 DTYPE = jnp.bfloat16
-LANES = 128
 
 
-class Case(NamedTuple):
-    """A function to compile.
+class KernelCase(NamedTuple):
+    """A kernel at one shape.
 
     Attributes:
         kernel: its public name.
-        direction: ``forward``, with its residuals where it has a gradient, or ``backward``, from them.
-        shape: what sets this case apart, for people.
+        direction: ``forward`` with its residuals where it has a gradient, or ``backward`` from them.
+        shape: the sizes, as text.
         build: from the devices of a topology to the function and its arguments, ShapeDtypeStructs with shardings.
     """
 
@@ -43,21 +43,21 @@ class Case(NamedTuple):
 
 
 @functools.cache
-def cases() -> list[Case]:
-    """All of them, in the order of the table."""
+def cases() -> list[KernelCase]:
+    """Every case, in the order of the table."""
     return [*_attention(), *_experts(), *_grouped(), *_exchange(), _decode(), _newton_schulz()]
 
 
-def _attention() -> list[Case]:
-    found = []
+def _attention() -> list[KernelCase]:
+    listed = []
     for length in (4096, 32768):
         heads = (1, K2.heads, length)
         arguments = (
-            _struct(*heads, K2.qk_nope_dim),
-            _struct(*heads, K2.qk_rope_dim),
-            _struct(*heads, K2.qk_nope_dim),
-            _struct(1, length, K2.qk_rope_dim),
-            _struct(*heads, K2.v_dim),
+            _struct(*heads, K2.mla.qk_nope_dim),
+            _struct(*heads, K2.mla.qk_rope_dim),
+            _struct(*heads, K2.mla.qk_nope_dim),
+            _struct(1, length, K2.mla.qk_rope_dim),
+            _struct(*heads, K2.mla.v_dim),
             _struct(1, length, dtype=jnp.int32),
         )
 
@@ -65,26 +65,26 @@ def _attention() -> list[Case]:
             return mla_attention(q_nope, q_rope, k_nope, k_rope, v, exit=exit, scale=0.07, impl="pallas")
 
         shape = f"{K2.heads} heads, {length:,} tokens"
-        found += _both_directions("mla_attention", shape, attend, arguments, (0, 1, 2, 3, 4))
-    return found
+        listed += _both_directions("mla_attention", shape, attend, arguments, (0, 1, 2, 3, 4))
+    return listed
 
 
-def _experts() -> list[Case]:
-    """A rank's share of the work on 4,096 tokens of every rank: as many copies as one rank's tokens have."""
-    rows, copies = TOKENS, TOKENS * K2.active_experts
+def _experts() -> list[KernelCase]:
+    """One rank's experts with 4,096 tokens on every rank: the mean is as many copies as the tokens of one rank have."""
+    rows, copies = TOKENS, TOKENS * K2.moe.active_experts
     arguments = (
         _struct(rows, K2.d_model),
         *_expert_weights(),
-        _struct(rows, K2.active_experts, dtype=jnp.int32),
-        _struct(rows, K2.active_experts, dtype=jnp.float32),
+        _struct(rows, K2.moe.active_experts, dtype=jnp.int32),
+        _struct(rows, K2.moe.active_experts, dtype=jnp.float32),
     )
     function = functools.partial(routed_experts, impl="pallas")
-    shape = f"{K2.experts} experts / {RANKS}, {K2.d_model} x {K2.expert_ffn}, {copies:,} copies"
+    shape = f"{K2.moe.experts} experts / {RANKS}, {K2.d_model} x {K2.moe.expert_ffn}, {copies:,} copies"
     return _both_directions("routed_experts", shape, function, arguments, (0, 1, 2, 4))
 
 
-def _grouped() -> list[Case]:
-    rows = TOKENS * K2.active_experts
+def _grouped() -> list[KernelCase]:
+    rows = TOKENS * K2.moe.active_experts
     _, w2 = _expert_weights()
     groups, hidden, width = w2.shape
     sizes = _struct(groups, dtype=jnp.int32)
@@ -98,25 +98,25 @@ def _grouped() -> list[Case]:
     ]
 
 
-def _exchange() -> list[Case]:
-    """All devices of the topology are ranks; each sends its tokens and gets their sums back, or those of gradients.
+def _exchange() -> list[KernelCase]:
+    """The exchange there and back, with every device of the topology as a rank.
 
-    Bytes and roofline are of HBM, not of the links between chips.
+    Bytes and roofline are those of HBM, not of the links between chips.
     """
 
     def there_and_back(x, ids, gates):
         received, route = expert_dispatch(
-            x, ids, gates, experts=K2.experts, axis_name="expert", backend="dma", impl="pallas"
+            x, ids, gates, experts=K2.moe.experts, axis_name="expert", backend="dma", impl="pallas"
         )
         return expert_combine(received.x, route)
 
     def pull_back(x, ids, gates):
         return jax.vjp(lambda x: there_and_back(x, ids, gates), x)[1](x)[0]
 
-    shape = f"{TOKENS:,} tokens a rank, {K2.active_experts} of {K2.experts} experts"
+    shape = f"{TOKENS:,} tokens a rank, {K2.moe.active_experts} of {K2.moe.experts} experts"
     both = (("forward", there_and_back), ("backward", pull_back))
     return [
-        Case("expert_dispatch + combine", direction, shape, functools.partial(_on_all_devices, function))
+        KernelCase("expert_dispatch + combine", direction, shape, functools.partial(_on_all_devices, function))
         for direction, function in both
     ]
 
@@ -127,18 +127,18 @@ def _on_all_devices(function: Callable, devices: list[Any]) -> tuple[Callable, t
     rows = TOKENS * len(devices)
     arguments = (
         _struct(rows, K2.d_model),
-        _struct(rows, K2.active_experts, dtype=jnp.int32),
-        _struct(rows, K2.active_experts, dtype=jnp.float32),
+        _struct(rows, K2.moe.active_experts, dtype=jnp.int32),
+        _struct(rows, K2.moe.active_experts, dtype=jnp.float32),
     )
     mapped = jax.shard_map(function, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
     return mapped, _placed(arguments, NamedSharding(mesh, split))
 
 
-def _decode() -> Case:
+def _decode() -> KernelCase:
     sequences, page, context = 32, 64, 32768
-    width = -(-(K2.kv_lora_rank + K2.qk_rope_dim) // LANES) * LANES
+    width = whole_lanes(attention_of(K2).cache_width(K2))
     pages = context // page
-    function = functools.partial(mla_decode, latent=K2.kv_lora_rank, scale=0.07, impl="pallas")
+    function = functools.partial(mla_decode, latent=K2.mla.kv_lora_rank, scale=0.07, impl="pallas")
     arguments = (
         _struct(sequences, K2.heads, width),
         _struct(2, sequences * pages // 8, page, width),  # two layers; how many pages there are changes no program
@@ -149,7 +149,7 @@ def _decode() -> Case:
     return _on_one("mla_decode", "forward", f"{sequences} sequences, {context:,} cached tokens", function, arguments)
 
 
-def _newton_schulz() -> Case:
+def _newton_schulz() -> KernelCase:
     w13, _ = _expert_weights()
     count, rows, _, columns = w13.shape
     steps = ns.coefficients("muon", 5)
@@ -163,8 +163,8 @@ def _newton_schulz() -> Case:
 
 
 def _expert_weights() -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    local = K2.experts // RANKS
-    return _struct(local, K2.d_model, 2, K2.expert_ffn), _struct(local, K2.expert_ffn, K2.d_model)
+    local = K2.moe.experts // RANKS
+    return _struct(local, K2.d_model, 2, K2.moe.expert_ffn), _struct(local, K2.moe.expert_ffn, K2.d_model)
 
 
 def _struct(*shape: int, dtype: Any = DTYPE) -> jax.ShapeDtypeStruct:
@@ -175,15 +175,15 @@ def _placed(arguments: Any, sharding: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)
 
 
-def _on_one(kernel: str, direction: str, shape: str, function: Callable, arguments: Any) -> Case:
-    return Case(
+def _on_one(kernel: str, direction: str, shape: str, function: Callable, arguments: Any) -> KernelCase:
+    return KernelCase(
         kernel, direction, shape, lambda devices: (function, _placed(arguments, SingleDeviceSharding(devices[0])))
     )
 
 
 def _both_directions(
     kernel: str, shape: str, function: Callable, arguments: tuple, diff: tuple[int, ...]
-) -> list[Case]:
+) -> list[KernelCase]:
     """Forward with its residuals, and backward from them to the arguments ``diff``."""
 
     def forward(*arguments: Any) -> Any:

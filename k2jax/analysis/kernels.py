@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of time for TPUs: what they take on the chip, and the least time the chip could need."""
+"""Kernels compiled ahead of time for TPUs: their on-chip memory, HBM and FLOPs, and a lower bound of their time."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from typing import NamedTuple
 
 import jax
 
-from k2jax.analysis.chips import chip_of
-from k2jax.analysis.counts import count
-from k2jax.analysis.kernel_cases import Case, cases
-from k2jax.analysis.topology import devices
+from k2jax.analysis.cost.jaxpr_flops import traced_cost
+from k2jax.analysis.kernel_cases import KernelCase, cases
+from k2jax.analysis.topology import chip_of, devices
 
-VMEM = 1  # the compiler's number of that memory
+VMEM = 1  # the compiler's number of the on-chip memory
 MOST_WORKERS = 8  # each takes up to 2 GB
 
 
-class Compiled(NamedTuple):
-    """One case on one topology; everything is of one device.
+class CompiledKernel(NamedTuple):
+    """One kernel on one topology; every number is of one device.
 
     Attributes:
         kernel, direction, shape: of the case.
         topology: such as ``v5e:2x2``.
-        compile_seconds: of lowering and compiling, on this machine.
-        vmem_bytes: on-chip memory of the hungriest kernel, as the compiler assigned it.
-        vmem_limit_bytes: what one core has.
+        compile_seconds: of lowering and compiling on this machine.
+        vmem_bytes: on-chip memory of the kernel that takes most, as the compiler assigned it.
+        vmem_limit_bytes: on-chip memory of one core.
         temp_bytes: HBM beyond arguments and results.
         hbm_bytes: HBM with them.
         flops: of kernels and products.
@@ -55,20 +54,24 @@ class Compiled(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the chip has the memory on the core and off it."""
+        """Whether the core has the on-chip memory and the device the HBM."""
         chip = chip_of(self.topology)
         return self.vmem_bytes <= self.vmem_limit_bytes and self.hbm_bytes <= chip.hbm_bytes / chip.devices
 
 
-def compile_all(topologies: list[str], only: str = "") -> Iterator[Compiled]:
-    """Every case whose kernel's name contains ``only``, for every topology.
+def compile_all(topologies: list[str], only: str = "") -> Iterator[CompiledKernel]:
+    """Every case whose kernel's name contains ``only``, for every topology; see ``compile_cases``."""
+    return compile_cases([number for number, case in enumerate(cases()) if only in case.kernel], topologies)
+
+
+def compile_cases(numbers: list[int], topologies: list[str]) -> Iterator[CompiledKernel]:
+    """Cases by their number in ``cases()``, for every topology, on all cores of this machine.
 
     Raises:
-        UserError: a topology that is not known, or no libtpu.
+        UserError: an unknown topology, or no libtpu.
     """
     for topology in topologies:
         devices(topology)  # refused here, not in a worker
-    numbers = [number for number, case in enumerate(cases()) if only in case.kernel]
     work = list(itertools.product(numbers, topologies))
     workers = min(len(work), os.cpu_count() or 1, MOST_WORKERS)  # a compilation runs on one core
     if workers > 1:
@@ -78,21 +81,21 @@ def compile_all(topologies: list[str], only: str = "") -> Iterator[Compiled]:
         yield from itertools.starmap(_compile_numbered, work)
 
 
-def _compile_numbered(number: int, topology: str) -> Compiled:
+def _compile_numbered(number: int, topology: str) -> CompiledKernel:
     return compile_case(cases()[number], topology)
 
 
-def compile_case(case: Case, topology: str) -> Compiled:
-    """Compiles one case and reads off what it takes."""
+def compile_case(case: KernelCase, topology: str) -> CompiledKernel:
+    """Compiles one case and reports what it takes."""
     began = time.perf_counter()
     function, arguments = case.build(devices(topology))
     traced = jax.jit(function).trace(*arguments)
     compiled = traced.lower(lowering_platforms=("tpu",)).compile()
     seconds = time.perf_counter() - began
-    counts = count(traced.jaxpr.jaxpr)
-    chip, taken = chip_of(topology), compiled.memory_analysis()
-    compute, memory = chip.seconds(counts.flops, counts.bytes)
-    return Compiled(
+    cost = traced_cost(traced.jaxpr.jaxpr)
+    chip, memory_use = chip_of(topology), compiled.memory_analysis()
+    compute, memory = chip.seconds(cost.flops, cost.bytes)
+    return CompiledKernel(
         case.kernel,
         case.direction,
         case.shape,
@@ -100,23 +103,23 @@ def compile_case(case: Case, topology: str) -> Compiled:
         seconds,
         vmem_bytes(compiled.as_text()),
         chip.vmem_bytes,
-        taken.temp_size_in_bytes,
-        taken.temp_size_in_bytes
-        + taken.argument_size_in_bytes
-        + taken.output_size_in_bytes
-        - taken.alias_size_in_bytes,
-        counts.flops,
-        counts.bytes,
+        memory_use.temp_size_in_bytes,
+        memory_use.temp_size_in_bytes
+        + memory_use.argument_size_in_bytes
+        + memory_use.output_size_in_bytes
+        - memory_use.alias_size_in_bytes,
+        cost.flops,
+        cost.bytes,
         max(compute, memory),
         "compute" if compute >= memory else "memory",
     )
 
 
 def vmem_bytes(program: str) -> int:
-    """On-chip memory of the hungriest Mosaic kernel of a compiled program's text.
+    """On-chip memory of the Mosaic kernel that takes most, from a compiled program's text.
 
-    XLA may keep operands on the chip below the region that it gives to a kernel, whose end it then reports: they are
-    not the kernel's. One that only copies between memories off the chip reports nothing.
+    XLA may keep operands on the chip below the region of a kernel, and reports where the region ends: the operands are
+    not counted. A kernel that only copies between memories off the chip reports nothing.
     """
     sizes = []
     for line in program.splitlines():
@@ -128,7 +131,7 @@ def vmem_bytes(program: str) -> int:
 
 
 def _regions(line: str, key: str) -> list[tuple[int, int, int]]:
-    """Space, offset and size of each region under a key."""
+    """Memory space, offset and size of each region that is listed under a key."""
     listed = re.search(rf'"{key}":\[(.*?)\]', line)
     numbers = re.findall(r'"memory_space":"(\d+)","offset":"(\d+)","size":"(\d+)"', listed[1] if listed else "")
     return [tuple(map(int, region)) for region in numbers]

@@ -1,4 +1,4 @@
-"""A program of the inference engine, compiled for an absent TPU: whether the model fits, and what a step takes.
+"""A program of the inference engine, compiled for a TPU topology: its memory, collectives and an estimate of its time.
 
 Every device holds all weights but the routed experts, and the cache of its own sequences, each as long as asked for.
 Decoding is one new token of every sequence; prefill one full chunk of prompts whose caches are full but for it.
@@ -13,20 +13,20 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from k2jax.analysis.chips import Chip, chip_of
-from k2jax.analysis.collectives import collectives
-from k2jax.analysis.counts import Known, count
-from k2jax.analysis.hbm import Hbm, shard_bytes
-from k2jax.analysis.hlo import Program
-from k2jax.analysis.layer_costs import Cost, routed_experts
-from k2jax.analysis.roofline import Roofline, Work, roofline
-from k2jax.analysis.topology import devices
-from k2jax.analysis.traffic import Moved, Part, sent_in, tabulated
+from k2jax.analysis.cost.hbm import Hbm, shard_bytes
+from k2jax.analysis.cost.jaxpr_flops import DynamicShares, traced_cost
+from k2jax.analysis.cost.layer_costs import Cost, mean_routed_cost
+from k2jax.analysis.cost.roofline import Roofline, Work, roofline
+from k2jax.analysis.hlo.collectives import collectives
+from k2jax.analysis.hlo.measured_collectives import CollectiveTotal, ExchangePart, collective_times, totals_by_axes
+from k2jax.analysis.hlo.module import HloModule
+from k2jax.analysis.topology import chip_of, devices
+from k2jax.chips import Chip
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
-from k2jax.inference.engine import PREFILL_TOKENS, PREFILL_WIDTHS
-from k2jax.inference.forward import Chunk, cache_shape, run_chunk
-from k2jax.inference.mesh import CACHE, ROWS, exchanged_parts, make_mesh
+from k2jax.inference.forward import Chunk, Targets, cache_shape, run_chunk
+from k2jax.inference.mesh import CACHE, ROWS, exchanged_parts, make_engine_mesh
+from k2jax.inference.shapes import PREFILL_TOKENS, PREFILL_WIDTHS
 from k2jax.model import model_specs
 from k2jax.params import map_specs
 from k2jax.sharding import WHOLE_ROLES, neighbours, param_shardings
@@ -37,7 +37,7 @@ PAGE_SIZE = 16
 FILLED = 0.8  # of what the weights leave, where the number of sequences is not given: prefill needs room too
 
 
-class Serving(NamedTuple):
+class ServingReport(NamedTuple):
     """A compiled program; everything but ``slots`` and ``tokens`` is of one device.
 
     Attributes:
@@ -47,12 +47,12 @@ class Serving(NamedTuple):
         slots: sequences, over all devices.
         context: tokens of each that have room in the cache.
         tokens: new ones of a step, over all devices.
-        compile_seconds: of lowering and compiling, on this machine.
+        compile_seconds: of lowering and compiling on this machine.
         hbm: by what it holds.
         collectives: the longest first.
         work: FLOPs and bytes of a step.
-        roofline: the estimate; without an optimizer, and with no model FLOPs.
-        notes: what to know about these numbers.
+        roofline: the estimate, without an optimizer and without model FLOPs.
+        notes: warnings for the reader.
     """
 
     mode: str
@@ -63,37 +63,44 @@ class Serving(NamedTuple):
     tokens: int
     compile_seconds: float
     hbm: Hbm
-    collectives: list[Moved]
+    collectives: list[CollectiveTotal]
     work: Cost
     roofline: Roofline
     notes: tuple[str, ...] = ()
 
 
-class Arguments(NamedTuple):
+class ChunkArguments(NamedTuple):
     """ShapeDtypeStructs, with shardings, of ``run_chunk``."""
 
     params: Any
     cache: Any
     chunk: Chunk
-    targets: Any
+    targets: Targets
 
 
 def compile_serving(
-    model: ModelConfig, mode: str, topology: str, expert: int, context: int, slots: int = 0, options: dict | None = None
-) -> Serving:
+    model: ModelConfig,
+    mode: str,
+    topology: str,
+    *,
+    expert: int,
+    context: int,
+    slots: int = 0,
+    options: dict | None = None,
+) -> ServingReport:
     """Compiles a program of the engine in bfloat16.
 
     Args:
         model: the architecture.
         mode: one of ``MODES``.
         topology: its devices.
-        expert: devices that share the experts; as many groups of them as there are devices.
+        expert: devices that share the experts; there are as many groups of them as the topology has room for.
         context: longest sequence [tokens].
         slots: sequences over all devices; 0 takes as many as fit by their sizes.
         options: of the compiler.
 
     Raises:
-        UserError: sizes that cannot be, or weights that fit on no device.
+        UserError: sizes that do not divide, or weights that do not fit on a device.
         jax.errors.JaxRuntimeError: the program needs more HBM than there is.
     """
     chip, slice_devices = chip_of(topology), devices(topology)
@@ -102,9 +109,9 @@ def compile_serving(
             f"config.parallel.expert {expert} does not divide the {len(slice_devices)} devices of {topology}; "
             f"{' or '.join(map(str, neighbours(len(slice_devices), expert)))} would"
         )
-    mesh = make_mesh(len(slice_devices) // expert, expert, slice_devices)
+    mesh = make_engine_mesh(len(slice_devices) // expert, expert, slice_devices)
     params = _params(model, mesh)
-    static = {"config": model, "prompt_logprobs": False, "mesh": mesh}
+    static = {"config": model, "mesh": mesh}
     began = time.perf_counter()
     with target_platform("tpu"):
         each = -(-slots // mesh.size) or _slots_that_fit(model, chip, shard_bytes(params), context, expert)
@@ -114,10 +121,11 @@ def compile_serving(
     seconds = time.perf_counter() - began
     tokens = arguments.chunk.tokens.size // mesh.size
     work = _work(traced.jaxpr.jaxpr, model, mesh, tokens)
-    found, _ = collectives(Program(compiled.as_text(), Known()), mesh.size)
+    program, _ = collectives(HloModule(compiled.as_text(), DynamicShares()), mesh.size)
     part = -(-tokens // _parts(model, mesh, tokens))
-    sent = sent_in(found, chip, mesh, model, Part(part, part))
-    return Serving(
+    times = collective_times(program, chip, mesh, model, ExchangePart(part, part))
+    traffic = [collective_time for _, collective_time in times]
+    return ServingReport(
         mode,
         topology,
         dict(mesh.shape),
@@ -126,24 +134,24 @@ def compile_serving(
         arguments.chunk.tokens.size,
         seconds,
         _hbm(chip, compiled.memory_analysis(), arguments),
-        tabulated(found, sent, mesh),
+        totals_by_axes(program, times, mesh),
         work,
-        roofline(chip, mesh.size, [Work(1, *work)], Work(0, 0, 0), [one for _, one in sent], 0.0),
+        roofline(chip, mesh.size, [Work(1, *work)], Work(0, 0, 0), traffic, 0.0),
     )
 
 
 def _params(model: ModelConfig, mesh: Mesh) -> Any:
     specs = model_specs(model)
 
-    def one(spec: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    def struct(spec: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         dtype = jnp.float32 if spec.role in WHOLE_ROLES else jnp.bfloat16
         return jax.ShapeDtypeStruct(spec.shape, dtype, sharding=sharding)
 
-    return map_specs(one, specs, param_shardings(specs, mesh))
+    return map_specs(struct, specs, param_shardings(specs, mesh))
 
 
-def _arguments(model: ModelConfig, mode: str, mesh: Mesh, params: Any, each: int, context: int) -> Arguments:
-    """Of a step with ``each`` sequences of full length on every device."""
+def _arguments(model: ModelConfig, mode: str, mesh: Mesh, params: Any, each: int, context: int) -> ChunkArguments:
+    """Arguments of a step with ``each`` sequences of full length on every device."""
     longest = -(-context // PAGE_SIZE)
     width = 1 if mode == "decode" else min(PREFILL_WIDTHS[-1], context)
     rows = each if mode == "decode" else min(each, PREFILL_TOKENS // width)
@@ -156,11 +164,11 @@ def _arguments(model: ModelConfig, mode: str, mesh: Mesh, params: Any, each: int
     chunk = Chunk(tokens, struct(ROWS, total), struct(ROWS, total), struct(ROWS, total, longest))
     pages = (each * longest + 1) * mesh.size
     cache = struct(CACHE, *cache_shape(model, pages, PAGE_SIZE), dtype=jnp.bfloat16)
-    return Arguments(params, cache, chunk, tokens)
+    return ChunkArguments(params, cache, chunk, Targets(tokens, struct(ROWS, total, dtype=jnp.float32)))
 
 
 def _slots_that_fit(model: ModelConfig, chip: Chip, weights: int, context: int, expert: int) -> int:
-    """Sequences of a device."""
+    """Sequences that a device has room for, beside its weights."""
     limit = chip.hbm_bytes / chip.devices
     layers, pages, size, width = cache_shape(model, -(-context // PAGE_SIZE), PAGE_SIZE)
     each = 2 * layers * pages * size * width
@@ -175,23 +183,23 @@ def _slots_that_fit(model: ModelConfig, chip: Chip, weights: int, context: int, 
 
 
 def _work(jaxpr: Any, model: ModelConfig, mesh: Mesh, tokens: int) -> Cost:
-    """Products and kernels as traced, but the routed experts, whose kernels have room for more than the mean."""
-    counts = count(jaxpr, mesh.size, Known(rows_in_use=0.0))
+    """Products and kernels as traced; of routed experts the mean number of rows, not all that there is room for."""
+    cost = traced_cost(jaxpr, mesh.size, DynamicShares(rows_in_use=0.0))
     layers = model.layers - model.dense_layers
     if not layers:
-        return Cost(counts.flops, counts.bytes)
+        return Cost(cost.flops, cost.bytes)
     parts = _parts(model, mesh, tokens)
-    routed = routed_experts(model, tokens / parts, mesh.shape["expert"])
-    return Cost(counts.flops, counts.bytes) + routed.times(layers * parts)
+    routed = mean_routed_cost(model, tokens / parts, mesh.shape["expert"])
+    return Cost(cost.flops, cost.bytes) + routed.times(layers * parts)
 
 
 def _parts(model: ModelConfig, mesh: Mesh, tokens: int) -> int:
-    """In how many parts the tokens of a device are exchanged and computed."""
+    """Parts in which the tokens of a device are exchanged and computed."""
     ranks = mesh.shape["expert"]
     return exchanged_parts(model, tokens, ranks) if ranks > 1 else 1
 
 
-def _hbm(chip: Chip, taken: Any, arguments: Arguments) -> Hbm:
+def _hbm(chip: Chip, taken: Any, arguments: ChunkArguments) -> Hbm:
     weights, cache = shard_bytes(arguments.params), shard_bytes(arguments.cache)
     return Hbm(
         {

@@ -1,4 +1,4 @@
-"""Devices of a TPU topology that is not here, for ahead-of-time compilation with libtpu."""
+"""Abstract devices of a TPU topology, for compiling ahead of time with libtpu on a machine without a TPU."""
 
 from __future__ import annotations
 
@@ -7,17 +7,29 @@ import os
 import re
 from typing import Any
 
-from k2jax.analysis.chips import chip_of
-from k2jax.errors import UserError
+from k2jax.chips import CHIPS, Chip
+from k2jax.errors import UserError, nearest
+
+
+def chip_of(topology: str) -> Chip:
+    """The chip of a topology such as ``v5p:8x8x16``.
+
+    Raises:
+        UserError: the table of chips has no such generation.
+    """
+    name = topology.partition(":")[0]
+    if name not in CHIPS:
+        raise UserError(f"no TPU generation {name!r} in topology {topology!r}{nearest(name, list(CHIPS))}")
+    return CHIPS[name]
 
 
 def prepare() -> None:
-    """Settings under which libtpu compiles on a machine without a TPU, quietly; before jax starts."""
+    """Sets the environment in which libtpu compiles on a machine without a TPU; call it before jax starts."""
     os.environ.update(
         JAX_PLATFORMS="cpu",
-        TPU_SKIP_MDS_QUERY="1",  # there is no metadata server to ask
+        TPU_SKIP_MDS_QUERY="1",  # this machine has no metadata server
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # several processes may compile at a time
-        # What libtpu would otherwise search for and complain about; the topology's name overrules them.
+        # Without these libtpu searches for a TPU host and warns; the topology's name overrides both.
         TPU_WORKER_HOSTNAMES="localhost",
         TPU_ACCELERATOR_TYPE="v5litepod-4",
     )

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios against named baselines, measured interleaved in one process."""
+"""Benchmarks: ratios to named baselines, measured in interleaved rounds in one process."""

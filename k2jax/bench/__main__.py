@@ -1,14 +1,14 @@
-"""Benchmarks: ratios of medians against a named baseline, interleaved in one process. Ratio > 1 means ours is better.
+"""Benchmarks: ratios of medians to a named baseline, interleaved in one process. A ratio above 1 means ours is better.
 
 Example:
-    python -m k2jax.bench pretrain      # one training step of nano against transformers + torch (extra [parity])
-    python -m k2jax.bench experts       # routed experts against lax.ragged_dot and one dense batched matmul
-    python -m k2jax.bench muon          # the Muon update against optax.contrib.muon, on nano's weights
-    python -m k2jax.bench attention     # MLA attention against dense scores, and what the max logit costs a step
-    python -m k2jax.bench kernels       # every kernel against what one would use without it
-    python -m k2jax.bench decode        # generation of nano against transformers generate, batch 1, 16, 64
-    python -m k2jax.bench collectives   # what Muon's update sends between chips, against optax (extra [tpu])
-    python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
+    python -m k2jax.bench pretrain      # one training step of nano against transformers + torch (extra [parity]) python
+    -m k2jax.bench experts       # routed experts against lax.ragged_dot and a dense batched matmul python -m
+    k2jax.bench muon          # the Muon update against optax.contrib.muon, on nano's weights python -m k2jax.bench
+    attention     # MLA attention against dense scores, and the cost of the maximum logit in a step python -m
+    k2jax.bench kernels       # every kernel against the operations that it replaces python -m k2jax.bench decode
+    # generation of nano against transformers generate, batch 1, 16, 64 python -m k2jax.bench collectives   # bytes that
+    Muon's update sends between chips, against optax (extra [tpu]) python -m k2jax.bench muon --json   # a list of
+    objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
 from importlib import import_module
@@ -18,8 +18,7 @@ import sys
 from absl import flags
 
 from k2jax import cli, runtime
-from k2jax.config.build import nearest
-from k2jax.errors import UserError
+from k2jax.errors import UserError, nearest
 from k2jax.report.table import significant, text_table
 
 NAMES = ("pretrain", "experts", "muon", "attention", "decode", "kernels", "collectives")
@@ -28,7 +27,7 @@ NAMES = ("pretrain", "experts", "muon", "attention", "decode", "kernels", "colle
 def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     flags.DEFINE_bool("json", False, "Print a JSON list instead of a table.", flag_values=values)
-    flags.DEFINE_integer("rounds", 10, "How often each candidate is timed.", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer("rounds", 10, "Timed runs of each candidate.", lower_bound=1, flag_values=values)
 
 
 def main(values: flags.FlagValues, name: str) -> None:
@@ -45,9 +44,9 @@ def main(values: flags.FlagValues, name: str) -> None:
          f"{row.ratio:.2f}")
         for row in rows
     ]  # fmt: skip
-    print(text_table(("what", "against", "ours", "baseline", "ratio"), cells))
-    how = "nothing was timed" if rows[0].unit == "MB" else f"medians of {values.rounds} interleaved rounds"
-    print(f"on {rows[0].device}, jax {sys.modules['jax'].__version__}, {how}")
+    print(text_table(("benchmark", "baseline", "ours", "theirs", "ratio"), cells))
+    method = "nothing was timed" if rows[0].unit == "MB" else f"medians of {values.rounds} interleaved rounds"
+    print(f"on {rows[0].device}, jax {sys.modules['jax'].__version__}, {method}")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ import numpy as np
 from k2jax.bench import pretrain
 from k2jax.bench.timing import Row, interleaved, time_row
 from k2jax.config import ModelConfig, model_preset
+from k2jax.losses import NLL
 from k2jax.model import model_specs
 from k2jax.parallel.accumulate import accumulate
+from k2jax.parallel.gradients import make_objective
 from k2jax.params import initialize
 from k2jax.train.report import device_name
 from pallas_kernels.mla_attention import mla_attention
@@ -32,11 +34,11 @@ def _against_dense(model: ModelConfig, batch: int, sequence: int, rounds: int) -
     keys = jax.random.split(jax.random.key(0), 5)
     per_head = (batch, model.heads, sequence)
     args = (
-        jax.random.normal(keys[0], (*per_head, model.qk_nope_dim)),
-        jax.random.normal(keys[1], (*per_head, model.qk_rope_dim)),
-        jax.random.normal(keys[2], (*per_head, model.qk_nope_dim)),
-        jax.random.normal(keys[3], (batch, sequence, model.qk_rope_dim)),
-        jax.random.normal(keys[4], (*per_head, model.v_dim)),
+        jax.random.normal(keys[0], (*per_head, model.mla.qk_nope_dim)),
+        jax.random.normal(keys[1], (*per_head, model.mla.qk_rope_dim)),
+        jax.random.normal(keys[2], (*per_head, model.mla.qk_nope_dim)),
+        jax.random.normal(keys[3], (batch, sequence, model.mla.qk_rope_dim)),
+        jax.random.normal(keys[4], (*per_head, model.mla.v_dim)),
     )
     candidates = {name: functools.partial(gradients(f), *args) for name, f in (("ours", ours), ("dense", dense))}
     seconds = interleaved(candidates, rounds)
@@ -50,11 +52,12 @@ def _statistic(model: ModelConfig, rounds: int) -> Row:
     params = initialize(model_specs(model), jax.random.key(0), 0.02)
     rows = pretrain.packed(np.random.default_rng(0).integers(0, model.vocab, (pretrain.ROWS, pretrain.SEQUENCE)))
     batch = jax.tree.map(lambda field: jnp.asarray(field)[None], rows)
-    both = {
-        "with": jax.jit(lambda params: accumulate(params, batch, batch.weights.sum(), config)),
-        "without": jax.jit(lambda params: accumulate(params, batch, batch.weights.sum(), config)[::2]),
+    objective = make_objective(config, NLL(), batch.targets)
+    candidates = {
+        "with": jax.jit(lambda params: accumulate(params, batch, objective, config)),
+        "without": jax.jit(lambda params: accumulate(params, batch, objective, config)[::2]),
     }
-    seconds = interleaved({name: functools.partial(f, params) for name, f in both.items()}, rounds)
+    seconds = interleaved({name: functools.partial(f, params) for name, f in candidates.items()}, rounds)
     name = f"nano's loss and gradients with statistics, {pretrain.ROWS} x {pretrain.SEQUENCE}"
     return time_row(name, seconds["with"], seconds["without"], "without statistics", device_name())
 

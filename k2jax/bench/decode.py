@@ -1,7 +1,7 @@
 """Generation speed of nano against transformers' ``generate`` on the same machine, greedy, float32.
 
-Prefill is the time to the first token of every sequence, decode the time of the tokens after it. The last row compares
-what a token costs in the cache: the latent of Kimi K2 against plain multi-head attention's keys and values.
+Prefill is the time to the first token of every sequence, decode the time of the following tokens. The last row compares
+the cache size of a token: the latent of Kimi K2 against the keys and values of multi-head attention.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 from k2jax.bench.baseline import torch_model
 from k2jax.bench.pretrain import EXPERT_IMPLEMENTATIONS
 from k2jax.bench.timing import Row, interleaved, rate_row
+from k2jax.client import Sampling
 from k2jax.config import ModelConfig, model_preset
-from k2jax.inference.attend import cache_width
 from k2jax.inference.engine import Engine
-from k2jax.inference.request import Sampling
+from k2jax.inference.weights import named_leaves
 from k2jax.model import model_specs
+from k2jax.model.attention import attention_of
 from k2jax.params import initialize
 from k2jax.train.report import device_name
 
@@ -28,7 +29,7 @@ BATCHES = (1, 16, 64)
 
 
 def measure(rounds: int = 10) -> list[Row]:
-    """Prefill and decode tokens per second at each batch size, and cache bytes per token."""
+    """Rows of prefill and decode tokens per second for each batch size, and of cache bytes per token."""
     model = model_preset("nano")
     rng = np.random.default_rng(0)
     rows = []
@@ -44,11 +45,11 @@ def measure(rounds: int = 10) -> list[Row]:
             },
             rounds,
         )
-        for what, tokens, time in (
+        for phase, tokens, time in (
             ("prefill", batch * PROMPT, lambda side, s=seconds: s[f"{side}1"]),
             ("decode", batch * NEW, lambda side, s=seconds: s[f"{side}{NEW + 1}"] - s[f"{side}1"]),
         ):
-            title = f"nano {what}, batch {batch}, {PROMPT} + {NEW} tokens"
+            title = f"nano {phase}, batch {batch}, {PROMPT} + {NEW} tokens"
             ours_rate, base_rate = tokens / time("ours"), tokens / time("base")
             rows.append(
                 rate_row(title, ours_rate, base_rate, "tokens/s", f"transformers generate, {name}", device_name())
@@ -61,19 +62,20 @@ def _call(run: Callable[[int], Any], new: int) -> Callable[[], Any]:
 
 
 def _engine(model: ModelConfig, prompts: np.ndarray) -> Callable[[int], Any]:
-    """Generates ``new`` tokens for every prompt; nothing is found in the cache of an earlier call."""
+    """Function that generates ``new`` tokens for every prompt, without the prefix cache of an earlier call."""
     params = jax.jit(lambda: initialize(model_specs(model), jax.random.key(0), model.init_std))()
+    leaves = named_leaves(params)
     engine = Engine(model, params, slots=len(prompts), max_length=PROMPT + NEW + 1)
 
     def run(new: int) -> Any:
-        engine.update_params(params, 0)
+        engine.update_params(leaves, 0)
         return engine.generate(prompts.tolist(), Sampling(max_tokens=new, temperature=0.0))
 
     return run
 
 
 def _fastest(model: ModelConfig, prompts: np.ndarray) -> tuple[str, Callable[[int], Any]]:
-    """transformers with its fastest experts implementation."""
+    """Name and greedy decoding of transformers' fastest experts implementation."""
     candidates = {}
     for name in EXPERT_IMPLEMENTATIONS:
         torch, network = torch_model(model, name)
@@ -91,10 +93,10 @@ def _fastest(model: ModelConfig, prompts: np.ndarray) -> tuple[str, Callable[[in
 
 
 def _cache_row() -> Row:
-    """Bytes per token of Kimi K2 in bfloat16, all layers."""
+    """Cache bytes per token of Kimi K2 in bfloat16, over all layers."""
     model = model_preset("k2")
-    latent = 2 * model.layers * cache_width(model)
-    plain = 2 * model.layers * model.heads * (model.qk_nope_dim + model.qk_rope_dim + model.v_dim)
+    latent = 2 * model.layers * attention_of(model).cache_width(model)
+    plain = 2 * model.layers * model.heads * (model.mla.qk_nope_dim + model.mla.qk_rope_dim + model.mla.v_dim)
     return Row(
         "K2's cache, bfloat16", latent / 1e3, plain / 1e3, plain / latent, "kB/token", "arithmetic", "multi-head"
     )

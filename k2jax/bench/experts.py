@@ -1,4 +1,4 @@
-"""Routed experts, forward and backward, at nano's sizes: against ``lax.ragged_dot`` and against perfect dense work."""
+"""Routed experts at nano's sizes, forward and backward, against ``lax.ragged_dot`` and a dense batched matmul."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ TOKENS = 2048
 
 
 def measure(rounds: int = 10) -> list[Row]:
-    """Times value and gradients with respect to tokens, both weights and gates; routing is given."""
+    """Rows of the time of value and gradients in tokens, both weights and gates, for a given routing."""
     model = model_preset("nano")
-    return compare(model, model.experts, TOKENS, jnp.float32, rounds)
+    return compare(model, model.moe.experts, TOKENS, jnp.float32, rounds)
 
 
 def compare(model: ModelConfig, experts: int, tokens: int, dtype: Any, rounds: int) -> list[Row]:
-    """``measure`` with the widths of a model."""
-    active, width, hidden = model.active_experts, model.d_model, model.expert_ffn
+    """Rows of ``measure`` for a model's widths.
+
+    Args:
+        model: widths and active experts.
+        experts: number of experts.
+        tokens: number of tokens.
+        dtype: dtype of tokens and weights.
+        rounds: timed runs of each candidate.
+    """
+    active, width, hidden = model.moe.active_experts, model.d_model, model.moe.expert_ffn
     keys = jax.random.split(jax.random.key(0), 4)
     x = jax.random.normal(keys[0], (tokens, width), dtype)
     w13 = 0.05 * jax.random.normal(keys[1], (experts, width, 2, hidden), dtype)
@@ -35,11 +43,13 @@ def compare(model: ModelConfig, experts: int, tokens: int, dtype: Any, rounds: i
     rows = []
     for routing, ids in (("random", random_ids.astype(jnp.int32)), ("even", even)):
         candidates = {
-            "ours": _gradients(functools.partial(routed_experts, capacity_factor=model.capacity_factor)),
+            "ours": _gradients(functools.partial(routed_experts, capacity_factor=model.moe.capacity_factor)),
             "lax.ragged_dot": _gradients(_ragged),
             "dense": _gradients(_dense),
         }
-        seconds = interleaved({n: functools.partial(f, x, w13, w2, gates, ids) for n, f in candidates.items()}, rounds)
+        seconds = interleaved(
+            {key: functools.partial(f, x, w13, w2, gates, ids) for key, f in candidates.items()}, rounds
+        )
         name = f"experts, forward + backward, {tokens} tokens, {active} of {experts}, {routing} routing"
         rows += [
             time_row(name, seconds["ours"], seconds["lax.ragged_dot"], "lax.ragged_dot", device_name()),
@@ -61,7 +71,7 @@ def _swiglu(gate_up: Array) -> Array:
 
 
 def _ragged(x: Array, w13: Array, w2: Array, ids: Array, gates: Array) -> Array:
-    """The textbook dropless layer: sort, two ragged products, unsort."""
+    """The textbook dropless layer: sort, two ragged products, inverse permutation."""
     active = ids.shape[1]
     order = jnp.argsort(ids.reshape(-1))
     counts = expert_counts(ids, w13.shape[0])
@@ -71,7 +81,7 @@ def _ragged(x: Array, w13: Array, w2: Array, ids: Array, gates: Array) -> Array:
 
 
 def _dense(x: Array, w13: Array, w2: Array, ids: Array, gates: Array) -> Array:
-    """The same FLOPs without routing: every expert gets an equal, contiguous share of the token copies."""
+    """The same FLOPs without routing: every expert gets an equal, contiguous share of the copies of tokens."""
     experts, active = w13.shape[0], ids.shape[1]
     shares = jnp.tile(x, (active, 1)).reshape(experts, -1, x.shape[1])
     hidden = _swiglu(jnp.einsum("ecd,edf->ecf", shares, w13.reshape(*w13.shape[:2], -1)))

@@ -1,6 +1,7 @@
-"""Every kernel against what one would use without it, forward and backward where it has a gradient.
+"""Every kernel against the operations that it replaces, forward and backward where it is differentiable.
 
-On a CPU the sizes are nano's in float32, on an accelerator those of one Kimi K2 layer, cut to fit, in bfloat16.
+On a CPU the sizes are nano's in float32, on an accelerator those of one Kimi K2 layer, reduced to fit into memory, in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from k2jax.train.report import device_name
 from pallas_kernels import newton_schulz as ns
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.mla_attention import mla_attention
-from pallas_kernels.mla_decode import mla_decode
+from pallas_kernels.mla_decode import mla_decode, whole_lanes
 
 
 class Sizes(NamedTuple):
-    """What is measured.
+    """Sizes of the benchmarks.
 
     Attributes:
         model: widths.
-        dtype: of everything but the optimizer.
-        heads: of attention.
+        dtype: dtype of all arrays but the optimizer's.
+        heads: attention heads.
         sequences: (batch, tokens) of attention.
         path: tokens from the root of the tree to a leaf.
-        tokens: that are routed.
-        experts: of one device.
+        tokens: number of routed tokens.
+        experts: number of experts on one device.
         context: cached tokens of each decoded sequence.
     """
 
@@ -50,23 +51,23 @@ class Sizes(NamedTuple):
     context: int
 
 
-BRANCHES, SHARED = 8, 0.75  # of the tree: leaves, and the share of a path that all of them have in common
-SEQUENCES = 16  # decoded at a time
+BRANCHES, SHARED = 8, 0.75  # leaves of the tree, and the share of a path that is common to all of them
+SEQUENCES = 16  # sequences that are decoded at a time
 
 
 def measure(rounds: int = 10) -> list[Row]:
-    """A row for each kernel and baseline that runs here; what does not is named on the error output."""
-    sizes = sizes_here()
+    """Rows for each kernel and baseline that the device supports; others are named on the error output."""
+    sizes = device_sizes()
     rows = [row for batch, length in sizes.sequences for row in _attention(sizes, batch, length, rounds)]
     rows += [_tree(sizes, rounds), *_experts(sizes, rounds), *_grouped(sizes, rounds)]
     return [*rows, _decode(sizes, rounds), _newton_schulz(sizes, rounds)]
 
 
-def sizes_here() -> Sizes:
-    """Sizes that suit the default device."""
+def device_sizes() -> Sizes:
+    """Sizes for the default device."""
     if jax.default_backend() == "cpu":
         nano = model_preset("nano")
-        return Sizes(nano, jnp.float32, nano.heads, ((8, 256), (1, 2048)), 1024, 2048, nano.experts, 1024)
+        return Sizes(nano, jnp.float32, nano.heads, ((8, 256), (1, 2048)), 1024, 2048, nano.moe.experts, 1024)
     k2 = model_preset("k2")
     return Sizes(k2, jnp.bfloat16, k2.heads, ((1, 4096),), 4096, 4096, 64, 8192)
 
@@ -86,27 +87,29 @@ def _attention(sizes: Sizes, batch: int, length: int, rounds: int) -> list[Row]:
 def _attention_inputs(sizes: Sizes, batch: int, length: int) -> tuple[Array, ...]:
     model, per_head = sizes.model, (batch, sizes.heads, length)
     shapes = (
-        (*per_head, model.qk_nope_dim),
-        (*per_head, model.qk_rope_dim),
-        (*per_head, model.qk_nope_dim),
-        (batch, length, model.qk_rope_dim),
-        (*per_head, model.v_dim),
+        (*per_head, model.mla.qk_nope_dim),
+        (*per_head, model.mla.qk_rope_dim),
+        (*per_head, model.mla.qk_nope_dim),
+        (batch, length, model.mla.qk_rope_dim),
+        (*per_head, model.mla.v_dim),
     )
     return _normal(shapes, sizes.dtype)
 
 
 def _dot_product_attention(q_nope: Array, q_rope: Array, k_nope: Array, k_rope: Array, v: Array) -> tuple[Array, Array]:
-    """The rope key copied to all heads, and values as wide as the keys, as it asks for; it has no maximum logit."""
+    """``jax.nn.dot_product_attention``, which needs a rope key for each head and values as wide as keys.
+
+    It has no maximum logit, so zeros are returned.
+    """
     q = jnp.concatenate([q_nope, q_rope], -1)
     k = jnp.concatenate([k_nope, jnp.broadcast_to(k_rope[:, None], q_rope.shape)], -1)
-    room = q.shape[-1] - v.shape[-1]
-    wide = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, room)))
-    out = jax.nn.dot_product_attention(*(x.swapaxes(1, 2) for x in (q, k, wide)), is_causal=True)
+    padded = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, q.shape[-1] - v.shape[-1])))
+    out = jax.nn.dot_product_attention(*(x.swapaxes(1, 2) for x in (q, k, padded)), is_causal=True)
     return out.swapaxes(1, 2)[..., : v.shape[-1]], jnp.zeros(q.shape[1])
 
 
 def _tree(sizes: Sizes, rounds: int) -> Row:
-    """A trajectory tree in one pass against each of its paths by itself."""
+    """A trajectory tree in one pass against its separate paths."""
     shared = int(SHARED * sizes.path)
     exits = tree_exits(shared, sizes.path - shared, BRANCHES)
     tree = _attention_inputs(sizes, 1, len(exits))
@@ -125,14 +128,14 @@ def _tree(sizes: Sizes, rounds: int) -> Row:
 
 
 def tree_exits(shared: int, branch: int, branches: int) -> np.ndarray:
-    """The exit vector of a shared prefix with leaves of ``branch`` tokens, flattened depth first."""
+    """Exits of a shared prefix with ``branches`` leaves of ``branch`` tokens, in depth-first order; int32."""
     length = shared + branches * branch
     ends = shared + branch * (1 + np.arange(branches))
     return np.concatenate([np.full(shared, length), np.repeat(ends, branch)]).astype(np.int32)
 
 
 def pairs_saved(exits: np.ndarray, path: int) -> float:
-    """Visible pairs of the separate paths over those of the tree."""
+    """Number of visible pairs of the separate paths over that of the tree."""
     in_tree = int((exits - np.arange(len(exits))).sum())
     return BRANCHES * path * (path + 1) / 2 / in_tree
 
@@ -150,32 +153,32 @@ def _experts(sizes: Sizes, rounds: int) -> list[Row]:
 
 
 def _grouped(sizes: Sizes, rounds: int) -> list[Row]:
-    """Only where ``grouped_matmul`` is not ``lax.ragged_dot`` itself."""
+    """Rows of grouped products, on a TPU only: elsewhere ``grouped_matmul`` is ``lax.ragged_dot``."""
     if jax.default_backend() != "tpu":
         print(f"not run: grouped_matmul is lax.ragged_dot itself on a {jax.default_backend()}", file=sys.stderr)
         return []
-    rows, width, hidden = sizes.tokens * sizes.model.active_experts, sizes.model.d_model, sizes.model.expert_ffn
+    rows, width, hidden = sizes.tokens * sizes.model.moe.active_experts, sizes.model.d_model, sizes.model.moe.expert_ffn
     lhs, rhs = _normal(((rows, width), (sizes.experts, width, hidden)), sizes.dtype)
     counts = jnp.full((sizes.experts,), rows // sizes.experts, jnp.int32)
     candidates = {"ours": grouped_matmul, "lax.ragged_dot": lax.ragged_dot} | _optional()
-    both = {name: jax.jit(jax.grad(_squares(f), argnums=(0, 1))) for name, f in candidates.items()}
-    seconds = interleaved({name: functools.partial(f, lhs, rhs, counts) for name, f in both.items()}, rounds)
+    compiled = {name: jax.jit(jax.grad(_squares(f), argnums=(0, 1))) for name, f in candidates.items()}
+    seconds = interleaved({name: functools.partial(f, lhs, rhs, counts) for name, f in compiled.items()}, rounds)
     name = f"grouped_matmul, forward + backward, {rows:,} rows, {sizes.experts} groups"
-    return [time_row(name, seconds["ours"], seconds[other], other, device_name()) for other in list(both)[1:]]
+    return [time_row(name, seconds["ours"], seconds[other], other, device_name()) for other in list(compiled)[1:]]
 
 
 def _optional() -> dict[str, Callable[..., Array]]:
-    """Other libraries' grouped products, where they are installed and run."""
+    """Grouped products of other libraries, if they are installed."""
     from jax.experimental.pallas.ops.tpu.megablox import gmm
 
-    found = {"megablox": gmm}
+    functions = {"megablox": gmm}
     if find_spec("tokamax"):
         import tokamax
 
-        found["tokamax"] = tokamax.ragged_dot
+        functions["tokamax"] = tokamax.ragged_dot
     else:
         print("not run: tokamax is not installed", file=sys.stderr)
-    return found
+    return functions
 
 
 def _squares(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -183,11 +186,11 @@ def _squares(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _decode(sizes: Sizes, rounds: int) -> Row:
-    """One token of each sequence over its cached latents, against the keys and values of every head in the cache."""
+    """Attention of one token of each sequence to cached latents, against cached keys and values of every head."""
     model, page = sizes.model, 16
-    width, heads = model.kv_lora_rank + model.qk_rope_dim, sizes.heads
-    width += -width % 128 if jax.default_backend() == "tpu" else 0
-    key_width = model.qk_nope_dim + model.qk_rope_dim
+    width, heads = model.mla.kv_lora_rank + model.mla.qk_rope_dim, sizes.heads
+    width = whole_lanes(width) if jax.default_backend() == "tpu" else width
+    key_width = model.mla.qk_nope_dim + model.mla.qk_rope_dim
     pages = sizes.context // page
     q, cache, q_head, k, v = _normal(
         (
@@ -195,13 +198,13 @@ def _decode(sizes: Sizes, rounds: int) -> Row:
             (1, SEQUENCES * pages, page, width),
             (SEQUENCES, heads, key_width),
             (SEQUENCES, heads, sizes.context, key_width),
-            (SEQUENCES, heads, sizes.context, model.v_dim),
+            (SEQUENCES, heads, sizes.context, model.mla.v_dim),
         ),
         sizes.dtype,
     )
     table = jnp.arange(SEQUENCES * pages, dtype=jnp.int32).reshape(SEQUENCES, pages)
     lengths = jnp.full((SEQUENCES,), sizes.context, jnp.int32)
-    ours = jax.jit(functools.partial(mla_decode, latent=model.kv_lora_rank, scale=key_width**-0.5))
+    ours = jax.jit(functools.partial(mla_decode, latent=model.mla.kv_lora_rank, scale=key_width**-0.5))
 
     @jax.jit
     def expanded(q: Array, k: Array, v: Array) -> Array:
@@ -220,23 +223,24 @@ def _decode(sizes: Sizes, rounds: int) -> Row:
 
 
 def _newton_schulz(sizes: Sizes, rounds: int) -> Row:
-    """A stack of experts' matrices, five steps, against batched products without any of the kernel's symmetry."""
+    """Five steps on a stack of experts' matrices, against batched products that do not exploit symmetry."""
     model = sizes.model
-    (x,) = _normal(((sizes.experts, model.d_model, model.expert_ffn),), jnp.float32)
+    (x,) = _normal(((sizes.experts, model.d_model, model.moe.expert_ffn),), jnp.float32)
     steps = ns.coefficients("muon", 5)
     ours = jax.jit(lambda x: ns.newton_schulz(x, steps))
     plain = jax.jit(functools.partial(_plain_newton_schulz, steps=steps))
     seconds = interleaved({"ours": lambda: ours(x), "plain": lambda: plain(x)}, rounds)
-    name = f"newton_schulz, {sizes.experts} x {model.d_model} x {model.expert_ffn}"
+    name = f"newton_schulz, {sizes.experts} x {model.d_model} x {model.moe.expert_ffn}"
     return time_row(name, seconds["ours"], seconds["plain"], "batched products", device_name())
 
 
 def _plain_newton_schulz(x: Array, steps: ns.Coefficients) -> Array:
+    """Newton-Schulz of ``[B, n, m]`` with n at least m, by batched products."""
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     x = (x / (jnp.linalg.norm(x, axis=(1, 2), keepdims=True) + ns.EPSILON)).astype(dtype).swapaxes(1, 2)
     for a, b, c in steps:
-        gram = x @ x.swapaxes(1, 2)
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        gram_BNN = x @ x.swapaxes(1, 2)
+        x = a * x + (b * gram_BNN + c * (gram_BNN @ gram_BNN)) @ x
     return x.swapaxes(1, 2).astype(jnp.float32)
 
 

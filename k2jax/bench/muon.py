@@ -1,4 +1,4 @@
-"""The Muon update on nano's own matrices (momentum, Newton-Schulz, decay, rate) against ``optax.contrib.muon``."""
+"""Muon's update of nano's matrices (momentum, Newton-Schulz, decay, learning rate) against ``optax.contrib.muon``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RATE, DECAY = 1e-3, 0.1
 
 
 def measure(rounds: int = 10) -> list[Row]:
-    """One row: both compute the same update, in float32, from the same gradients."""
+    """One row; both sides compute the same update in float32 from the same gradients."""
     specs = {name: spec for name, spec in named_specs(model_specs(model_preset("nano"))) if _is_muon(spec)}
     params = initialize(specs, jax.random.key(0), 0.02)
     grads = initialize(specs, jax.random.key(1), 1e-3)
@@ -52,7 +52,7 @@ def _optimizers(specs: dict[str, ParamSpec]) -> dict[str, optax.GradientTransfor
 
 
 def _dimension_numbers(spec: ParamSpec) -> optax.contrib.MuonDimensionNumbers:
-    """Which axes are the matrix, as optax wants to be told. Gate and up stay apart: their axis is in the stack."""
+    """Axes of the matrices in optax's form. Gate and up are separate matrices: their axis belongs to the stack."""
     reduction, output = (tuple(spec.axes.index(axis) for axis in axes) for axes in (spec.inputs, spec.outputs))
     return optax.contrib.MuonDimensionNumbers(reduction, output)
 

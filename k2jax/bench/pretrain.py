@@ -1,7 +1,7 @@
 """Training speed of nano against transformers' ``DeepseekV3ForCausalLM`` with torch's AdamW.
 
-Same configuration, batch, float32, AdamW and learning rate; compilation excluded; every core for both. The baseline
-takes each of transformers' experts implementations and the fastest counts.
+Both use the same configuration, batch, float32, AdamW, learning rate and all cores; compilation is excluded. The
+baseline is the fastest of transformers' experts implementations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXPERT_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
 
 
 def measure(rounds: int = 10) -> list[Row]:
-    """Tokens per second of one whole step: forward, backward, clipping and update."""
+    """One row, tokens per second of a complete step: forward, backward, clipping and update."""
     model = model_preset("nano")
     tokens = np.random.default_rng(0).integers(0, model.vocab, (ROWS, SEQUENCE))
     name, baseline = fastest_baseline(model, tokens)
@@ -44,7 +44,7 @@ def measure(rounds: int = 10) -> list[Row]:
 
 
 def fastest_baseline(model: ModelConfig, tokens: np.ndarray) -> tuple[str, Callable[[], Any]]:
-    """Name and step of the experts implementation that is fastest over a few interleaved steps."""
+    """Name and step of the experts implementation that is fastest in a few interleaved steps."""
     candidates = {}
     for name in EXPERT_IMPLEMENTATIONS:
         try:
@@ -64,7 +64,7 @@ def fastest_baseline(model: ModelConfig, tokens: np.ndarray) -> tuple[str, Calla
 
 
 def experiment(model: ModelConfig, optimizer: str = "adamw") -> Config:
-    """The experiment that both sides run."""
+    """Experiment that both sides run."""
     return Config(
         model=model,
         optimizer=OptimizerConfig(name=optimizer, learning_rate=1e-3, grad_clip=1.0),
@@ -74,14 +74,14 @@ def experiment(model: ModelConfig, optimizer: str = "adamw") -> Config:
 
 
 def packed(tokens: np.ndarray) -> PackedBatch:
-    """One document a row."""
+    """Packs each row as one document."""
     return stack_rows([pack_row([row], SEQUENCE) for row in tokens])
 
 
 def jax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
-    """One k2jax training step per call, on a state that it keeps."""
+    """Function that runs one k2jax training step per call and keeps the state."""
     program = Program(experiment(model), jax.devices()[:1])
-    state, batch = program.init(), program.placement().put(packed(tokens))
+    state, batch = program.init(), program.batch_sharding().put(packed(tokens))
 
     def run() -> Any:
         nonlocal state
@@ -92,10 +92,10 @@ def jax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
 
 
 def torch_step(model: ModelConfig, tokens: np.ndarray, experts: str) -> Callable[[], Any]:
-    """One transformers training step per call.
+    """Function that runs one training step of transformers per call.
 
     Raises:
-        UserError: without the extra ``[parity]``.
+        UserError: if the extra ``[parity]`` is not installed.
     """
     torch, network = torch_model(model, experts)
     adamw = torch.optim.AdamW(network.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

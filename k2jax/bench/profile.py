@@ -1,7 +1,7 @@
-"""Where a training step of nano spends its time on a CPU: a table of its parts, from a trace of XLA's operations.
+"""Time of the parts of a training step of nano on a CPU, from a trace of XLA's operations.
 
-Every instant counts once: where two operations run at a time, each gets half. Tracing itself slows a step, so shares
-count, not milliseconds. XLA fuses neighbours, so the borders between parts are not sharp.
+Every instant counts once: where two operations overlap, each gets half of the time. Tracing slows a step down, so that
+the shares are meaningful, not the milliseconds. XLA fuses adjacent operations, which blurs the boundaries of parts.
 
 Example:
     python -m k2jax.bench.profile
@@ -15,14 +15,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 import re
 import tempfile
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from absl import flags
 
 from k2jax import cli, runtime
+from k2jax.config.schema import OptimizerName
 from k2jax.report.table import percent, text_table
 
-PARTS = (  # the named scopes of the model and the step; the innermost counts
+PARTS = (  # named scopes of the model and the step; an operation belongs to the innermost
     "mla_projections",
     "gqa_projections",
     "attention",
@@ -33,13 +34,20 @@ PARTS = (  # the named scopes of the model and the step; the innermost counts
     "head",
     "optimizer",
 )
-REST = "rest"  # norms, embedding, weights and activations on their way in and out of the layers' scan
+REST = "rest"  # norms, embedding, and copies of weights and activations for the scan over layers
 IDLE = "between operations"
 STEPS = 5
 
 
 class Span(NamedTuple):
-    """One run of an operation on one thread [ns]."""
+    """One run of an operation.
+
+    Attributes:
+        start: time of its start [ns].
+        end: time of its end [ns].
+        thread: name of the thread.
+        operation: name of the operation.
+    """
 
     start: float
     end: float
@@ -49,7 +57,7 @@ class Span(NamedTuple):
 
 def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
-    flags.DEFINE_enum("optimizer", "adamw", ("adamw", "muon", "muonclip"), "Which optimizer.", flag_values=values)
+    flags.DEFINE_enum("optimizer", "adamw", get_args(OptimizerName), "Optimizer of the step.", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -69,7 +77,7 @@ def main(values: flags.FlagValues) -> None:
 
 
 def trace_step(optimizer: str) -> tuple[list[Span], str]:
-    """What ran in a few training steps of nano, and the compiled program's text."""
+    """Traces a few training steps of nano; returns the runs of operations and the compiled program's text."""
     import jax
     import numpy as np
 
@@ -80,7 +88,7 @@ def trace_step(optimizer: str) -> tuple[list[Span], str]:
     model = model_preset("nano")
     program = Program(experiment(model, optimizer), jax.devices()[:1])
     tokens = np.random.default_rng(0).integers(0, model.vocab, (ROWS, SEQUENCE))
-    state, batch = program.init(), program.placement().put(packed(tokens))
+    state, batch = program.init(), program.batch_sharding().put(packed(tokens))
     step = program.step.lower(state, batch).compile()
     for _ in range(2):
         state, metrics = step(state, batch)
@@ -102,9 +110,9 @@ def trace_step(optimizer: str) -> tuple[list[Span], str]:
 
 
 def busy_time(spans: Iterable[Span]) -> dict[str, float]:
-    """Time of each operation [ns], from the first start to the last end; ``""`` is the time when none ran.
+    """Time of each operation [ns], from the first start to the last end; ``""`` is the time without any operation.
 
-    An operation that contains others on its thread (a loop) counts only while none of them runs, on any thread.
+    An operation that contains others on its thread (a loop) counts only while none of them runs on any thread.
     """
     spans = sorted(spans)
     edges = sorted(
@@ -125,12 +133,13 @@ def busy_time(spans: Iterable[Span]) -> dict[str, float]:
 
 
 def parts_of(program: str) -> Mapping[str, tuple[str, bool]]:
-    """Part of the step, and whether it is a matrix product, by operation name, from a compiled program's text.
+    """Part of the step of each operation, and whether it is a matrix product, from a compiled program's text.
 
-    A fusion with products inside belongs to the last of them, any other to its last instruction.
+    A fusion that contains products belongs to the part of the last one, any other fusion to that of its last
+    instruction.
     """
     computation, products = "", {}  # computation -> part of its last product; callees precede their callers
-    found = {}
+    parts = {}
     for line in program.splitlines():
         header = re.match(r"(?:ENTRY )?%?([\w.\-]+) \(", line)
         if header:
@@ -146,10 +155,10 @@ def parts_of(program: str) -> Mapping[str, tuple[str, bool]]:
         if opcode == "dot":
             products[computation] = part
         if called and called[1] in products:
-            found[name] = (products[called[1]], True)
+            parts[name] = (products[called[1]], True)
         else:
-            found[name] = (part, opcode == "dot")
-    return found
+            parts[name] = (part, opcode == "dot")
+    return parts
 
 
 if __name__ == "__main__":

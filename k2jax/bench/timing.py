@@ -1,4 +1,4 @@
-"""How everything is timed: the candidates take turns, and what counts is the median of each."""
+"""Timing of benchmarks: candidates run in interleaved rounds, and each one's median time counts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import jax
 
 
 class Row(NamedTuple):
-    """One comparison. ``ratio`` above 1 always means that ours is better.
+    """One comparison; a ratio above 1 always means that ours is better.
 
     Attributes:
-        name: what is compared, with its sizes.
-        ours, baseline: medians.
+        name: name of the benchmark, with its sizes.
+        ours: median of our implementation.
+        baseline: median of the baseline.
         ratio: baseline / ours for times, ours / baseline for rates.
-        unit: of ours and baseline.
-        device: where it ran.
-        baseline_name: what ours is compared with.
+        unit: unit of both medians.
+        device: name of the device.
+        baseline_name: name of the baseline.
     """
 
     name: str
@@ -34,12 +35,12 @@ class Row(NamedTuple):
 def interleaved(candidates: dict[str, Callable[[], Any]], rounds: int, warmup: int = 2) -> dict[str, float]:
     """Median seconds of each candidate; every round runs all of them once, in order.
 
-    Machines are shared and noisy: a slow spell then hits every candidate alike.
+    On a shared machine, interference then affects all candidates alike.
 
     Args:
-        candidates: functions without arguments; JAX results are waited for.
-        rounds: how often each is timed.
-        warmup: how often each runs before, compilation included.
+        candidates: functions without arguments; the time includes the wait for JAX results.
+        rounds: timed runs of each candidate.
+        warmup: untimed runs of each candidate, compilation included.
     """
     for _ in range(warmup):
         for run in candidates.values():
@@ -54,10 +55,10 @@ def interleaved(candidates: dict[str, Callable[[], Any]], rounds: int, warmup: i
 
 
 def time_row(name: str, ours: float, baseline: float, baseline_name: str, device: str) -> Row:
-    """A row of two times, given in seconds and shown in milliseconds."""
+    """Row of two times, given in seconds and reported in milliseconds."""
     return Row(name, ours * 1e3, baseline * 1e3, baseline / ours, "ms", device, baseline_name)
 
 
 def rate_row(name: str, ours: float, baseline: float, unit: str, baseline_name: str, device: str) -> Row:
-    """A row of two rates."""
+    """Row of two rates."""
     return Row(name, ours, baseline, ours / baseline, unit, device, baseline_name)

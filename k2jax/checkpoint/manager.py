@@ -1,8 +1,8 @@
-"""Checkpoints of a workdir: ``checkpoints/STEP/{params,optimizer,meta}``, written in the background.
+"""Checkpoints of a workdir: ``checkpoints/STEP/{params,optimizer,meta,extra}``, written in the background.
 
 A step folder appears, by a rename, only when everything in it is written, so a run killed mid-save leaves nothing that
 could be picked up. Parameters and optimizer state are separate items: other commands read the parameters alone, through
-``streaming``.
+``streaming``. ``extra`` is there where a training loop keeps more than the optimizer does.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from k2jax.checkpoint.extra import decode, encode
 from k2jax.checkpoint.reading import chunk_bytes, lay_out, reading_layout
-from k2jax.config.build import resolve
+from k2jax.config.build import from_json
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 """Number of the on-disk format; a checkpoint with another one is refused by name."""
 
 FOLDER = "checkpoints"
@@ -43,7 +44,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(**options),
-            item_names=("params", "optimizer", "meta"),
+            item_names=("params", "optimizer", "meta", "extra"),
         )
 
     def steps(self) -> list[int]:
@@ -52,10 +53,16 @@ class Checkpoints:
 
     def newest(self) -> int | None:
         """The newest step that is committed at this moment; a save that is under way does not count."""
-        found = [int(entry.name) for entry in self.folder.iterdir() if entry.name.isdecimal()]
-        return max(found, default=None)
+        return self.newest_of(self.folder.parent)
 
-    def save(self, step: int, params: Any, optimizer: Any, meta: dict) -> None:
+    @staticmethod
+    def newest_of(workdir: Path) -> int | None:
+        """The newest committed step of a workdir; None where there is no checkpoint."""
+        folder = Path(workdir) / FOLDER
+        entries = folder.iterdir() if folder.is_dir() else ()
+        return max((int(entry.name) for entry in entries if entry.name.isdecimal()), default=None)
+
+    def save(self, step: int, params: Any, optimizer: Any, meta: dict, extra: Any = None) -> None:
         """Starts a save; ``wait`` or ``close`` returns when it is committed.
 
         Args:
@@ -63,16 +70,27 @@ class Checkpoints:
             params: parameter tree.
             optimizer: optimizer state.
             meta: JSON values that belong to the state: counters, fingerprints.
+            extra: a tree of JSON values and NumPy arrays that the training loop keeps; None keeps nothing.
         """
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(params, save_args=_chunks(params)),
-                optimizer=ocp.args.StandardSave(optimizer, save_args=_chunks(optimizer)),
-                meta=ocp.args.JsonSave({**meta, "format": FORMAT, "step": step}),
-            ),
-            force=True,
-        )
+        items: dict[str, Any] = {
+            "params": ocp.args.StandardSave(params, save_args=_chunks(params)),
+            "optimizer": ocp.args.StandardSave(optimizer, save_args=_chunks(optimizer)),
+            "meta": ocp.args.JsonSave({**meta, "format": FORMAT, "step": step}),
+        }
+        if extra is not None:
+            items["extra"] = ocp.args.JsonSave(encode(extra))
+        self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+    def extra(self, step: int) -> Any:
+        """The extra item saved with ``step``; None where there is none.
+
+        Raises:
+            UserError: the checkpoint is damaged.
+        """
+        if not (self.folder / str(step) / "extra").exists():
+            return None
+        with self._one_line(step):
+            return decode(self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"])
 
     def meta(self, step: int) -> dict:
         """The JSON values saved with ``step``.
@@ -145,7 +163,7 @@ def run_config(workdir: str | Path) -> Config:
     if not path.is_file():
         raise UserError(f"{workdir} is not the workdir of a run: it has no config.json")
     try:
-        return resolve(json.loads(path.read_text(encoding="utf-8")))
+        return from_json(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is damaged: {error}") from error
     except UserError as error:

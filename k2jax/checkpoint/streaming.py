@@ -24,7 +24,7 @@ from k2jax.errors import UserError
 CACHE_BYTES = 1 << 28  # of decoded chunks kept while reading: a chunk may hold many regions
 
 
-class Layout(NamedTuple):
+class StoredArray(NamedTuple):
     """How one weight is stored: its shape, dtype and chunks."""
 
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class ParamsWriter:
         identity: JSON values that say what is being written; another identity starts anew.
     """
 
-    def __init__(self, folder: Path, step: int, layouts: Mapping[str, Layout], meta: dict, identity: Any):
+    def __init__(self, folder: Path, step: int, layouts: Mapping[str, StoredArray], meta: dict, identity: Any):
         self._folder, self._step, self._layouts = folder, step, layouts
         self._done_file = folder / "done.txt"
         begun = folder / "begun.json"
@@ -138,7 +138,9 @@ class ParamsReader:
         return UserError(f"checkpoint {self._folder} cannot be read ({' '.join(str(error).split())[:200]})")
 
 
-def _open(params: Path, name: str, create: Layout | None = None, context: ts.Context | None = None) -> ts.TensorStore:
+def _open(
+    params: Path, name: str, create: StoredArray | None = None, context: ts.Context | None = None
+) -> ts.TensorStore:
     """The array of a weight in orbax's layout; made anew where a layout is given."""
     spec: dict[str, Any] = {
         "driver": "zarr",

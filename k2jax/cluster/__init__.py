@@ -1,4 +1,4 @@
-"""How a training run is started on many hosts: TPU slices, scripts for Cloud TPU VMs and xpk, JobSet manifests.
+"""Launch scripts for TPU slices of many hosts: Cloud TPU VMs, JobSet manifests for GKE, and xpk.
 
-Everything here is a pure function of a ``Run``: it makes text and dictionaries and starts nothing.
+The functions are pure: they turn a ``LaunchSpec`` into text and dictionaries, and start nothing.
 """

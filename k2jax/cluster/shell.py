@@ -1,4 +1,4 @@
-"""Pieces of shell scripts: quoted words, and documents that a script carries in itself."""
+"""Parts of shell scripts: commands of quoted words, and here-documents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 
 
 def here_document(command: str, text: str) -> str:
-    """``command`` with ``text``, which ends in a line break, as its input; the shell changes nothing in it."""
+    """Returns ``command`` with ``text``, which must end in a line break, as its unchanged standard input."""
     end = "END"
     while end in text.splitlines():
         end += "_"
@@ -15,7 +15,7 @@ def here_document(command: str, text: str) -> str:
 
 
 def command_line(words: Iterable[str], indent: str = "") -> str:
-    """A command of quoted words; each flag, and what follows the flags, on a line of its own."""
+    """Returns a command of quoted words, with each flag, and each word after the flags, on its own line."""
     line, after_flag = indent, False
     for word in words:
         flag = word.startswith("--")

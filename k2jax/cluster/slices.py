@@ -1,4 +1,4 @@
-"""TPU slices by Google's names (``v5p-2048``) and by topology (``v5p:8x8x16``), and what each is called elsewhere."""
+"""TPU slices by accelerator type (``v5p-2048``) or topology (``v5p:8x8x16``), and their names in Google's tools."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from k2jax.errors import UserError
 
 @dataclass(frozen=True)
 class Generation:
-    """A TPU generation as Google's tools know it.
+    """A TPU generation as Google's tools name it.
 
     Attributes:
-        name: in a topology, ``v5e:2x4``.
-        prefix: in an accelerator type and in xpk, ``v5litepod-8``.
-        cores: what the number of an accelerator type counts, per chip: TensorCores, or 1 where it counts chips.
+        name: its name in a topology, ``v5e:2x4``.
+        prefix: its name in an accelerator type and in xpk, ``v5litepod-8``.
+        cores: units per chip that the number of an accelerator type counts: TensorCores, or 1 if it counts chips.
         accelerator: value of the node label ``cloud.google.com/gke-tpu-accelerator``.
-        runtime: software version of its VMs; None where the Cloud TPU API does not offer it.
-        chips: of the largest slice.
-        sides: 2 or 3.
+        runtime: software version of its VMs; None if the Cloud TPU API does not offer the generation.
+        chips: number of chips of the largest slice.
+        sides: dimensions of a topology, 2 or 3.
     """
 
     name: str
@@ -39,31 +39,31 @@ class Generation:
 # cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus; the largest tpu7x slice and the node labels as in
 # system_characteristics.py of xpk 1.16.
 GENERATIONS = {
-    g.name: g
-    for g in (
+    generation.name: generation
+    for generation in (
         Generation("v5e", "v5litepod", 1, "tpu-v5-lite-podslice", "v2-alpha-tpuv5-lite", 256, 2),
         Generation("v5p", "v5p", 2, "tpu-v5p-slice", "v2-alpha-tpuv5", 6144, 3),
         Generation("v6e", "v6e", 1, "tpu-v6e-slice", "v2-alpha-tpuv6e", 256, 2),
         Generation("tpu7x", "tpu7x", 2, "tpu7x", None, 9216, 3),
     )
 }
-FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-BELOW_A_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
-CUBE = 4
-"""Sides of larger 3-D slices are multiples of it, in ascending order, up to LONGEST."""
-LONGEST = 256
+SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+SMALL_SHAPES_3D = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+CUBE_SIDE = 4
+"""Sides of larger 3-D slices are multiples of it, in ascending order, up to LONGEST_SIDE."""
+LONGEST_SIDE = 256
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Chips joined by their own interconnect, of one shape."""
+    """Chips connected by their own interconnect, in a topology of one shape."""
 
     generation: Generation
     shape: tuple[int, ...]
 
     @property
     def chips(self) -> int:
-        """How many."""
+        """Number of chips."""
         return prod(self.shape)
 
     @property
@@ -73,27 +73,27 @@ class Slice:
 
     @property
     def accelerator_type(self) -> str:
-        """Name for the Cloud TPU API: ``v5p-2048``. It stands for one shape of several."""
+        """Name for the Cloud TPU API: ``v5p-2048``. It stands for the usual shape of its size."""
         return f"{self.generation.prefix}-{self.chips * self.generation.cores}"
 
     @property
     def has_usual_shape(self) -> bool:
-        """Whether this is the shape that ``accelerator_type`` stands for."""
+        """Whether the slice has the shape that ``accelerator_type`` stands for."""
         return self.shape == _usual_shape(self.generation, self.chips)
 
     @property
     def vms(self) -> int:
-        """Hosts on the Cloud TPU API, where 8 flat chips share one."""
+        """Number of hosts on the Cloud TPU API, where 8 chips of a 2-D topology share one host."""
         return 1 if self.chips == 8 and self.generation.sides == 2 else self.nodes
 
     @property
     def nodes(self) -> int:
-        """Hosts in node pools of machines with 4 chips (one where the slice is one chip)."""
+        """Number of hosts in node pools, whose machines have 4 chips (or one, for a slice of one chip)."""
         return max(1, self.chips // 4)
 
     @property
     def chips_per_node(self) -> int:
-        """What one pod asks for as ``google.com/tpu``."""
+        """Chips that one pod requests as ``google.com/tpu``."""
         return min(4, self.chips)
 
     def __str__(self) -> str:
@@ -101,29 +101,29 @@ class Slice:
 
 
 def parse_slice(text: str) -> Slice:
-    """The slice of an accelerator type (``v5litepod-8``, ``v5e-8``, ``v5p-2048``) or a topology (``v5p:8x8x16``).
+    """Returns the slice of an accelerator type (``v5litepod-8``, ``v5e-8``, ``v5p-2048``) or topology (``v5p:8x8x16``).
 
     Raises:
-        UserError: no such generation, size or shape; names the nearest that exist.
+        UserError: the generation, size or shape does not exist; the message names the nearest that do.
     """
     match = re.fullmatch(r"([a-z0-9]+)(?:-(\d+)|:(\d+(?:x\d+)+))", text)
     if match is None:
         raise UserError(f"--tpu {text!r} is neither a type such as v5p-2048 nor a topology such as v5p:8x8x16")
     generation = _generation(match[1], text)
     if match[2]:
-        return _of_size(generation, int(match[2]))
-    return _of_shape(generation, tuple(map(int, match[3].split("x"))))
+        return _slice_of_size(generation, int(match[2]))
+    return _slice_of_shape(generation, tuple(map(int, match[3].split("x"))))
 
 
 def _generation(name: str, text: str) -> Generation:
-    by_name = GENERATIONS | {g.prefix: g for g in GENERATIONS.values()}
+    by_name = GENERATIONS | {generation.prefix: generation for generation in GENERATIONS.values()}
     if name not in by_name:
         close = difflib.get_close_matches(name, by_name, n=1, cutoff=0)
         raise UserError(f"no TPU generation {name!r} in --tpu {text!r}; did you mean {close[0]!r}?")
     return by_name[name]
 
 
-def _of_size(generation: Generation, number: int) -> Slice:
+def _slice_of_size(generation: Generation, number: int) -> Slice:
     shape = _usual_shape(generation, number // generation.cores) if number % generation.cores == 0 else None
     if shape is None:
         sizes = sorted({prod(s) * generation.cores for s in _shapes(generation)}, key=lambda n: (abs(n - number), n))
@@ -133,33 +133,33 @@ def _of_size(generation: Generation, number: int) -> Slice:
     return Slice(generation, shape)
 
 
-def _of_shape(generation: Generation, shape: tuple[int, ...]) -> Slice:
+def _slice_of_shape(generation: Generation, shape: tuple[int, ...]) -> Slice:
     if shape not in _shapes(generation):
-        asked = Slice(generation, shape)
+        requested = Slice(generation, shape)
         if tuple(sorted(shape)) in _shapes(generation):
-            mend = f"sides ascend: {Slice(generation, tuple(sorted(shape)))}"
+            hint = f"sides ascend: {Slice(generation, tuple(sorted(shape)))}"
         else:
-            nearest = min(_shapes(generation), key=lambda s: (abs(prod(s) - asked.chips), sum(s)))
-            mend = f"{_rule(generation)}; the nearest in size is {Slice(generation, nearest)}"
-        raise UserError(f"no topology {asked}; {mend}")
+            nearest = min(_shapes(generation), key=lambda s: (abs(prod(s) - requested.chips), sum(s)))
+            hint = f"{_shape_rule(generation)}; the nearest in size is {Slice(generation, nearest)}"
+        raise UserError(f"no topology {requested}; {hint}")
     return Slice(generation, shape)
 
 
 def _usual_shape(generation: Generation, chips: int) -> tuple[int, ...] | None:
-    """The most compact shape, which is what Google's tables list for a size."""
+    """The most compact shape of a size, which Google's tables list."""
     return min((s for s in _shapes(generation) if prod(s) == chips), key=sum, default=None)
 
 
 @cache
 def _shapes(generation: Generation) -> tuple[tuple[int, ...], ...]:
     if generation.sides == 2:
-        return FLAT
-    cubes = combinations_with_replacement(range(CUBE, LONGEST + 1, CUBE), 3)
-    return (*BELOW_A_CUBE, *(shape for shape in cubes if prod(shape) <= generation.chips))
+        return SHAPES_2D
+    cubes = combinations_with_replacement(range(CUBE_SIDE, LONGEST_SIDE + 1, CUBE_SIDE), 3)
+    return (*SMALL_SHAPES_3D, *(shape for shape in cubes if prod(shape) <= generation.chips))
 
 
-def _rule(generation: Generation) -> str:
+def _shape_rule(generation: Generation) -> str:
     if generation.sides == 2:
-        return f"{generation.name} has {', '.join('x'.join(map(str, s)) for s in FLAT)}"
-    small = ", ".join("x".join(map(str, s)) for s in BELOW_A_CUBE)
-    return f"{generation.name} has {small} and ascending multiples of {CUBE} up to {generation.chips} chips"
+        return f"{generation.name} has {', '.join('x'.join(map(str, s)) for s in SHAPES_2D)}"
+    small = ", ".join("x".join(map(str, s)) for s in SMALL_SHAPES_3D)
+    return f"{generation.name} has {small} and ascending multiples of {CUBE_SIDE} up to {generation.chips} chips"

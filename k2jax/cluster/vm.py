@@ -1,58 +1,58 @@
-"""A run on Cloud TPU VMs: a queued resource whose hosts start the trainer when they boot, watched until it ends."""
+"""Launches a run on Cloud TPU VMs: a queued resource whose hosts train when they boot, watched until it ends."""
 
 from __future__ import annotations
 
 import shlex
 
-from k2jax.cluster.run import NOT_RETRIED, Run, check
+from k2jax.cluster.launch_spec import NOT_RETRIED, LaunchSpec, check_spec
 from k2jax.cluster.shell import command_line, here_document
 from k2jax.errors import UserError
 
-FINAL = " | ".join(map(str, (0, *NOT_RETRIED)))
-"""Exit codes after which a host does not start the trainer again, as a pattern of ``case``."""
-QUEUED = ("gcloud", "compute", "tpus", "queued-resources")
+FINAL_CODES = " | ".join(map(str, (0, *NOT_RETRIED)))
+"""Exit codes after which a host does not restart the trainer, as a pattern of bash's ``case``."""
+QUEUED_RESOURCES = ("gcloud", "compute", "tpus", "queued-resources")
 
 
-def vm_script(run: Run) -> str:
-    """The shell script that creates the queued resource, creates it anew when it is preempted, and deletes it."""
-    check(run)
-    _check_vm(run)
-    codes = _exit_codes(run)
-    hosts = run.slices * run.tpu.vms
+def vm_script(spec: LaunchSpec) -> str:
+    """Returns the shell script that creates the queued resource, recreates it after preemption, and deletes it."""
+    check_spec(spec)
+    _check_vm(spec)
+    codes = _exit_codes(spec)
+    hosts = spec.slices * spec.tpu.vms
     return f"""\
 set -euo pipefail
 startup=$(mktemp)
 trap 'rm -f "$startup"' EXIT
-{here_document('cat > "$startup"', startup_script(run))}
+{here_document('cat > "$startup"', startup_script(spec))}
 create() {{
   gcloud storage rm --recursive {codes} 2> /dev/null || true
-{command_line(_create(run), "  ")} \\
+{command_line(_create(spec), "  ")} \\
     --metadata-from-file=startup-script="$startup"
 }}
 delete() {{
-{command_line((*QUEUED, "delete", run.name, *_place(run), "--force", "--quiet"), "  ")}
+{command_line((*QUEUED_RESOURCES, "delete", spec.name, *_location(spec), "--force", "--quiet"), "  ")}
 }}
 
-echo "Watching {run.name}. Ctrl-C leaves it running; the same command watches again."
+echo "Watching {spec.name}. Ctrl-C stops watching and leaves it running; the same command resumes watching."
 creations=0
 while true; do
-  if ! state=$({_state(run)}); then
+  if ! state=$({_state_command(spec)}); then
     sleep 60
     continue
   fi
   if [[ $state == SUSPENDED || $state == FAILED ]]; then
-    echo "{run.name} is $state: deleted, to be created anew"
+    echo "{spec.name} is $state: deleting and recreating it"
     delete || true
     state=
   fi
   if [[ -z $state ]]; then
-    if ((creations > {run.max_restarts})); then
-      echo "error: {run.name} was asked for $creations times; raise --max_restarts to go on" >&2
+    if ((creations > {spec.max_restarts})); then
+      echo "error: {spec.name} was requested $creations times; raise --max_restarts to continue" >&2
       exit 1
     fi
     creations=$((creations + 1))
     if ! create; then
-      echo "{run.name} could not be created; trying again"
+      echo "{spec.name} could not be created; retrying"
       sleep 60
       continue
     fi
@@ -60,9 +60,9 @@ while true; do
   codes=$(gcloud storage cat {codes}'/**' 2> /dev/null) || codes=
   worst=$(sort --numeric-sort <<< "$codes" | tail -n 1)
   if [[ -n $worst ]] && ((worst > 0 || $(wc -l <<< "$codes") >= {hosts})); then
-    sleep 60 # other hosts may be saving still
+    sleep 60 # other hosts may still be saving
     delete || delete || delete || true
-    echo "{run.name} ended with exit code $worst"
+    echo "{spec.name} ended with exit code $worst"
     exit "$worst"
   fi
   sleep 60
@@ -70,17 +70,20 @@ done
 """
 
 
-def startup_script(run: Run) -> str:
-    """What every host runs as root whenever it boots: mounts the bucket, then trains until there is a final code."""
-    bucket, mount = shlex.quote(run.bucket), shlex.quote(run.mount)
+def startup_script(spec: LaunchSpec) -> str:
+    """Returns the script that every host runs as root whenever it boots.
+
+    It mounts the bucket, then runs the trainer until it ends with a final exit code.
+    """
+    bucket, mount = shlex.quote(spec.bucket), shlex.quote(spec.mount)
     return f"""\
 #!/bin/bash
 set -uo pipefail
 export HOME=/root
 
-finish() {{ # until this host is deleted
+finish() {{ # reports until this host is deleted
   while true; do
-    echo "$1" | gcloud storage cp - {_exit_codes(run)}/"$(hostname)"
+    echo "$1" | gcloud storage cp - {_exit_codes(spec)}/"$(hostname)"
     sleep 300
   done
 }}
@@ -108,75 +111,77 @@ mount_bucket() {{
 retry install_gcsfuse
 mkdir -p {mount}
 retry mount_bucket
-{_registry(run)}retry docker pull {shlex.quote(run.image)}
+{_registry(spec)}retry docker pull {shlex.quote(spec.image)}
 
 restarts=0
 while true; do
-  docker rm --force {run.name} > /dev/null 2>&1
-{command_line(_docker(run), "  ")}
+  docker rm --force {spec.name} > /dev/null 2>&1
+{command_line(_docker(spec), "  ")}
   code=$?
   case "$code" in
-    {FINAL}) finish "$code" ;;
+    {FINAL_CODES}) finish "$code" ;;
   esac
-  if ((restarts >= {run.max_restarts})); then
+  if ((restarts >= {spec.max_restarts})); then
     finish "$code"
   fi
   restarts=$((restarts + 1))
-  echo "{run.name} stopped with exit code $code; restart $restarts of {run.max_restarts}"
+  echo "{spec.name} stopped with exit code $code; restart $restarts of {spec.max_restarts}"
   sleep 10
 done
 """
 
 
-def _check_vm(run: Run) -> None:
-    generation = run.tpu.generation
+def _check_vm(spec: LaunchSpec) -> None:
+    generation = spec.tpu.generation
     if generation.runtime is None:
-        raise UserError(f"{generation.name} is offered through GKE alone; use --backend=jobset or --backend=xpk")
-    if not run.tpu.has_usual_shape:
+        raise UserError(f"{generation.name} is available only through GKE; use --backend=jobset or --backend=xpk")
+    if not spec.tpu.has_usual_shape:
         raise UserError(
-            f"a queued resource of {run.tpu.chips} {generation.name} chips has another shape than {run.tpu}; use "
-            f"--tpu={run.tpu.accelerator_type}, or --backend=jobset"
+            f"a queued resource of {spec.tpu.chips} {generation.name} chips does not have the shape {spec.tpu}; use "
+            f"--tpu={spec.tpu.accelerator_type}, or --backend=jobset"
         )
-    if run.capacity == "flex" or run.reservation:
-        raise UserError("VMs take --capacity=on_demand, spot or reserved, and no --reservation; GKE takes more")
+    if spec.capacity == "flex" or spec.reservation:
+        raise UserError("VMs support --capacity=on_demand, spot or reserved, and no --reservation; GKE supports more")
 
 
-def _create(run: Run) -> list[str]:
-    nodes = [f"--node-id={run.name}"]
-    if run.slices > 1:
-        nodes = [f"--node-count={run.slices}", f"--node-prefix={run.name}"]
-    words = [*QUEUED, "create", run.name, *_place(run), f"--accelerator-type={run.tpu.accelerator_type}"]
-    words += [f"--runtime-version={run.tpu.generation.runtime}", *nodes]
-    words += {"spot": ["--spot"], "reserved": ["--reserved"]}.get(run.capacity, [])
-    return words + ([f"--service-account={run.service_account}"] if run.service_account else [])
+def _create(spec: LaunchSpec) -> list[str]:
+    nodes = [f"--node-id={spec.name}"]
+    if spec.slices > 1:
+        nodes = [f"--node-count={spec.slices}", f"--node-prefix={spec.name}"]
+    words = [*QUEUED_RESOURCES, "create", spec.name, *_location(spec)]
+    words += [f"--accelerator-type={spec.tpu.accelerator_type}"]
+    words += [f"--runtime-version={spec.tpu.generation.runtime}", *nodes]
+    words += {"spot": ["--spot"], "reserved": ["--reserved"]}.get(spec.capacity, [])
+    return words + ([f"--service-account={spec.service_account}"] if spec.service_account else [])
 
 
-def _state(run: Run) -> str:
-    """A command that prints what state the queued resource is in, nothing where there is none, or fails."""
-    words = [*QUEUED, "list", *_place(run), f"--filter=name~/{run.name}$", "--format=value(state.state)"]
+def _state_command(spec: LaunchSpec) -> str:
+    """A command that prints the state of the queued resource, or nothing if there is none; it can fail."""
+    words = [*QUEUED_RESOURCES, "list", *_location(spec)]
+    words += [f"--filter=name~/{spec.name}$", "--format=value(state.state)"]
     return shlex.join(words)
 
 
-def _place(run: Run) -> list[str]:
-    return [f"--project={run.project}", f"--zone={run.zone}"]
+def _location(spec: LaunchSpec) -> list[str]:
+    return [f"--project={spec.project}", f"--zone={spec.zone}"]
 
 
-def _exit_codes(run: Run) -> str:
-    """The folder, quoted, in which each host leaves its final exit code."""
-    return shlex.quote(f"{run.workdir.rstrip('/')}/launch/exit-codes")
+def _exit_codes(spec: LaunchSpec) -> str:
+    """Folder in which each host writes its final exit code, quoted for the shell."""
+    return shlex.quote(f"{spec.workdir.rstrip('/')}/launch/exit-codes")
 
 
-def _registry(run: Run) -> str:
-    host = run.image.partition("/")[0]
+def _registry(spec: LaunchSpec) -> str:
+    host = spec.image.partition("/")[0]
     known = host.endswith(".pkg.dev") or host == "gcr.io" or host.endswith(".gcr.io")
     return f"retry gcloud auth configure-docker {shlex.quote(host)} --quiet\n" if known else ""
 
 
-def _docker(run: Run) -> list[str]:
+def _docker(spec: LaunchSpec) -> list[str]:
     return [
-        *("docker", "run", "--rm", f"--name={run.name}", f"--stop-timeout={run.grace_seconds}"),
-        *("--privileged", "--network=host", "--ipc=host", f"--volume={run.mount}:{run.mount}"),
-        *(f"--env={name}={value}" for name, value in run.variables.items()),
-        run.image,
-        *run.command,
+        *("docker", "run", "--rm", f"--name={spec.name}", f"--stop-timeout={spec.grace_seconds}"),
+        *("--privileged", "--network=host", "--ipc=host", f"--volume={spec.mount}:{spec.mount}"),
+        *(f"--env={name}={value}" for name, value in spec.variables.items()),
+        spec.image,
+        *spec.command,
     ]

@@ -1,10 +1,9 @@
-"""Architectures by name. Import reads every value from a checkpoint's own config; these are defaults only."""
+"""Architectures by name. They are only defaults: an import reads every value from the checkpoint's own config."""
 
 from __future__ import annotations
 
-import dataclasses
-
-from k2jax.config.schema import Llama3RopeConfig, ModelConfig, YarnConfig
+from k2jax.config.replace import replace_keys
+from k2jax.config.schema import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, YarnConfig
 from k2jax.errors import UserError
 
 _DEEPSEEK_V3 = ModelConfig(
@@ -12,19 +11,17 @@ _DEEPSEEK_V3 = ModelConfig(
     dense_layers=3,
     d_model=7168,
     heads=128,
-    q_lora_rank=1536,
-    kv_lora_rank=512,
-    qk_nope_dim=128,
-    qk_rope_dim=64,
-    v_dim=128,
+    mla=MLAConfig(q_lora_rank=1536, kv_lora_rank=512, qk_nope_dim=128, qk_rope_dim=64, v_dim=128),
     dense_ffn=18432,
-    expert_ffn=2048,
-    experts=256,
-    active_experts=8,
-    shared_experts=1,
-    expert_groups=8,
-    active_groups=4,
-    routed_scaling=2.5,
+    moe=MoEConfig(
+        expert_ffn=2048,
+        experts=256,
+        active_experts=8,
+        shared_experts=1,
+        expert_groups=8,
+        active_groups=4,
+        routed_scaling=2.5,
+    ),
     rope_theta=10000.0,
     yarn=YarnConfig(factor=40.0, beta_fast=32.0, beta_slow=1.0),
     norm_eps=1e-6,
@@ -39,33 +36,27 @@ PRESETS: dict[str, ModelConfig] = {
         dense_layers=1,
         d_model=2048,
         heads=16,
-        q_lora_rank=None,
-        kv_lora_rank=512,
-        qk_nope_dim=128,
-        qk_rope_dim=64,
-        v_dim=128,
+        mla=MLAConfig(q_lora_rank=None, kv_lora_rank=512, qk_nope_dim=128, qk_rope_dim=64, v_dim=128),
         dense_ffn=11264,
-        expert_ffn=1408,
-        experts=64,
-        active_experts=6,
-        shared_experts=2,
-        routed_scaling=2.446,
+        moe=MoEConfig(expert_ffn=1408, experts=64, active_experts=6, shared_experts=2, routed_scaling=2.446),
         rope_theta=50000.0,
         norm_eps=1e-5,
         vocab=163840,
     ),
     "deepseek_v3": _DEEPSEEK_V3,
-    "k2": dataclasses.replace(
+    "k2": replace_keys(
         _DEEPSEEK_V3,
-        dense_layers=1,
-        heads=64,
-        experts=384,
-        expert_groups=1,
-        active_groups=1,
-        routed_scaling=2.827,
-        rope_theta=50000.0,
-        yarn=YarnConfig(factor=32.0, beta_fast=1.0, beta_slow=1.0),
-        vocab=163840,
+        {
+            "dense_layers": 1,
+            "heads": 64,
+            "moe.experts": 384,
+            "moe.expert_groups": 1,
+            "moe.active_groups": 1,
+            "moe.routed_scaling": 2.827,
+            "rope_theta": 50000.0,
+            "yarn": YarnConfig(factor=32.0, beta_fast=1.0, beta_slow=1.0),
+            "vocab": 163840,
+        },
     ),
     "smollm2_135m": ModelConfig(
         layers=30,
@@ -73,8 +64,7 @@ PRESETS: dict[str, ModelConfig] = {
         d_model=576,
         heads=9,
         attention="gqa",
-        kv_heads=3,
-        head_dim=64,
+        gqa=GQAConfig(kv_heads=3, head_dim=64),
         dense_ffn=1536,
         rope_theta=100000.0,
         norm_eps=1e-5,
@@ -88,9 +78,7 @@ PRESETS: dict[str, ModelConfig] = {
         d_model=896,
         heads=14,
         attention="gqa",
-        kv_heads=2,
-        head_dim=64,
-        qkv_bias=True,
+        gqa=GQAConfig(kv_heads=2, head_dim=64, qkv_bias=True),
         dense_ffn=4864,
         rope_theta=1e6,
         norm_eps=1e-6,
@@ -103,9 +91,7 @@ PRESETS: dict[str, ModelConfig] = {
         d_model=1024,
         heads=16,
         attention="gqa",
-        kv_heads=8,
-        head_dim=128,
-        qk_norm=True,
+        gqa=GQAConfig(kv_heads=8, head_dim=128, qk_norm=True),
         dense_ffn=3072,
         rope_theta=1e6,
         norm_eps=1e-6,
@@ -118,8 +104,7 @@ PRESETS: dict[str, ModelConfig] = {
         d_model=2048,
         heads=32,
         attention="gqa",
-        kv_heads=8,
-        head_dim=64,
+        gqa=GQAConfig(kv_heads=8, head_dim=64),
         dense_ffn=8192,
         rope_theta=500000.0,
         llama3_rope=Llama3RopeConfig(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192),
@@ -131,7 +116,7 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def model_preset(name: str) -> ModelConfig:
-    """The architecture called ``name``.
+    """Returns the architecture called ``name``.
 
     Raises:
         UserError: for an unknown name.

@@ -1,1 +1,1 @@
-"""Weights in and out: Hugging Face folders, quantised or not, to checkpoints and back."""
+"""Conversion of Hugging Face folders, quantised or not, to checkpoints and back."""

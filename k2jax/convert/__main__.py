@@ -17,7 +17,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("checkpoint", None, "export: a workdir, or WORKDIR/checkpoints/STEP.", flag_values=values)
     flags.DEFINE_string("to", None, "export: the new Hugging Face folder.", flag_values=values)
     flags.DEFINE_enum(
-        "dtype", None, ("float32", "bfloat16", "float16"), "export: of the weights; as stored unless given.",
+        "dtype", None, ("float32", "bfloat16", "float16"), "export: dtype of the weights; by default as stored.",
         flag_values=values,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""``python -m k2jax.convert export``: a checkpoint becomes a folder that transformers loads."""
+"""``python -m k2jax.convert export``: turns a checkpoint into a folder that transformers loads."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ def export_checkpoint(
 ) -> None:
     """Writes config, safetensors and tokenizer of a checkpoint.
 
-    Host memory holds a few blocks, whatever the size of the model.
+    Host memory holds only a few blocks at a time.
 
     Args:
         checkpoint: a workdir or ``WORKDIR/checkpoints/STEP``.
         to: a folder without weights.
-        dtype: of the weights (``float32``, ``bfloat16``, ``float16``), None keeps what is stored; router biases keep
-            theirs always.
+        dtype: ``float32``, ``bfloat16`` or ``float16`` for all weights but router biases; None keeps what is stored.
         shard_bytes: size of a shard [bytes].
 
     Raises:
@@ -64,7 +63,7 @@ def export_checkpoint(
     tokenizer = load_tokenizer(workdir / "tokenizer") if (workdir / "tokenizer" / FILE_NAME).is_file() else None
     values = write_config(
         model, dtypes["embed"].name, tokenizer and tokenizer.bos, tokenizer and tokenizer.eos
-    )  # before anything is written: it may refuse
+    )  # first, since it may refuse the model
     to.mkdir(parents=True, exist_ok=True)
     _write_weights(reader, specs, dtypes, to, shard_bytes)
     if tokenizer:

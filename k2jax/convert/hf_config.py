@@ -1,6 +1,6 @@
-"""Hugging Face's ``config.json`` to ModelConfig and back, in both dialects of rotary positions.
+"""Converts Hugging Face's ``config.json`` to ModelConfig and back, in both dialects of rotary positions.
 
-Every value is read from the file; what this codebase would compute differently is refused by name, never ignored.
+Every value is read from the file. A value that this codebase would compute differently is refused by name.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from k2jax.config.schema import Llama3RopeConfig, ModelConfig, YarnConfig
+from k2jax.config.schema import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, YarnConfig
 from k2jax.errors import UserError
 
 MLA_TYPES = ("deepseek_v3", "kimi_k2")
 DENSE_TYPES = ("llama", "qwen2", "qwen3")
 WRAPPED_TYPES = ("kimi_k25",)  # vision models: the decoder is text_config, its tensors begin with language_model.
 TEXT_PREFIX = "language_model."
-POSITIONS = 131072  # context length written for a model without context extension; nothing here depends on it
+POSITIONS = 131072  # context length that an export states for a model without context extension; nothing depends on it
 
-# What a key has to be, where a file has it: other values mean another architecture.
+# The value of each key in a file that has it; another value means another architecture.
 _MLA_FIXED = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -30,21 +30,21 @@ _MLA_FIXED = {
 _DENSE_FIXED = {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False}
 
 
-class SourceConfig:
-    """A parsed ``config.json``.
+class HuggingFaceConfig:
+    """A parsed ``config.json`` of a Hugging Face folder.
 
     Attributes:
         model: the architecture.
         quantization: its ``quantization_config``, or None.
-        prefix: of the decoder's tensor names.
+        prefix: the prefix of the decoder's tensor names.
     """
 
     def __init__(self, model: ModelConfig, quantization: dict | None, prefix: str):
         self.model, self.quantization, self.prefix = model, quantization, prefix
 
 
-def read_config(folder: Path) -> SourceConfig:
-    """The ``config.json`` of a Hugging Face folder.
+def read_config(folder: Path) -> HuggingFaceConfig:
+    """Reads the ``config.json`` of a Hugging Face folder.
 
     Raises:
         UserError: it is missing or damaged, the architecture is unknown, or a value is not supported.
@@ -68,7 +68,7 @@ def read_config(folder: Path) -> SourceConfig:
         raise UserError(f"{path}: {error}") from error
 
 
-def _parse(values: dict[str, Any]) -> SourceConfig:
+def _parse(values: dict[str, Any]) -> HuggingFaceConfig:
     kind, prefix = values.get("model_type"), ""
     if kind in WRAPPED_TYPES:
         values, prefix = values["text_config"], TEXT_PREFIX
@@ -80,7 +80,7 @@ def _parse(values: dict[str, Any]) -> SourceConfig:
     else:
         known = ", ".join((*MLA_TYPES, *DENSE_TYPES, *WRAPPED_TYPES))
         raise UserError(f"model_type {kind!r} is not supported; there are {known}")
-    return SourceConfig(model, values.get("quantization_config"), prefix)
+    return HuggingFaceConfig(model, values.get("quantization_config"), prefix)
 
 
 def _mla_model(values: dict[str, Any]) -> ModelConfig:
@@ -96,20 +96,24 @@ def _mla_model(values: dict[str, Any]) -> ModelConfig:
         dense_layers=int(values["first_k_dense_replace"]),
         d_model=int(values["hidden_size"]),
         heads=heads,
-        q_lora_rank=None if values["q_lora_rank"] is None else int(values["q_lora_rank"]),
-        kv_lora_rank=int(values["kv_lora_rank"]),
-        qk_nope_dim=int(values["qk_nope_head_dim"]),
-        qk_rope_dim=int(values["qk_rope_head_dim"]),
-        v_dim=int(values["v_head_dim"]),
+        mla=MLAConfig(
+            q_lora_rank=None if values["q_lora_rank"] is None else int(values["q_lora_rank"]),
+            kv_lora_rank=int(values["kv_lora_rank"]),
+            qk_nope_dim=int(values["qk_nope_head_dim"]),
+            qk_rope_dim=int(values["qk_rope_head_dim"]),
+            v_dim=int(values["v_head_dim"]),
+        ),
         dense_ffn=int(values["intermediate_size"]),
-        expert_ffn=int(values["moe_intermediate_size"]),
-        experts=int(values["n_routed_experts"]),
-        active_experts=int(values["num_experts_per_tok"]),
-        shared_experts=int(values["n_shared_experts"] or 0),
-        expert_groups=int(values["n_group"]),
-        active_groups=int(values["topk_group"]),
-        routed_scaling=float(values["routed_scaling_factor"]),
-        normalize_gates=bool(values["norm_topk_prob"]),
+        moe=MoEConfig(
+            expert_ffn=int(values["moe_intermediate_size"]),
+            experts=int(values["n_routed_experts"]),
+            active_experts=int(values["num_experts_per_tok"]),
+            shared_experts=int(values["n_shared_experts"] or 0),
+            expert_groups=int(values["n_group"]),
+            active_groups=int(values["topk_group"]),
+            routed_scaling=float(values["routed_scaling_factor"]),
+            normalize_gates=bool(values["norm_topk_prob"]),
+        ),
         rope_theta=theta,
         yarn=yarn,
         **_common(values),
@@ -126,10 +130,12 @@ def _dense_model(values: dict[str, Any], kind: str) -> ModelConfig:
         d_model=int(values["hidden_size"]),
         heads=heads,
         attention="gqa",
-        kv_heads=int(values.get("num_key_value_heads") or heads),
-        head_dim=int(values.get("head_dim") or values["hidden_size"] // heads),
-        qkv_bias=kind == "qwen2",
-        qk_norm=kind == "qwen3",
+        gqa=GQAConfig(
+            kv_heads=int(values.get("num_key_value_heads") or heads),
+            head_dim=int(values.get("head_dim") or values["hidden_size"] // heads),
+            qkv_bias=kind == "qwen2",
+            qk_norm=kind == "qwen3",
+        ),
         dense_ffn=int(values["intermediate_size"]),
         rope_theta=theta,
         yarn=yarn,
@@ -154,7 +160,7 @@ def _check_fixed(values: dict[str, Any], fixed: dict[str, Any]) -> None:
 
 
 def _rope(values: dict[str, Any]) -> tuple[float, YarnConfig, Llama3RopeConfig]:
-    """theta and context extension, from ``rope_theta`` and ``rope_scaling`` or from ``rope_parameters``."""
+    """Rotary base and context extension, read from ``rope_theta`` and ``rope_scaling`` or from ``rope_parameters``."""
     scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
     theta = float(scaling["rope_theta"] if "rope_theta" in scaling else values["rope_theta"])
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -187,13 +193,13 @@ def _rope(values: dict[str, Any]) -> tuple[float, YarnConfig, Llama3RopeConfig]:
 
 
 def write_config(model: ModelConfig, dtype: str, bos: int | None, eos: int | None) -> dict[str, Any]:
-    """The values of ``config.json`` with which transformers loads an export.
+    """Returns the values of a ``config.json`` with which transformers loads an export.
 
     Args:
         model: the architecture.
-        dtype: of most weights, as torch names it.
+        dtype: torch's name of the dtype of most weights.
         bos: id that begins a document, if known.
-        eos: id that ends one, if known.
+        eos: id that ends a document, if known.
     """
     common = {
         "dtype": dtype,
@@ -212,7 +218,7 @@ def write_config(model: ModelConfig, dtype: str, bos: int | None, eos: int | Non
         "bos_token_id": bos,
         "eos_token_id": eos,
     }
-    return (_mla_values(model) if model.attention == "mla" else _dense_values(model)) | common
+    return _ATTENTION_VALUES[model.attention](model) | common
 
 
 def _mla_values(model: ModelConfig) -> dict[str, Any]:
@@ -220,19 +226,19 @@ def _mla_values(model: ModelConfig) -> dict[str, Any]:
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
         "num_key_value_heads": model.heads,
-        "q_lora_rank": model.q_lora_rank,
-        "kv_lora_rank": model.kv_lora_rank,
-        "qk_nope_head_dim": model.qk_nope_dim,
-        "qk_rope_head_dim": model.qk_rope_dim,
-        "v_head_dim": model.v_dim,
-        "moe_intermediate_size": model.expert_ffn,
-        "n_routed_experts": model.experts,
-        "num_experts_per_tok": model.active_experts,
-        "n_shared_experts": model.shared_experts,
-        "n_group": model.expert_groups,
-        "topk_group": model.active_groups,
-        "routed_scaling_factor": model.routed_scaling,
-        "norm_topk_prob": model.normalize_gates,
+        "q_lora_rank": model.mla.q_lora_rank,
+        "kv_lora_rank": model.mla.kv_lora_rank,
+        "qk_nope_head_dim": model.mla.qk_nope_dim,
+        "qk_rope_head_dim": model.mla.qk_rope_dim,
+        "v_head_dim": model.mla.v_dim,
+        "moe_intermediate_size": model.moe.expert_ffn,
+        "n_routed_experts": model.moe.experts,
+        "num_experts_per_tok": model.moe.active_experts,
+        "n_shared_experts": model.moe.shared_experts,
+        "n_group": model.moe.expert_groups,
+        "topk_group": model.moe.active_groups,
+        "routed_scaling_factor": model.moe.routed_scaling,
+        "norm_topk_prob": model.moe.normalize_gates,
         "first_k_dense_replace": model.dense_layers,
         "moe_layer_freq": 1,
         "scoring_func": "sigmoid",
@@ -242,17 +248,22 @@ def _mla_values(model: ModelConfig) -> dict[str, Any]:
 
 
 def _dense_values(model: ModelConfig) -> dict[str, Any]:
-    if model.dense_layers != model.layers or (model.qkv_bias and model.qk_norm):
+    if model.dense_layers != model.layers or (model.gqa.qkv_bias and model.gqa.qk_norm):
         raise UserError("no Hugging Face architecture mixes grouped-query attention with experts, or biases with norms")
-    kind, name = ("qwen2", "Qwen2") if model.qkv_bias else ("qwen3", "Qwen3") if model.qk_norm else ("llama", "Llama")
-    if kind == "qwen2" and model.head_dim * model.heads != model.d_model:
+    kind, name = (
+        ("qwen2", "Qwen2") if model.gqa.qkv_bias else ("qwen3", "Qwen3") if model.gqa.qk_norm else ("llama", "Llama")
+    )
+    if kind == "qwen2" and model.gqa.head_dim * model.heads != model.d_model:
         raise UserError("Hugging Face's qwen2 has no head_dim of its own; d_model must be heads x head_dim")
     return {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": kind,
-        "num_key_value_heads": model.kv_heads,
-        **({} if kind == "qwen2" else {"head_dim": model.head_dim}),
+        "num_key_value_heads": model.gqa.kv_heads,
+        **({} if kind == "qwen2" else {"head_dim": model.gqa.head_dim}),
     }
+
+
+_ATTENTION_VALUES = {"mla": _mla_values, "gqa": _dense_values}
 
 
 def _rope_parameters(model: ModelConfig) -> dict[str, Any]:

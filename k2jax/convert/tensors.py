@@ -1,8 +1,8 @@
 """Folders of safetensors files, read and written a few rows at a time.
 
-The safetensors library maps whole files or holds whole shards; a trillion parameters want neither. The format is a
-length, a JSON header and raw bytes (https://github.com/huggingface/safetensors), so rows are read from where they lie.
-Nothing is ever unpickled.
+The safetensors library maps whole files or holds whole shards, which a trillion parameters make too large. The format
+is a length, a JSON header and raw bytes (https://github.com/huggingface/safetensors), so rows are read directly from
+their offset. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies.
+    """A tensor's place in a safetensors file.
 
     Attributes:
         file: the safetensors file.
-        dtype: of its elements.
-        shape: its sizes.
-        offset: of its first byte in the file.
+        dtype: dtype of the elements.
+        shape: sizes of the axes.
+        offset: position of its first byte in the file.
     """
 
     file: Path
@@ -53,7 +53,7 @@ class StoredTensor(NamedTuple):
     offset: int
 
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Rows ``start`` to ``stop`` (indices of the first axis; a scalar is one row) as a new array."""
+        """Reads rows ``start`` to ``stop`` (indices of the first axis; a scalar is one row) into a new array."""
         rows = self.shape[0] if self.shape else 1
         stop = rows if stop is None else stop
         row = math.prod(self.shape[1:]) * self.dtype.itemsize
@@ -70,7 +70,7 @@ class StoredTensor(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file by name.
+    """Lists the tensors of one safetensors file by name.
 
     Raises:
         UserError: it is missing, truncated, or not a safetensors file.
@@ -106,7 +106,7 @@ def _stored(path: Path, data: int, entry: dict) -> StoredTensor:
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a Hugging Face folder: of the files that its index names, or of ``model.safetensors``.
+    """Lists the tensors of a Hugging Face folder: of the files that its index names, or of ``model.safetensors``.
 
     Raises:
         UserError: no weights, a missing or truncated shard, an index that does not fit the shards.
@@ -117,24 +117,24 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
             raise UserError(f"{folder} holds neither {SINGLE} nor {INDEX}; give a Hugging Face folder of safetensors")
         return read_header(folder / SINGLE)
     try:
-        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        shards = sorted(set(where.values()))
+        shard_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = sorted(set(shard_of.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} is damaged; fetch it again") from error
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
-        if Path(shard).name != shard:  # an index from elsewhere must not point outside its folder
+        if Path(shard).name != shard:  # a downloaded index must not point outside its folder
             raise UserError(f"{index} names the shard {shard!r}, which is not a file of its folder")
-        found = read_header(folder / shard)
-        tensors |= {name: tensor for name, tensor in found.items() if where.get(name) == shard}
-    lost = sorted(where.keys() - tensors.keys())
+        header = read_header(folder / shard)
+        tensors |= {name: tensor for name, tensor in header.items() if shard_of.get(name) == shard}
+    lost = sorted(shard_of.keys() - tensors.keys())
     if lost:
-        raise UserError(f"{where[lost[0]]} lacks {lost[0]}" + (f" and {len(lost) - 1} more" if lost[1:] else ""))
+        raise UserError(f"{shard_of[lost[0]]} lacks {lost[0]}" + (f" and {len(lost) - 1} more" if lost[1:] else ""))
     return tensors
 
 
 class Planned(NamedTuple):
-    """A tensor to be written: name, dtype, shape."""
+    """A tensor that will be written."""
 
     name: str
     dtype: np.dtype
@@ -160,7 +160,7 @@ def plan_shards(tensors: Iterable[Planned], shard_bytes: int) -> list[list[Plann
 
 
 def shard_names(count: int) -> list[str]:
-    """Hugging Face's file names of ``count`` shards."""
+    """Returns Hugging Face's file names of ``count`` shards."""
     return [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
@@ -184,7 +184,7 @@ class ShardWriter:
         self._file.write(len(header).to_bytes(8, "little") + header)
 
     def write(self, rows: np.ndarray) -> None:
-        """Appends the next rows of the tensor at hand."""
+        """Appends rows of the current tensor."""
         self._file.write(np.ascontiguousarray(rows).tobytes())
 
     def commit(self) -> None:
@@ -196,14 +196,14 @@ class ShardWriter:
         self._partial.replace(self._path)
 
     def abandon(self) -> None:
-        """Removes what was written."""
+        """Removes the unfinished file."""
         self._file.close()
         self._partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def write_shard(path: Path, tensors: list[Planned]) -> Iterator[ShardWriter]:
-    """A ShardWriter that commits at the end and leaves nothing behind on an error."""
+    """Opens a ShardWriter that commits at the end and removes its file on an error."""
     writer = ShardWriter(path, tensors)
     try:
         yield writer

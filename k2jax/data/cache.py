@@ -1,7 +1,7 @@
-"""Folders that are built once, appear whole or not at all, and are shared by every process that wants the same key.
+"""Cache folders that are built once, appear complete or not at all, and are shared by all processes with the same key.
 
-A folder is built under a hidden temporary name beside its place and renamed into it. A build that was killed leaves
-only the temporary folder, which nobody reads and the next build of the same key removes.
+A folder is built under a hidden temporary name in the same directory and then renamed. A build that was killed leaves
+only the temporary folder, which is never read, and which the next build of the same key removes.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from k2jax.errors import UserError
 
 
 def cache_root(cache_dir: str) -> Path:
-    """The cache folder: the configured one, else ``$K2JAX_CACHE``, else ``~/.cache/k2jax``."""
+    """Cache folder: the configured one, else ``$K2JAX_CACHE``, else ``~/.cache/k2jax``."""
     return Path(cache_dir or os.environ.get("K2JAX_CACHE") or "~/.cache/k2jax").expanduser()
 
 
 def key_of(description: object) -> str:
-    """Sixteen hexadecimal digits that name a JSON-serialisable description."""
+    """Key of a JSON-serialisable description: sixteen hexadecimal digits."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def get_or_build(
     folder: Path, build: Callable[[Path], None], *, builder: bool = True, wait_seconds: float = 3600.0
 ) -> Path:
-    """The finished folder, built first when it is missing.
+    """Returns a finished folder, after building it if it is missing.
 
     Args:
-        folder: where the finished folder belongs.
-        build: fills the empty folder it is given.
+        folder: path of the finished folder.
+        build: fills the empty folder that it receives.
         builder: whether this process builds; the others wait until the folder appears.
-        wait_seconds: how long a waiting process waits [s].
+        wait_seconds: how long they wait [s].
 
     Raises:
-        UserError: when the cache cannot be written or the folder does not appear in time.
+        UserError: if the cache cannot be written or the folder does not appear in time.
     """
     if builder:
         if not folder.is_dir():
@@ -52,8 +52,8 @@ def get_or_build(
     while not folder.is_dir():
         if time.monotonic() > deadline:
             raise UserError(
-                f"{folder} did not appear within {wait_seconds:.0f} s: process 0 builds it, so the cache folder and "
-                "the data must be ones that every process sees (set data.cache_dir)"
+                f"{folder} did not appear within {wait_seconds:.0f} s: process 0 builds it, so all processes need "
+                "access to the same cache folder and data (set data.cache_dir)"
             )
         time.sleep(min(0.5, wait_seconds / 10))
     return folder
@@ -84,7 +84,7 @@ def _rename(temporary: Path, folder: Path) -> None:
     try:
         os.rename(temporary, folder)
     except OSError:
-        if not folder.is_dir():  # else another process was first; equal keys mean equal content
+        if not folder.is_dir():  # Otherwise another process was first, with equal content for the same key.
             raise
 
 
@@ -94,10 +94,10 @@ def _prefix(folder: Path) -> str:
 
 def _remove_abandoned(folder: Path) -> None:
     """Removes temporary folders of this key whose process on this host is gone."""
-    for left in folder.parent.glob(f"{_prefix(folder)}*"):
+    for abandoned in folder.parent.glob(f"{_prefix(folder)}*"):
         try:
-            os.kill(int(left.name.removeprefix(_prefix(folder)).split("-")[0]), 0)
+            os.kill(int(abandoned.name.removeprefix(_prefix(folder)).split("-")[0]), 0)
         except ProcessLookupError:
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(abandoned, ignore_errors=True)
         except (ValueError, PermissionError):
             continue

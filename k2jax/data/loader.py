@@ -1,4 +1,4 @@
-"""Batches for training and validation: pure functions of (seed, step) that no number of processes changes."""
+"""Batches for training and validation: pure functions of (seed, step), independent of the number of processes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import grain
 import numpy as np
 
 from k2jax.batch import PackedBatch, pack_row, stack_rows
+from k2jax.config.fields import check_fields
 from k2jax.config.schema import SourceConfig
 from k2jax.data.mixture import MixturePlan
 from k2jax.data.packing import RowSource, bits_per_byte
 from k2jax.data.shards import TokenStream
 from k2jax.errors import UserError
 
-READ_THREADS, BATCHES_AHEAD = 1, 4  # packing holds the interpreter's lock: more threads would only wait
+READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
+PREFETCHED_BATCHES = 4
 
 
 class DataLoader:
-    """The training mixture, cut into batches, of which a process may read a part."""
+    """Batches of the training mixture; a process may read only some rows of each batch."""
 
     def __init__(
         self,
@@ -30,27 +32,27 @@ class DataLoader:
         batch_size: int,
         seed: int,
         steps: int,
-        part: Sequence[int] | None = None,
+        local_rows: Sequence[int] | None = None,
     ):
         """Plans the whole run.
 
         Args:
-            rows: each source's training rows.
-            sources: their weights and limits.
-            batch_size: rows per step over all processes.
-            seed: decides the order of rows.
-            steps: how many batches there must be.
-            part: numbers of the batch's rows that this process reads, all by default; from ``batch_size`` on there is
-                padding.
+            rows: training rows of each source.
+            sources: weight and limit of each source.
+            batch_size: rows of a step over all processes.
+            seed: seed of the order of rows.
+            steps: number of batches.
+            local_rows: indices of a batch's rows that this process reads, all by default; rows from ``batch_size`` on
+                are padding.
 
         Raises:
-            UserError: when weights are not positive, there are no rows, or the data do not last.
+            UserError: if a weight is not positive, there are no rows, or the data do not suffice for all steps.
         """
         check_shares(sources)
         self._names = sorted(sources)
         if batch_size < 1:
-            raise UserError(f"a batch of {batch_size} rows; it has at least one")
-        self._part = range(batch_size) if part is None else part
+            raise UserError(f"train.batch_size is {batch_size}: a batch needs at least one row")
+        self._local_rows = range(batch_size) if local_rows is None else local_rows
         self._batch_size, self._steps = batch_size, steps
         self._length = next(iter(rows.values())).length
         self._source_rows = [len(rows[name]) for name in self._names]
@@ -67,38 +69,40 @@ class DataLoader:
         self._rows = grain.MapDataset.select_from_datasets(shuffled, self._plan)
 
     def batch(self, step: int) -> PackedBatch:
-        """This process's rows of a step: a PackedBatch of NumPy arrays ``[rows, sequence]``."""
+        """This process's rows of a step's batch, NumPy arrays ``[rows, sequence]``."""
         start = step * self._batch_size
         padding = pack_row([], self._length)
-        return stack_rows([self._rows[start + row] if row < self._batch_size else padding for row in self._part])
+        return stack_rows([self._rows[start + row] if row < self._batch_size else padding for row in self._local_rows])
 
     def batches(self, start_step: int = 0) -> Iterator[PackedBatch]:
-        """The batches from ``start_step`` to the last, read ahead by threads from this call on.
+        """Iterates over the batches from ``start_step`` to the last; threads prefetch them from this call on.
 
-        The iterator is grain's; ``close()`` or letting go of it ends its threads.
+        The iterator is grain's; ``close()`` or deleting it ends its threads.
         """
         steps = grain.MapDataset.range(start_step, self._steps).map(self.batch)
-        batches = iter(steps.to_iter_dataset(grain.ReadOptions(READ_THREADS, BATCHES_AHEAD)))
+        batches = iter(steps.to_iter_dataset(grain.ReadOptions(READ_THREADS, PREFETCHED_BATCHES)))
         batches.start_prefetch()
         return batches
 
     def sources(self, step: int) -> list[str]:
-        """The source of every row of a step's whole batch."""
+        """Name of the source of every row of a step's batch, over all processes."""
         start = step * self._batch_size
         return [self._names[self._plan[row][0]] for row in range(start, start + self._batch_size)]
 
     def epochs(self, step: int) -> dict[str, float]:
-        """Passes over each source that the first ``step`` steps make."""
+        """Number of passes over each source in the first ``step`` steps."""
         drawn = self._plan.drawn(step * self._batch_size)
         return {name: n / rows for name, n, rows in zip(self._names, drawn, self._source_rows, strict=True)}
 
 
 class HeldOut:
-    """The held-out documents of all sources, in order of source name.
+    """Held-out documents of all sources, in the order of the sources' names.
 
     Attributes:
-        rows: rows in all.
-        documents, bytes, targets: of the whole split; bytes are UTF-8, targets all tokens but each document's first.
+        rows: number of rows.
+        documents: number of documents.
+        bytes: UTF-8 bytes of the documents.
+        targets: number of predicted tokens: all tokens but the first of each document.
     """
 
     def __init__(
@@ -106,10 +110,16 @@ class HeldOut:
         streams: Mapping[str, TokenStream],
         sequence_length: int,
         *,
-        part: Sequence[int] | None = None,
+        local_rows: Sequence[int] | None = None,
     ):
-        """``streams`` by source name; ``part`` numbers the rows of a batch that this process reads, all by default."""
-        self._length, self._part = sequence_length, part
+        """Divides the streams into rows.
+
+        Args:
+            streams: held-out documents of each source.
+            sequence_length: tokens of a row.
+            local_rows: indices of a batch's rows that this process reads, all by default.
+        """
+        self._length, self._local_rows = sequence_length, local_rows
         ordered = [streams[name] for name in sorted(streams)]
         self._sources = [RowSource(stream, sequence_length) for stream in ordered]
         self._starts = np.cumsum([0] + [len(source) for source in self._sources])
@@ -119,46 +129,43 @@ class HeldOut:
         self.targets = sum(stream.targets for stream in ordered)
 
     def batches(self, batch_size: int, rows: int = 0) -> Iterator[PackedBatch]:
-        """Validation batches, the same ones at every call; the last is filled up with rows of padding.
+        """Iterates over the validation batches, the same ones at every call; the last may have rows of padding.
 
         Args:
-            batch_size: rows per batch over all processes.
-            rows: how many rows to validate on, evenly spaced; 0, or more than there are, takes all.
+            batch_size: rows of a batch over all processes.
+            rows: number of validation rows, evenly spaced; 0 takes all rows.
 
         Yields:
-            This process's part of each batch, a PackedBatch of NumPy arrays ``[rows, sequence]``; in it, rows from
-            ``batch_size`` on are padding.
+            This process's rows of each batch, NumPy arrays ``[rows, sequence]``; rows from ``batch_size`` on are
+            padding.
         """
-        part = range(batch_size) if self._part is None else self._part
+        local_rows = range(batch_size) if self._local_rows is None else self._local_rows
         count = min(rows, self.rows) if rows else self.rows
         chosen = [i * self.rows // count for i in range(count)]
         return (
-            stack_rows([self._row(chosen, start + row if row < batch_size else count) for row in part])
+            stack_rows([self._row(chosen, start + row if row < batch_size else count) for row in local_rows])
             for start in range(0, count, batch_size)
         )
 
     def bits_per_byte(self, nll: float, targets: float) -> float:
-        """Bits per byte from the nll summed over ``targets`` targets of these batches [nats]; see packing."""
+        """Bits per byte from the negative log-likelihood summed over ``targets`` targets [nats]; see ``packing``."""
         return bits_per_byte(nll, targets, self.targets, self.bytes)
 
-    def _row(self, chosen: list[int], at: int) -> PackedBatch:
-        if at >= len(chosen):
+    def _row(self, chosen: list[int], number: int) -> PackedBatch:
+        """Row ``chosen[number]``; a row of padding beyond the end of ``chosen``."""
+        if number >= len(chosen):
             return pack_row([], self._length)
-        index = chosen[at]
+        index = chosen[number]
         source = int(np.searchsorted(self._starts, index, side="right")) - 1
         return self._sources[source][index - int(self._starts[source])]
 
 
 def check_shares(sources: Mapping[str, SourceConfig]) -> None:
-    """Raises UserError unless there is a source, and every weight and limit makes sense."""
+    """Raises UserError unless there is a source and every weight and limit is valid."""
     if not sources:
         raise UserError("data.sources is empty: name at least one source")
     for name, source in sources.items():
-        if not source.weight > 0 or not math.isfinite(source.weight) or not source.max_epochs >= 0:
-            raise UserError(
-                f"source {name!r} has weight {source.weight} and max_epochs {source.max_epochs}: "
-                "a weight is above 0, max_epochs is 0 (no limit) or more"
-            )
+        check_fields(source, f"data.sources.{name}")
 
 
 def _limit(max_epochs: float, rows: int) -> int | None:
@@ -166,5 +173,5 @@ def _limit(max_epochs: float, rows: int) -> int | None:
 
 
 def _shuffle_seed(seed: int, name: str) -> int:
-    """A seed per source: grain adds the epoch to it, so neighbouring seeds would share their shuffles."""
+    """Seed of a source's shuffles, a hash: grain adds the epoch, so consecutive seeds would share their shuffles."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest(), "little")

@@ -1,4 +1,4 @@
-"""How compressible a text is without a model: the figures that a report prints beside a model's bits per byte."""
+"""Compressibility of a text without a model: figures that reports print beside a model's bits per byte."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import zlib
 import numpy as np
 
 COMPRESSED_AT_MOST = 64 * 2**20  # xz takes about a second per MB
-GZIP_FORMAT = 31  # zlib's code for a gzip header around the largest window
+GZIP_FORMAT = 31  # zlib's code for a gzip header and the largest window
 
 
 class TextMeasure:
-    """Streams over UTF-8 texts, taken as one concatenated text, and measures it in constant memory."""
+    """Measures the concatenation of UTF-8 texts in one streaming pass, in constant memory."""
 
     def __init__(self, compressed_at_most: int = COMPRESSED_AT_MOST):
-        """``compressed_at_most``: gzip and xz see only this much of the text [bytes]."""
-        self._room = compressed_at_most
+        """Starts with an empty text; gzip and xz read only the first ``compressed_at_most`` bytes of it."""
+        self._limit = compressed_at_most
         self._counts = np.zeros(256, np.int64)
         self._seen = 0
         self._gzip = zlib.compressobj(9, zlib.DEFLATED, GZIP_FORMAT)
@@ -26,18 +26,18 @@ class TextMeasure:
     def add(self, text: bytes) -> None:
         """Appends a text."""
         self._counts += np.bincount(np.frombuffer(text, np.uint8), minlength=256)
-        part = text[: self._room - self._seen]
-        self._seen += len(part)
-        self._gzip_bytes += len(self._gzip.compress(part))
-        self._xz_bytes += len(self._xz.compress(part))
+        head = text[: self._limit - self._seen]
+        self._seen += len(head)
+        self._gzip_bytes += len(self._gzip.compress(head))
+        self._xz_bytes += len(self._xz.compress(head))
 
     def finish(self) -> dict:
-        """The figures, once all is added.
+        """Returns the figures of the whole text.
 
         Returns:
             ``byte_entropy_bits``: entropy of the single-byte distribution of the whole text [bits per byte];
             ``gzip_bits_per_byte`` (gzip -9) and ``xz_bits_per_byte``: 8 * compressed / raw over the first
-            ``compressed_bytes`` of it; ``compression_capped``: whether that is less than all.
+            ``compressed_bytes`` of it; ``compression_capped``: whether the text is longer.
         """
         gzip_bytes = self._gzip_bytes + len(self._gzip.flush())
         xz_bytes = self._xz_bytes + len(self._xz.flush())

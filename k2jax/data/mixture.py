@@ -1,7 +1,7 @@
-"""Which source a row of the mixture comes from: a closed form of the row's number, with nothing to carry along.
+"""The source of each row of the mixture, as a closed form of the row's index, without state.
 
-The mixture runs in phases. Within a phase the active sources are interleaved as evenly as integers allow; a phase ends
-when a source has used its passes, whose share then goes to the others.
+The mixture has phases. Within a phase the active sources are interleaved as evenly as integers allow. A phase ends when
+a source reaches its limit of rows; its share then goes to the other sources.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import sys
 
 import grain
 
-SHARE_SCALE = 2**24  # weights become integers, so that counting is exact at any row
+SHARE_SCALE = 2**24  # Weights become integers, so that counts are exact at any row.
 
 
 def interleaved(row: int, shares: Sequence[int]) -> list[int]:
-    """How many of the first ``row`` rows each source gives.
+    """Counts how many of the first ``row`` rows come from each source.
 
-    The counts sum to ``row``, each is less than the number of sources away from ``row * share / sum(shares)``, and from
-    one row to the next exactly one of them grows.
+    The counts sum to ``row``, each differs from ``row * share / sum(shares)`` by less than the number of sources, and
+    from one row to the next exactly one of them grows.
 
     Args:
         row: number of rows.
-        shares: non-negative integers, not all 0; a source with share 0 gives nothing.
+        shares: non-negative integers, not all 0; a source with share 0 provides no rows.
     """
     counts, rest, share_left = [], row, sum(shares)
     for share in shares:
@@ -35,13 +35,13 @@ def interleaved(row: int, shares: Sequence[int]) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
-    """A stretch of rows with the same active sources.
+class MixturePhase:
+    """A range of rows with the same active sources.
 
     Attributes:
-        start: its first row.
-        shares: per source, 0 once it has dropped out.
-        drawn: rows that each source gave before ``start``.
+        start: first row of the phase.
+        shares: share of each source; 0 for a source that has reached its limit.
+        drawn: rows of each source before ``start``.
     """
 
     start: int
@@ -50,11 +50,11 @@ class Phase:
 
 
 class MixturePlan(grain.transforms.DatasetSelectionMap):
-    """Maps a row of the mixture to ``(source, how many rows that source gave before)``.
+    """Maps a row of the mixture to ``(source, number of earlier rows of that source)``.
 
     Attributes:
-        phases: in order.
-        rows: until all sources are used up; None when the mixture never ends.
+        phases: all phases, in order.
+        rows: number of rows until all sources have reached their limits; None if the mixture never ends.
     """
 
     def __init__(self, weights: Sequence[float], limits: Sequence[int | None]):
@@ -62,17 +62,17 @@ class MixturePlan(grain.transforms.DatasetSelectionMap):
 
         Args:
             weights: positive shares of the mixture.
-            limits: rows that each source may give in all, at least 1; None is no limit.
+            limits: most rows of each source, at least 1; None is no limit.
         """
         shares = tuple(max(1, round(weight / sum(weights) * SHARE_SCALE)) for weight in weights)
-        self.phases = [Phase(0, shares, (0,) * len(shares))]
+        self.phases = [MixturePhase(0, shares, (0,) * len(shares))]
         while (end := _phase_end(self.phases[-1], limits)) is not None:
             drawn = _drawn(self.phases[-1], end)
             pairs = zip(self.phases[-1].shares, drawn, limits, strict=True)
             shares = tuple(0 if count == limit else share for share, count, limit in pairs)
             if not any(shares):
                 break
-            self.phases.append(Phase(end, shares, tuple(drawn)))
+            self.phases.append(MixturePhase(end, shares, tuple(drawn)))
         self._starts = [phase.start for phase in self.phases]
         self.rows = end
 
@@ -87,20 +87,20 @@ class MixturePlan(grain.transforms.DatasetSelectionMap):
         return source, before[source]
 
     def drawn(self, row: int) -> list[int]:
-        """How many of the first ``row`` rows each source gives, ``row`` at most ``len(self)``."""
+        """Counts how many of the first ``row`` rows come from each source; ``row`` is at most ``len(self)``."""
         return _drawn(self.phases[bisect.bisect_right(self._starts, row) - 1], row)
 
 
-def _drawn(phase: Phase, row: int) -> list[int]:
+def _drawn(phase: MixturePhase, row: int) -> list[int]:
     return [a + b for a, b in zip(phase.drawn, interleaved(row - phase.start, phase.shares), strict=True)]
 
 
-def _phase_end(phase: Phase, limits: Sequence[int | None]) -> int | None:
-    """The first row by which an active source has given all it may; None when none ever does."""
+def _phase_end(phase: MixturePhase, limits: Sequence[int | None]) -> int | None:
+    """First row by which an active source has reached its limit; None if none ever does."""
     ends = []
     for source, (share, limit) in enumerate(zip(phase.shares, limits, strict=True)):
         if share and limit is not None:
-            # Counts grow with the row; by this bound the share, even rounded down at every source before, is reached.
+            # Counts grow with the row. At this bound the limit is reached even if every earlier source rounds down.
             bound = phase.start + (limit - phase.drawn[source] + len(limits)) * sum(phase.shares) // share + 1
             reached = lambda row, source=source: _drawn(phase, row)[source]  # noqa: E731
             ends.append(bisect.bisect_left(range(bound), limit, lo=phase.start, key=reached))

@@ -1,7 +1,7 @@
-"""Rows of a token stream: random access, each token but a document's first a target exactly once.
+"""Rows of a token stream with random access; each token but the first of a document is a target exactly once.
 
-Row i covers stream positions ``[i * (S - 1), i * (S - 1) + S)``. Neighbours share one token: a document that goes on
-across the cut begins, in the next row, with its previous token as context.
+Row i covers stream positions ``[i * (S - 1), i * (S - 1) + S)``. Adjacent rows share one token: a document that is cut
+there begins, in the next row, with its previous token as context.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from k2jax.errors import UserError
 
 
 class RowSource:
-    """A split as rows of ``sequence_length`` tokens; a random-access source for grain."""
+    """Rows of ``sequence_length`` tokens of a split; a random-access source for grain."""
 
     def __init__(self, stream: TokenStream, sequence_length: int):
-        """Raises UserError when a row has no room for a token and its target."""
+        """Raises UserError if a row is too short for a token and its target."""
         check_length(sequence_length)
         self._stream, self.length = stream, sequence_length
 
     def __len__(self) -> int:
-        """Rows in the split; the last one may be padded."""
+        """Number of rows; the last one may be padded."""
         return -(-(self._stream.tokens - 1) // (self.length - 1))
 
     def __getitem__(self, index: int) -> PackedBatch:
-        """Row ``index``: a PackedBatch of NumPy arrays ``[sequence_length]``.
+        """Row ``index``, a PackedBatch of NumPy arrays ``[sequence_length]``.
 
         Raises:
-            IndexError: outside ``[0, len)``.
+            IndexError: if the index is outside ``[0, len)``.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         start = index * (self.length - 1)
         stop = min(start + self.length, self._stream.tokens)
         tokens, offsets = self._stream.read(start, stop), self._stream.offsets
-        first = np.searchsorted(offsets, start, side="right")  # the first document that begins after `start`
+        first = np.searchsorted(offsets, start, side="right")  # the first document that begins after ``start``
         last = np.searchsorted(offsets, stop, side="left")
         return pack_row(np.split(tokens, offsets[first:last] - start), self.length)
 
 
 def check_length(sequence_length: int) -> None:
-    """Raises UserError when a row has no room for a token and its target."""
+    """Raises UserError if a row is too short for a token and its target."""
     if sequence_length < 2:
         raise UserError(f"data.sequence_length is {sequence_length}: a row needs at least 2 tokens")
 
@@ -50,13 +50,13 @@ def check_length(sequence_length: int) -> None:
 def bits_per_byte(nll: float, targets: int, split_targets: int, split_bytes: int) -> float:
     """Bits per UTF-8 byte from a summed negative log-likelihood.
 
-    Over a whole split (``targets == split_targets``) this is exact; over a subset, the bytes that its targets stand for
-    are taken in the proportion of the whole split.
+    It is exact for a whole split (``targets == split_targets``). For a subset, the number of bytes is estimated from
+    the split's ratio of bytes to targets.
 
     Args:
         nll: negative log-likelihood summed over the targets, end-of-document tokens included [nats].
-        targets: how many targets that sum runs over.
-        split_targets: targets in the whole split.
+        targets: number of targets in that sum.
+        split_targets: number of targets in the whole split.
         split_bytes: UTF-8 bytes of the split's documents.
     """
     return float(nll / np.log(2) / (split_bytes * (targets / split_targets)))

@@ -1,4 +1,4 @@
-"""Readers of files and of Hugging Face data sets: each yields ``(name, text)`` and reports what it cannot use."""
+"""Readers of files and of Hugging Face data sets: each yields ``(name, text)`` and reports unusable records."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from types import ModuleType
 
 from k2jax.errors import UserError
 
-Report = Callable[[str, str], None]  # (where, why)
+Report = Callable[[str, str], None]
+"""Receives the location of an unusable record and the reason."""
 Documents = Iterator[tuple[str, str]]
 ROWS_PER_READ = 256
 
 
 def whole_file(path: Path, field: str, report: Report) -> Documents:
-    """A text file as one document; ``field`` is not used."""
+    """Reads a text file as one document; ``field`` is not used."""
     try:
         content = path.read_bytes()
         yield str(path), content.decode()
@@ -28,7 +29,7 @@ def whole_file(path: Path, field: str, report: Report) -> Documents:
 
 
 def jsonl(path: Path, field: str, report: Report) -> Documents:
-    """One document per line: the string at ``field`` of a JSON object. Blank lines are passed over."""
+    """Reads one document per line: the string at ``field`` of a JSON object. Blank lines are ignored."""
     try:
         with path.open("rb") as file:
             offset = 0
@@ -53,7 +54,7 @@ def _from_json(line: bytes, field: str, where: str, report: Report) -> str | Non
 
 
 def parquet(path: Path, field: str, report: Report) -> Documents:
-    """One document per row of the string column ``field``; an unreadable row group is one corrupt record."""
+    """Reads one document per row of the string column ``field``; an unreadable row group is one corrupt record."""
     pyarrow, reader = _extra("pyarrow"), _extra("pyarrow.parquet")
     try:
         file = reader.ParquetFile(path, memory_map=True)
@@ -85,11 +86,11 @@ def _from_arrow(value: object, field: str, where: str, report: Report) -> str | 
 
 
 def huggingface(path: str, subset: str, split: str, field: str, report: Report) -> Documents:
-    """One document per record of a streamed Hugging Face data set.
+    """Reads one document per record of a streamed Hugging Face data set.
 
     Raises:
-        UserError: when the data set cannot be loaded, or reading breaks off: a corpus cut short by a lost connection
-            is never taken for the whole, whatever ``on_corrupt`` says.
+        UserError: if the data set cannot be loaded, or reading fails: a corpus that a lost connection cut short is
+            never accepted as complete, whatever ``on_corrupt`` is.
     """
     datasets = _extra("datasets")
     what = f"{path}{f' ({subset})' if subset else ''}, split {split}"
@@ -111,7 +112,7 @@ def huggingface(path: str, subset: str, split: str, field: str, report: Report) 
 
 
 def checked_text(record: object, field: str, where: str, report: Report) -> str | None:
-    """The string at ``field`` of a record, or None after a report."""
+    """Returns the string at ``field`` of a record; reports an unusable record and returns None."""
     if not isinstance(record, dict):
         return report(where, f"a JSON {type(record).__name__}, not an object")
     if field not in record:

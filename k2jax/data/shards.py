@@ -1,7 +1,7 @@
-"""Tokenised documents on disk, as they are read: two splits, each one long stream of tokens.
+"""Tokenised documents on disk: two splits, each one continuous stream of tokens.
 
 A folder holds ``manifest.json`` and, for ``train`` and ``held_out``, ``tokens-00000.bin`` ... (uint16 or uint32, all
-of one length but the last), ``offsets.npy`` (int64 ``[documents + 1]``, where each document starts in the stream) and
+of one length but the last), ``offsets.npy`` (int64 ``[documents + 1]``, start of each document in the stream) and
 ``bytes.npy`` (uint32 ``[documents]``, UTF-8 length). A document is ``[BOS] tokens [EOS]``.
 """
 
@@ -19,17 +19,19 @@ from k2jax.errors import UserError
 
 FORMAT = 1
 TRAIN, HELD_OUT = "train", "held_out"
-VERIFY_BELOW = 256 * 2**20  # data up to this size are hashed at every open [bytes]
+VERIFY_BELOW = 256 * 2**20  # data below this size are hashed whenever they are opened [bytes]
 
 
 class TokenStream:
     """One split, memory-mapped.
 
     Attributes:
-        documents, tokens, bytes: how many it holds; tokens include every document's bos and eos, bytes are UTF-8.
-        targets: tokens that a model is asked to predict: all but each document's first.
-        offsets: int64 ``[documents + 1]``, where each document starts.
-        document_bytes: uint32 ``[documents]``.
+        documents: number of documents.
+        tokens: number of tokens, every document's BOS and EOS included.
+        bytes: UTF-8 bytes of the documents.
+        targets: number of predicted tokens: all but the first of each document.
+        offsets: int64 ``[documents + 1]``, start of each document.
+        document_bytes: uint32 ``[documents]``, UTF-8 length of each document.
     """
 
     def __init__(self, folder: Path, dtype: str, counts: dict, shards: list[str]):
@@ -41,19 +43,25 @@ class TokenStream:
         self._starts = np.cumsum([0] + [len(shard) for shard in self._shards]).tolist()
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens ``start`` to ``stop`` of the stream, int32 ``[stop - start]``, copied."""
+        """Copies tokens ``start`` to ``stop`` of the stream, int32 ``[stop - start]``."""
         first = bisect.bisect_right(self._starts, start) - 1
         last = bisect.bisect_left(self._starts, stop)
-        parts = [
+        arrays = [
             self._shards[i][max(0, start - self._starts[i]) : stop - self._starts[i]].astype(np.int32)
             for i in range(first, last)
         ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """A source, tokenised: what its manifest says, and its splits."""
+    """A tokenised source.
+
+    Attributes:
+        manifest: contents of its ``manifest.json``.
+        train: training split.
+        held_out: validation split.
+    """
 
     manifest: dict
     train: TokenStream
@@ -64,15 +72,15 @@ def open_shards(folder: Path) -> Shards:
     """Opens a finished folder, checking the size of every file and, for small data, its sha256.
 
     Raises:
-        UserError: when a file is missing, truncated or altered; it names the file and the folder to delete.
+        UserError: if a file is missing, truncated or altered; the message names the file and the folder to delete.
     """
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        found, files = manifest["format"], manifest["files"]
+        format_number, files = manifest["format"], manifest["files"]
     except (OSError, ValueError, KeyError, TypeError):
         raise _damaged(folder / "manifest.json", "missing or not readable", folder) from None
-    if found != FORMAT:
-        raise _damaged(folder / "manifest.json", f"of format {found}, not {FORMAT},", folder)
+    if format_number != FORMAT:
+        raise _damaged(folder / "manifest.json", f"of format {format_number}, not {FORMAT},", folder)
     small = sum(entry["bytes"] for entry in files.values()) < VERIFY_BELOW
     for name, entry in files.items():
         _check_file(folder, name, entry, read=small)
@@ -98,5 +106,5 @@ def _check_file(folder: Path, name: str, entry: dict, read: bool) -> None:
             raise _damaged(path, "altered (its sha256 is not the manifest's)", folder)
 
 
-def _damaged(path: Path, how: str, folder: Path) -> UserError:
-    return UserError(f"{path} is {how}: delete the folder {folder} to have it built again")
+def _damaged(path: Path, damage: str, folder: Path) -> UserError:
+    return UserError(f"{path} is {damage}: delete the folder {folder} to have it built again")

@@ -1,7 +1,6 @@
-"""Where documents come from: an ordered list of files, or a Hugging Face data set, as ``(name, text)`` pairs.
+"""Documents of a source, an ordered list of files or a Hugging Face data set, as ``(name, text)`` pairs.
 
-The order is a function of the files alone. A record that cannot be used is reported with its file and position, never
-passed over in silence.
+The order depends on the files alone. An unusable record is reported with its file and position, never skipped silently.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import itertools
 import os
 from pathlib import Path
 import sysconfig
+from typing import get_args
 
-from k2jax.config.schema import SourceConfig
+from k2jax.config.fields import check_fields
+from k2jax.config.schema import OnCorrupt, SourceConfig
 from k2jax.data import records
 from k2jax.errors import UserError
 
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
-KINDS = ("stdlib", "text", "jsonl", "parquet", "huggingface")
 LINES_SHOWN = 10
 
 
@@ -26,51 +26,51 @@ class CorruptRecords:
     """Collects unusable records, or raises at the first one.
 
     Attributes:
-        count: records reported so far.
-        shown: the first hundred, one line each: where and why.
+        count: number of records reported so far.
+        shown: location and reason of the first hundred, one line each.
     """
 
-    def __init__(self, on_corrupt: str = "skip", log: Callable[[str], None] | None = None):
-        """``on_corrupt`` is ``skip`` or ``fail``; ``log`` gets the first lines."""
-        if on_corrupt not in ("skip", "fail"):
-            raise UserError(f"data.on_corrupt is {on_corrupt!r}: give 'skip' or 'fail'")
+    def __init__(self, on_corrupt: OnCorrupt = "skip", log: Callable[[str], None] | None = None):
+        """Starts without records; ``on_corrupt`` is ``skip`` or ``fail``, and ``log`` receives the first lines."""
+        if on_corrupt not in get_args(OnCorrupt):
+            raise UserError(f"data.on_corrupt is {on_corrupt!r}: it must be {' or '.join(get_args(OnCorrupt))}")
         self.count, self.shown = 0, []
         self._fail, self._log = on_corrupt == "fail", log or (lambda line: None)
 
     def __call__(self, where: str, why: str) -> None:
-        """Reports one record.
+        """Reports an unusable record.
 
         Raises:
-            UserError: with ``on_corrupt=fail``.
+            UserError: if ``on_corrupt`` is ``fail``.
         """
         if self._fail:
-            raise UserError(f"corrupt record in {where}: {why}; mend it, or set data.on_corrupt=skip")
+            raise UserError(f"corrupt record in {where}: {why}; repair it, or set data.on_corrupt=skip")
         self.count += 1
         if self.count <= 100:
             self.shown.append(f"{where}: {why}")
         if self.count <= LINES_SHOWN:
             self._log(f"skipped {where}: {why}")
         if self.count == LINES_SHOWN + 1:
-            self._log("more records are skipped; the manifest has their number and the first hundred")
+            self._log("more records are skipped; the manifest lists their number and the first hundred")
 
 
 def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterator[tuple[str, str]]:
-    """Yields ``(document name, text)`` of a source, always in the same order; empty documents are left out.
+    """Yields ``(document name, text)`` of a source, always in the same order and without empty documents.
 
     Args:
-        name: the source's name in the configuration, for errors.
-        source: what to read.
-        report: gets every record that cannot be used.
+        name: name of the source in the configuration, for error messages.
+        source: the source to read.
+        report: receives every unusable record.
 
     Raises:
-        UserError: when the source is missing or holds no documents.
+        UserError: if the source is missing or has no documents.
     """
     if source.kind == "huggingface" and source.path:
-        found = records.huggingface(source.path, source.subset, source.split, source.field, report)
+        named_texts = records.huggingface(source.path, source.subset, source.split, source.field, report)
     else:
         read = {"jsonl": records.jsonl, "parquet": records.parquet}.get(source.kind, records.whole_file)
-        found = (document for file in files(name, source) for document in read(file, source.field, report))
-    nonempty = ((where, text) for where, text in found if text)
+        named_texts = (document for file in files(name, source) for document in read(file, source.field, report))
+    nonempty = ((where, text) for where, text in named_texts if text)
     limited = itertools.islice(nonempty, source.max_documents or None)
     first = next(limited, None)
     if first is None:
@@ -83,10 +83,13 @@ def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterat
 
 
 def describe(name: str, source: SourceConfig) -> dict:
-    """What decides a source's documents, JSON-serialisable: settings, and path, size and mtime of every file.
+    """Describes a source for the key of its cache folder: settings, and path, size and mtime of every file.
+
+    Returns:
+        A JSON-serialisable dict.
 
     Raises:
-        UserError: when the source is missing.
+        UserError: if the source is missing.
     """
     settings = {key: getattr(source, key) for key in ("kind", "field", "max_documents")}
     if source.kind == "huggingface":
@@ -98,13 +101,12 @@ def describe(name: str, source: SourceConfig) -> dict:
 
 
 def files(name: str, source: SourceConfig) -> list[Path]:
-    """The files of a source, sorted by path.
+    """Lists the files of a source, sorted by path.
 
     Raises:
-        UserError: when the kind is unknown, or nothing is there.
+        UserError: if the kind is unknown, or there are no files.
     """
-    if source.kind not in KINDS:
-        raise UserError(f"source {name!r} has kind {source.kind!r}: give one of {', '.join(KINDS)}")
+    check_fields(source, f"data.sources.{name}")
     if source.kind == "stdlib":
         return _stdlib_files()
     if not source.path:
@@ -112,25 +114,25 @@ def files(name: str, source: SourceConfig) -> list[Path]:
     path = Path(source.path).expanduser()
     suffix = f".{source.kind}" if source.kind in ("jsonl", "parquet") else ""
     if path.is_dir():
-        found = [p for p in path.rglob(f"*{suffix}") if not _is_hidden(p.relative_to(path))]
+        paths = [p for p in path.rglob(f"*{suffix}") if not _is_hidden(p.relative_to(path))]
     elif path.exists():
-        found = [path]
+        paths = [path]
     else:
-        found = [Path(p) for p in glob.glob(str(path), recursive=True)]
-    found = sorted((Path(os.path.abspath(p)) for p in found if p.is_file()), key=Path.as_posix)
-    if not found:
+        paths = [Path(p) for p in glob.glob(str(path), recursive=True)]
+    paths = sorted((Path(os.path.abspath(p)) for p in paths if p.is_file()), key=Path.as_posix)
+    if not paths:
         empty = f"holds no *{suffix} files" if suffix else "holds no files"
         why = empty if path.is_dir() else "does not exist and matches no files"
         raise UserError(f"source {name!r}: {path} {why}")
-    return found
+    return paths
 
 
 def _stdlib_files() -> list[Path]:
-    found = []
+    paths = []
     for folder, subfolders, names in os.walk(sysconfig.get_paths()["stdlib"]):
         subfolders[:] = [name for name in subfolders if name not in NOT_LIBRARY]
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted((path for path in found if path.is_file()), key=Path.as_posix)
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted((path for path in paths if path.is_file()), key=Path.as_posix)
 
 
 def _is_hidden(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Which documents are held out: a pure function of a document's text, so copies of it land on one side.
+"""Choice of held-out documents, a pure function of a document's text, so that copies of it are in the same split.
 
 A document is held out iff its hash, uniform over 64 bits, is below a threshold.
 """
@@ -11,15 +11,15 @@ from k2jax.errors import UserError
 
 
 def document_hash(text: bytes) -> int:
-    """A 64-bit hash of a document's UTF-8 bytes, uniform over [0, 2^64)."""
+    """64-bit hash of a document's UTF-8 bytes, uniform over [0, 2^64)."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def threshold_for(held_out: float) -> int:
-    """The threshold that holds out this fraction of documents in expectation.
+    """Threshold that holds out this fraction of documents in expectation.
 
     Raises:
-        UserError: when the fraction is not in [0, 1).
+        UserError: if the fraction is not in [0, 1).
     """
     if not 0.0 <= held_out < 1.0:
         raise UserError(f"data.held_out is {held_out}: give a fraction in [0, 1); 0 holds out a single document")
@@ -27,7 +27,7 @@ def threshold_for(held_out: float) -> int:
 
 
 def adjusted_threshold(threshold: int, lowest: int, highest: int) -> int:
-    """The threshold nearest to ``threshold`` that leaves a document on either side.
+    """Threshold nearest to ``threshold`` with which both splits have a document.
 
     Args:
         threshold: the wanted threshold.

@@ -1,4 +1,4 @@
-"""The tokenizer of a run: from a file, raw bytes, or trained once on the mixture's training documents and cached."""
+"""Tokenizer of a run: from a file, of raw bytes, or trained once on the mixture's training documents and cached."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 import heapq
 from pathlib import Path
 
+from k2jax.config.fields import check_fields
 from k2jax.config.schema import DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
 from k2jax.data.sources import CorruptRecords, describe, documents
@@ -14,7 +15,7 @@ from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
 
 FORMAT = 1
-READ_FACTOR = 16  # a source is sampled from its first READ_FACTOR * train_bytes, so that a huge one is not read twice
+READ_FACTOR = 16  # A source is sampled from its first READ_FACTOR * train_bytes: large sources are not read twice.
 
 
 def prepare_tokenizer(
@@ -24,87 +25,86 @@ def prepare_tokenizer(
     wait_seconds: float = 3600.0,
     log: Callable[[str], None] | None = None,
 ) -> Tokenizer:
-    """The configured tokenizer; ``kind=bpe`` is trained on first use, from training documents only.
+    """Returns the configured tokenizer; ``kind=bpe`` is trained on first use, on training documents only.
 
     Args:
         config: sources, tokenizer and cache.
         builder: whether this process may train; the others wait.
         wait_seconds: how long they wait [s].
-        log: gets a line when training starts.
+        log: receives a line when training starts.
 
     Raises:
-        UserError: when the kind is unknown, the file unusable, or a source is.
+        UserError: if the kind is unknown, or the file or a source is unusable.
     """
-    wanted = config.tokenizer
-    if wanted.kind == "bytes":
+    settings = config.tokenizer
+    check_fields(settings, "data.tokenizer")
+    if settings.kind == "bytes":
         return byte_tokenizer()
-    if wanted.kind == "file":
-        if not wanted.path:
+    if settings.kind == "file":
+        if not settings.path:
             raise UserError("data.tokenizer.kind is file: set data.tokenizer.path to a tokenizer.json or its folder")
-        return load_tokenizer(wanted.path)
-    if wanted.kind != "bpe":
-        raise UserError(f"data.tokenizer.kind is {wanted.kind!r}: give bpe, file or bytes")
+        return load_tokenizer(settings.path)
     described = {
         "format": FORMAT,
-        "vocab": wanted.vocab,
-        "train_bytes": wanted.train_bytes,
+        "vocab": settings.vocab,
+        "train_bytes": settings.train_bytes,
         "held_out": config.held_out,
         "sources": [describe(name, config.sources[name]) for name in sorted(config.sources)],
     }
 
     def build(folder: Path) -> None:
         if log:
-            log(f"training a byte-level BPE of {wanted.vocab} entries on {', '.join(sorted(config.sources))}")
-        train_bpe(training_sample(config), wanted.vocab).save(folder)
+            log(f"training a byte-level BPE of {settings.vocab} entries on {', '.join(sorted(config.sources))}")
+        train_bpe(training_sample(config), settings.vocab).save(folder)
 
     folder = cache_root(config.cache_dir) / "tokenizers" / f"bpe-{key_of(described)}"
     return load_tokenizer(get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds))
 
 
 def training_sample(config: DataConfig) -> list[str]:
-    """Training documents, at most ``tokenizer.train_bytes`` in all, in equal shares from every source.
+    """Samples training documents, at most ``tokenizer.train_bytes`` in total, in equal shares from every source.
 
-    What a small source leaves of its share goes to the larger ones.
+    The unused share of a small source goes to the larger ones.
     """
     budget, threshold = config.tokenizer.train_bytes, threshold_for(config.held_out)
     samples = [_sample(name, config.sources[name], budget, threshold) for name in sorted(config.sources)]
-    samples.sort(key=lambda texts: sum(map(len, texts)))  # the small first: what they leave is then known
-    chosen, left = [], budget
+    samples.sort(key=lambda texts: sum(map(len, texts)))  # small sources first: their unused shares are then known
+    chosen, remaining = [], budget
     for i, texts in enumerate(samples):
-        taken = _up_to(texts, left // (len(samples) - i))
-        left -= sum(map(len, taken))
+        taken = _truncate(texts, remaining // (len(samples) - i))
+        remaining -= sum(map(len, taken))
         chosen += taken
-    return [text.decode(errors="ignore") for text in chosen]  # a cut may have gone through a character
+    return [text.decode(errors="ignore") for text in chosen]  # a cut may have split a character
 
 
 def _sample(name: str, source: SourceConfig, budget: int, threshold: int) -> list[bytes]:
-    """Training documents of one source with at least ``budget`` bytes, if it has them.
+    """Samples training documents of one source, with at least ``budget`` bytes if it has as many.
 
-    The documents with the largest hashes are a random sample, and the last that any threshold would hold out.
+    The documents with the largest hashes are a random sample, and a threshold holds them out last.
     """
     heap: list[tuple[int, int, bytes]] = []
     held, read, lowest, highest = 0, 0, 2**64, -1
-    report = CorruptRecords()  # the pass that tokenises does the reporting
+    report = CorruptRecords()  # The pass that tokenises reports unusable records.
     for order, (_, text) in enumerate(documents(name, source, report)):
         raw = text.encode()
-        code = document_hash(raw)
-        lowest, highest = min(lowest, code), max(highest, code)
-        heapq.heappush(heap, (code, order, raw))
+        digest = document_hash(raw)
+        lowest, highest = min(lowest, digest), max(highest, digest)
+        heapq.heappush(heap, (digest, order, raw))
         held, read = held + len(raw), read + len(raw)
         while held - len(heap[0][2]) >= budget:
             held -= len(heapq.heappop(heap)[2])
         if read > READ_FACTOR * budget and highest >= threshold:
             break
     threshold = adjusted_threshold(threshold, lowest, highest)
-    return [raw for code, _, raw in sorted(heap, reverse=True) if code >= threshold]
+    return [raw for digest, _, raw in sorted(heap, reverse=True) if digest >= threshold]
 
 
-def _up_to(texts: list[bytes], budget: int) -> list[bytes]:
-    """The first texts, ``budget`` bytes of them; the last one is cut."""
-    taken, left = [], budget
+def _truncate(texts: list[bytes], budget: int) -> list[bytes]:
+    """Returns the first ``budget`` bytes of the texts; the last text is cut."""
+    taken, remaining = [], budget
     for text in texts:
-        if left <= 0:
+        if remaining <= 0:
             break
-        taken.append(text[:left])
-        left -= len(text)
+        taken.append(text[:remaining])
+        remaining -= len(text)
     return taken

@@ -1,1 +1,24 @@
-"""Generation: continuous batching over a paged cache; token ids in, token ids and log-probabilities out."""
+"""Generation: continuous batching over a paged cache; token ids in, token ids and log-probabilities out.
+
+The names below are loaded when they are first used, so that a process without jax can import ``k2jax.inference``.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_LAZY = {
+    "Engine": "k2jax.inference.engine",
+    "EngineClient": "k2jax.inference.client",
+    "ForcedClient": "k2jax.inference.client",
+    "LockstepClient": "k2jax.inference.client",
+    "Sampling": "k2jax.client",
+    "Worker": "k2jax.inference.worker",
+}
+
+__all__ = list(_LAZY)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

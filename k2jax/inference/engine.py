@@ -1,37 +1,31 @@
-"""Continuous batching: requests join and leave between steps, and each step runs one chunk of some prompts and one new
-token of every other sequence.
+"""Continuous batching: requests join and leave the batch between steps.
 
-All shapes come from a short list, so that a long-lived engine compiles a bounded number of programs whatever it is
-asked for. A sequence is its token ids and how many of them are in the cache; a prompt, a resumed request and the token
-just drawn are all "ids that are not in the cache yet".
+A step runs one chunk of some prompts and generates one token for every other sequence. A sequence is its token ids and
+how many of them are in the cache; a prompt, a resumed request and the token just drawn are all "ids that are not in the
+cache yet".
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, abc, deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 from jax.sharding import Mesh
 import numpy as np
 
 from k2jax import runtime
+from k2jax.client import Sampling
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
-from k2jax.inference.forward import empty_cache, run_chunk
-from k2jax.inference.mesh import ROWS, fetch, place, place_params
-from k2jax.inference.mesh import size as mesh_size
-from k2jax.inference.request import Request, Sampling, State, Token
-from k2jax.inference.rows import Rows
-from k2jax.inference.sampler import sample
-from k2jax.inference.slots import Running, Slots
-from pallas_kernels.implementation import resolve
-from pallas_kernels.mla_decode import MOST_PAGES, PAGE_MULTIPLE
+from k2jax.inference import shapes
+from k2jax.inference.mesh import device_count
+from k2jax.inference.programs import Programs, RowResult
+from k2jax.inference.request import Request, State
+from k2jax.inference.scheduler import Scheduler, Sequence
+from k2jax.inference.weights import Leaves
 
-GROWTH = 4  # ratio of neighbouring sizes of rows, widths and contexts: padding against the number of programs
-PREFILL_WIDTHS = (16, 64, 256)
-PREFILL_TOKENS = 1024  # of one prefill program, rows times width: 64, 16 or 4 rows, all of which are sizes of rows
+OnRequest = Callable[[Request], "bool | None"]
 
 
 class EngineStats(NamedTuple):
@@ -59,17 +53,17 @@ class Engine:
 
     Args:
         model: the architecture.
-        params: its weights; they are computed with in the dtype of the embedding.
+        params: its weights; computation takes the dtype of the embedding.
         slots: sequences that run at a time, over all devices.
         pages: of the cache, over all devices; by default as many as ``slots`` sequences of ``max_length`` need.
         page_size: tokens in a page.
         max_length: longest sequence, prompt and generated tokens together.
         version: number of the weights, recorded with every token.
-        mesh: of ``inference.mesh.make_mesh``; None is the default device. Where several processes hold its devices,
-            each of them makes the same calls in the same order and gets the same results.
+        mesh: of ``inference.mesh.make_engine_mesh``; None is the default device. Where several processes hold its
+            devices, each of them makes the same calls in the same order and gets the same results.
 
     Raises:
-        UserError: a size that makes no sense, or does not divide over the devices.
+        UserError: invalid sizes, or sizes that do not divide over the devices.
     """
 
     def __init__(
@@ -84,123 +78,158 @@ class Engine:
         version: int = 0,
         mesh: Mesh | None = None,
     ):
-        longest, devices = -(-max_length // page_size), mesh_size(mesh)
-        total = slots * longest if pages is None else pages
-        if min(slots, page_size, max_length) < 1 or total < longest * devices:
-            raise UserError(
-                f"an engine needs slots, page_size and max_length above 0 and pages for one sequence of max_length "
-                f"({longest}) on each of {devices} devices, not {slots}, {page_size}, {max_length} and {total}"
-            )
-        for name, number in (("slots", slots), ("pages", total)):
-            if number % devices:
-                raise UserError(
-                    f"{name} {number} do not divide over {devices} devices; {-(-number // devices) * devices} would"
-                )
+        devices = device_count(mesh)
+        total = slots * -(-max_length // page_size) if pages is None else pages
+        sizes = shapes.EngineSizes(slots, total, page_size, max_length, devices)
         runtime.check_kernels(model)
-        if resolve(model.kernels) != "xla" and model.attention == "mla":
-            _check_pages(slots // devices, longest, page_size)
+        sizes.check(model)
         self.model, self.slots, self.max_length, self.version, self.mesh = model, slots, max_length, version, mesh
-        self._params = place_params(params, model, mesh)
-        self._slots = Slots(devices, slots // devices, total // devices, page_size)
-        self._cache = empty_cache(model, total + devices, page_size, params["embed"].dtype, mesh)
-        self._row_sizes = _sizes(1, slots // devices)
-        self._context_sizes = _sizes(min(4, longest), longest)
+        self._programs = Programs(model, params, sizes, mesh)
+        self._weights = self._programs.weights
+        self._scheduler = Scheduler(devices, slots // devices, total // devices, page_size)
         self._waiting: deque[Request] = deque()
-        self._paused: set[Request] = set()
+        self._paused: dict[Request, None] = {}
         self._generated = self._prompt_tokens = self._cached_tokens = self._steps = 0
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def make_request(
-        self, prompt: Sequence[int], sampling: Sampling, on_token: Callable[[Request], bool | None] | None = None
+        self,
+        prompt: abc.Sequence[int],
+        sampling: Sampling,
+        generated: abc.Sequence[int] = (),
+        *,
+        on_token: OnRequest | None = None,
     ) -> Request:
         """A request that is not queued yet; may be called from any thread.
+
+        Args:
+            prompt: token ids, at least one.
+            sampling: how tokens are chosen.
+            generated: tokens that the request has generated before, elsewhere. It goes on at their end with the random
+                numbers that it would have had without the interruption, and they count towards ``max_tokens``.
+            on_token: see Request.
 
         Raises:
             UserError: an empty or too long prompt, an id outside the vocabulary, a sampling parameter out of range.
         """
         sampling.check()
-        prompt = tuple(int(token) for token in prompt)
+        prompt, generated = (tuple(int(token) for token in ids) for ids in (prompt, generated))
         if not prompt:
             raise UserError("the prompt is empty")
         if len(prompt) >= self.max_length:
             raise UserError(f"the prompt has {len(prompt):,} tokens, the engine's longest sequence {self.max_length:,}")
-        outside = next((token for token in prompt if not 0 <= token < self.model.vocab), None)
+        if len(generated) > min(sampling.max_tokens, self.max_length - len(prompt)):
+            raise UserError(f"{len(generated):,} generated tokens are more than the request may have")
+        outside = next((token for token in (*prompt, *generated) if not 0 <= token < self.model.vocab), None)
         if outside is not None:
             raise UserError(f"token id {outside} is outside the vocabulary of {self.model.vocab:,}")
-        return Request(prompt, sampling, on_token)
+        if sampling.return_experts and self.model.layers == self.model.dense_layers:
+            raise UserError("return_experts is asked for, and the model has no experts")
+        request = Request(prompt, sampling, on_token)
+        request.resume_after(generated)
+        return request
 
     def enqueue(self, request: Request) -> None:
-        """Lets a request wait for its turn."""
+        """Lets a request wait for its turn; a resumed one that has its last token already ends at once."""
         self._prompt_tokens += len(request.prompt)
-        self._waiting.append(request)
+        reason = request.reached_end(self.max_length) if request.tokens else None
+        if reason is None:
+            self._waiting.append(request)
+        else:
+            self._finish(request, reason)
 
     def submit(
-        self, prompt: Sequence[int], sampling: Sampling, on_token: Callable[[Request], bool | None] | None = None
+        self,
+        prompt: abc.Sequence[int],
+        sampling: Sampling,
+        generated: abc.Sequence[int] = (),
+        *,
+        on_token: OnRequest | None = None,
     ) -> Request:
         """``make_request`` and ``enqueue``."""
-        request = self.make_request(prompt, sampling, on_token)
+        request = self.make_request(prompt, sampling, generated, on_token=on_token)
         self.enqueue(request)
         return request
+
+    def sort_waiting(self) -> None:
+        """Sorts waiting requests by their ``order``, so that admission does not depend on when they arrived."""
+        self._waiting = deque(sorted(self._waiting, key=lambda request: request.order))
 
     def cancel(self, request: Request) -> None:
         """Ends a request and frees what it holds; a finished one is left alone."""
         if request.state != State.FINISHED:
-            self._take_away(request)
+            self._release(request)
             self._finish(request, "cancelled")
 
     def cancel_all(self) -> None:
         """Ends every request."""
-        for request in [*self._waiting, *(running.request for running in self._slots.running), *self._paused]:
+        for request in [*self._waiting, *(sequence.request for sequence in self._scheduler.running), *self._paused]:
             self.cancel(request)
 
     def pause(self, request: Request) -> None:
-        """Frees what a request holds but its tokens; ``resume`` lets it go on where it was."""
+        """Frees what a request holds but its tokens; ``resume`` lets it go on from there."""
         if request.state in (State.WAITING, State.RUNNING):
-            self._take_away(request)
+            self._release(request)
             request.state = State.PAUSED
-            self._paused.add(request)
+            self._paused[request] = None
 
     def resume(self, request: Request) -> None:
         """Queues a paused request before all others."""
         if request.state == State.PAUSED:
-            self._paused.remove(request)
+            del self._paused[request]
             request.state = State.WAITING
             self._waiting.appendleft(request)
 
-    def update_params(self, params: Any, version: int) -> None:
-        """Goes on with other weights of the same model; running requests compute their tokens so far anew.
+    def update_params(self, leaves: Leaves, version: int) -> None:
+        """Goes on with other weights of the same model; running requests recompute the cache of their tokens so far.
 
-        Nothing in the cache outlives its weights, and every token says which version chose it.
+        Nothing in the cache outlives its weights, and every token records which version chose it. Arrays replace the
+        old ones as they come, so that there never are two whole copies of the weights.
+
+        Args:
+            leaves: every weight once, by the names of ``params.named_specs``: whole, ``("moe/attention/q_b", array)``,
+                or layer by layer, ``(("moe/attention/q_b", 3), array)``. ``weights.named_leaves`` makes them of a
+                parameter tree. The arrays are of NumPy or JAX, on any devices, and are not kept.
+            version: number of the new weights.
+
+        Raises:
+            UserError: a name or shape that is not the model's, or a missing weight. A sequence or mapping is checked
+                before anything is replaced, and the old weights stay. Another iterable is checked as it is read: where
+                a later array of it is wrong, or it raises, the engine has no whole set of weights, and generates
+                nothing until an update is complete.
         """
-        for running in reversed(self._slots.running[:]):
-            self.pause(running.request)
-            self.resume(running.request)
-        self._slots.forget_prefixes()
-        self._params, self.version = place_params(params, self.model, self.mesh), version
+        checked = self._weights.check(leaves)
+        for sequence in reversed(self._scheduler.running[:]):
+            self._preempt(sequence)
+        self._scheduler.drop_prefixes()
+        self._weights.update(checked)
+        self.version = version
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling]) -> list[Request]:
+    def generate(
+        self, prompts: abc.Sequence[abc.Sequence[int]], sampling: Sampling | abc.Sequence[Sampling]
+    ) -> list[Request]:
         """Runs requests to their ends, in the order given."""
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
-        requests = [self.submit(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        requests = [self.submit(*pair) for pair in zip(prompts, each, strict=True)]
         while any(request.state != State.FINISHED for request in requests):
             self.step()
         return requests
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._slots.running)
+        return self._weights.complete and bool(self._waiting or self._scheduler.running)
 
     def stats(self) -> EngineStats:
         """Counters, cheap enough to ask for at any time."""
         return EngineStats(
             self.slots,
-            len(self._slots.running),
+            len(self._scheduler.running),
             len(self._waiting),
             len(self._paused),
-            self._slots.pages,
-            self._slots.pages_in_use,
-            self._slots.pages_cached,
+            self._scheduler.pages,
+            self._scheduler.pages_in_use,
+            self._scheduler.pages_cached,
             self._generated,
             self._prompt_tokens,
             self._cached_tokens,
@@ -210,118 +239,96 @@ class Engine:
     # --- one step ---------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Admits what fits, runs one chunk of prompts, then one token of every sequence whose prompt is done."""
+        """Admits what fits, runs one chunk of prompts, then one token of every sequence whose prompt is done.
+
+        Raises:
+            UserError: the last update of the weights did not come to its end.
+        """
+        if not self._weights.complete:
+            raise UserError("the last update of the weights is incomplete; update_params has to be called again")
         self._steps += 1
         self._admit()
-        prompts = [running for running in self._slots.running if running.pending > 1]
+        prompts = [sequence for sequence in self._scheduler.running if sequence.pending > 1]
         if prompts:
             self._run(*self._prefill_batch(prompts))
-        decoding = [running for running in self._slots.running if running.pending == 1]
+        decoding = [sequence for sequence in self._scheduler.running if sequence.pending == 1]
         self._run(self._with_room(decoding, 1), 1)
 
     def _admit(self) -> None:
         while self._waiting:
             request = self._waiting[0]
-            running = self._slots.admit(request, self.version)
-            if running is None:
+            sequence = self._scheduler.admit(request, self.version)
+            if sequence is None:
                 return
             self._waiting.popleft()
             request.state = State.RUNNING
-            if not request.tokens:
-                request.cached_tokens = running.computed
-                self._cached_tokens += running.computed
+            if not request.admitted:
+                request.admitted, request.cached_tokens = True, min(sequence.computed, len(request.prompt))
+                self._cached_tokens += request.cached_tokens
 
-    def _prefill_batch(self, prompts: list[Running]) -> tuple[list[Running], int]:
+    def _prefill_batch(self, prompts: list[Sequence]) -> tuple[list[Sequence], int]:
         """The oldest prompts, as many as one program takes at the width that suits the first of them."""
-        # Half a width or less is better split over several programs of the next smaller one.
-        fitting = [width for width in PREFILL_WIDTHS if prompts[0].pending > width // 2]
-        width = fitting[-1] if fitting else PREFILL_WIDTHS[0]
+        width = shapes.prefill_width(prompts[0].pending)
         rows = Counter()  # of each device
         oldest = []
-        for running in prompts:
-            rows[running.device] += 1
-            if rows[running.device] <= max(1, PREFILL_TOKENS // width):
-                oldest.append(running)
+        for sequence in prompts:
+            rows[sequence.device] += 1
+            if rows[sequence.device] <= max(1, shapes.PREFILL_TOKENS // width):
+                oldest.append(sequence)
         return self._with_room(oldest, width), width
 
-    def _with_room(self, sequences: list[Running], width: int) -> list[Running]:
-        """Those that have pages for their next ``width`` ids; others may have to make room for them."""
+    def _with_room(self, sequences: list[Sequence], width: int) -> list[Sequence]:
+        """Those that have pages for their next ``width`` ids; others may have to be preempted for them."""
+        running = self._scheduler.running
         chosen = [
-            running
-            for running in sequences
-            if running in self._slots.running
-            and self._slots.reserve(running, min(width, running.pending), self._put_back)
+            sequence
+            for sequence in sequences
+            if sequence in running and self._scheduler.reserve(sequence, min(width, sequence.pending), self._preempt)
         ]
-        return [running for running in chosen if running in self._slots.running]
+        return [sequence for sequence in chosen if sequence in running]
 
-    def _put_back(self, running: Running) -> None:
-        self._take_away(running.request)
-        running.request.state = State.WAITING
-        self._waiting.appendleft(running.request)
+    def _preempt(self, sequence: Sequence) -> None:
+        self._release(sequence.request)
+        sequence.request.state = State.WAITING
+        self._waiting.appendleft(sequence.request)
 
-    def _run(self, sequences: list[Running], width: int) -> None:
+    def _run(self, sequences: list[Sequence], width: int) -> None:
         """One program: the next ``width`` ids of each sequence, and a new token where these were its last."""
-        if not sequences:
-            return
-        rows = Rows.of(sequences, width, mesh_size(self.mesh), lambda n: _at_least(self._row_sizes, n))
-        columns = _at_least(self._context_sizes, max(len(running.pages) for running in sequences))
-        chunk, targets = jax.tree.map(lambda array: place(array, ROWS, self.mesh), rows.chunk(width, columns))
-        scored = width > 1 and any(running.request.sampling.prompt_logprobs for running in sequences)
-        logits, logprobs, self._cache = run_chunk(
-            self._params, self._cache, chunk, targets, config=self.model, prompt_logprobs=scored, mesh=self.mesh
-        )
-        finished = list(rows.done())
-        drawn = self._sample(logits, rows) if finished else ()
-        logprobs = fetch(logprobs) if scored else None
-        for running, row, count in rows.used:
-            if scored:
-                self._score_prompt(running, logprobs[row], count)
-            running.computed += count
-            self._slots.learn(running, self.version)
-        for running, row in finished:
-            self._append(running, row, drawn)
+        results = self._programs.run(sequences, width) if sequences else []
+        for result in results:
+            sequence = result.sequence
+            if result.prompt_logprobs is not None:
+                _score_prompt(sequence, result.prompt_logprobs, result.count)
+            if result.experts is not None:
+                sequence.add_experts(result.experts)
+            sequence.computed += result.count
+            self._scheduler.cache_prefix(sequence, self.version)
+        for result in results:
+            if result.token is not None:
+                self._append(result)
 
-    def _sample(self, logits: jax.Array, rows: Rows) -> tuple[np.ndarray, ...]:
-        choice, drawn, truncated, top = rows.choice()
-        choice = jax.tree.map(lambda array: place(array, ROWS, self.mesh), choice)
-        return fetch(sample(logits, choice, drawn, truncated, min(top, self.model.vocab)))
-
-    # --- what a program leaves behind -------------------------------------------------------------------------------
-
-    def _score_prompt(self, running: Running, logprobs: np.ndarray, count: int) -> None:
-        request = running.request
-        if request.sampling.prompt_logprobs and len(request.prompt_logprobs) < len(request.prompt) - 1:
-            del request.prompt_logprobs[running.computed :]  # a request that lost its pages scores its prompt anew
-            room = len(request.prompt) - 1 - running.computed
-            request.prompt_logprobs.extend(float(value) for value in logprobs[: max(0, min(count, room))])
-
-    def _append(self, running: Running, row: int, drawn: tuple[np.ndarray, ...]) -> None:
-        ids, chosen, best_ids, best = (part[row] for part in drawn)
-        request = running.request
-        top = tuple((int(i), float(p)) for i, p in zip(best_ids, best, strict=True))[: request.sampling.top_logprobs]
-        request.tokens.append(Token(int(ids), float(chosen), self.version, top))
-        running.ids.append(int(ids))
+    def _append(self, result: RowResult) -> None:
+        request = result.sequence.request
+        request.append(result.token, result.logprob, self.version)
+        result.sequence.ids.append(result.token)
         self._generated += 1
-        if int(ids) in request.sampling.stop_tokens:
-            reason = "stop"
-        elif len(request.tokens) >= request.sampling.max_tokens or len(running.ids) >= self.max_length:
-            reason = "length"
-        else:
-            reason = None
-        if reason is None:
-            if request.on_token is not None and request.on_token(request) and request.state == State.RUNNING:
-                self._take_away(request)
-                request.state, request.finish_reason = State.FINISHED, "stop"
-            return
-        self._take_away(request)
-        self._finish(request, reason)
+        if request.sampling.top_logprobs:
+            pairs = zip(*(part.tolist() for part in result.top), strict=True)
+            request.top_logprobs.append(tuple(pairs)[: request.sampling.top_logprobs])
+        reason = request.reached_end(self.max_length)
+        if reason is not None:
+            self._release(request)
+            self._finish(request, reason)
+        elif request.on_token is not None and request.on_token(request) and request.state == State.RUNNING:
+            self._release(request)
+            request.state, request.finish_reason = State.FINISHED, "stop"
 
-    def _take_away(self, request: Request) -> None:
-        """Removes a request from wherever it is and releases its pages."""
-        self._paused.discard(request)
+    def _release(self, request: Request) -> None:
+        """Removes a request from wherever it is and frees its pages."""
+        self._paused.pop(request, None)
         if request.state == State.WAITING:
             self._waiting.remove(request)
-        self._slots.take_away(request)
+        self._scheduler.release(request)
 
     def _finish(self, request: Request, reason: str) -> None:
         request.state, request.finish_reason = State.FINISHED, reason
@@ -329,25 +336,10 @@ class Engine:
             request.on_token(request)
 
 
-def _check_pages(slots: int, longest: int, page_size: int) -> None:
-    """What the decode kernel asks of the pages."""
-    if page_size % PAGE_MULTIPLE:
-        raise UserError(f"the decode kernel needs a page_size that is a multiple of {PAGE_MULTIPLE}, not {page_size}")
-    if slots * longest > MOST_PAGES:
-        raise UserError(
-            f"{slots} slots of {longest:,} pages are more than the {MOST_PAGES:,} that the decode kernel can look up; "
-            f"choose a page_size of {-(-slots * longest * page_size // MOST_PAGES // PAGE_MULTIPLE) * PAGE_MULTIPLE}"
-        )
-
-
-def _sizes(smallest: int, largest: int) -> list[int]:
-    """Growing sizes from ``smallest`` to ``largest``."""
-    sizes = [smallest]
-    while sizes[-1] < largest:
-        sizes.append(min(largest, sizes[-1] * GROWTH))
-    return sizes
-
-
-def _at_least(sizes: list[int], needed: int) -> int:
-    """The smallest of growing sizes that is enough."""
-    return next(size for size in sizes if size >= needed)
+def _score_prompt(sequence: Sequence, logprobs: np.ndarray, count: int) -> None:
+    """Keeps the log-probabilities of the prompt tokens that follow the computed ids."""
+    request = sequence.request
+    if request.sampling.prompt_logprobs and len(request.prompt_logprobs) < len(request.prompt) - 1:
+        del request.prompt_logprobs[sequence.computed :]  # a request that lost its pages scores its prompt anew
+        room = len(request.prompt) - 1 - sequence.computed
+        request.prompt_logprobs.frombytes(logprobs[: max(0, min(count, room))].astype(np.float32).tobytes())

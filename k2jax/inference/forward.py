@@ -1,4 +1,4 @@
-"""The model over a paged cache: a chunk of new tokens per sequence, the rest of each sequence read from its pages."""
+"""The model over a paged cache: computes a chunk of new tokens per sequence; older tokens are read from its pages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from k2jax.config.schema import ModelConfig
-from k2jax.inference.attend import Visible, cache_width, gqa_cached, mla_cached
 from k2jax.inference.mesh import CACHE, ROWS, make_experts, param_specs
 from k2jax.model import head_weight, run_layers, token_logprobs
+from k2jax.model.attention import attention_of
+from k2jax.model.cached_attention import Visible
 from k2jax.model.feed_forward import Experts
 from k2jax.model.rope import rotary_table
 from pallas_kernels.implementation import resolve
+from pallas_kernels.mla_decode import whole_lanes
 
-LANES = 128  # numbers in a row of a TPU's memory tile
 SCRATCH_PAGE = 0  # takes the writes of padding; no sequence owns it
 
 
@@ -27,8 +28,8 @@ class Chunk(NamedTuple):
 
     Attributes:
         tokens: int32 ``[N, T]``, left-aligned.
-        count: int32 ``[N]``, how many of a row are real; 0 is an empty row.
-        start: int32 ``[N]``, tokens of the sequence that are in the cache already.
+        count: int32 ``[N]``, number of real tokens of a row; 0 is an empty row.
+        start: int32 ``[N]``, number of tokens of the sequence that are in the cache already.
         pages: int32 ``[N, P]``, pages of the sequence in order, SCRATCH_PAGE beyond them; they hold the old tokens
             and have room for the new.
     """
@@ -39,34 +40,72 @@ class Chunk(NamedTuple):
     pages: Array
 
 
+class Targets(NamedTuple):
+    """What the log-probabilities of prompts are computed of.
+
+    Attributes:
+        tokens: int32 ``[N, T]``, the token after each of a chunk's tokens.
+        temperature: float32 ``[N]``, divides the logits.
+    """
+
+    tokens: Array
+    temperature: Array
+
+
+class ChunkOutput(NamedTuple):
+    """What one program returns.
+
+    Attributes:
+        logits: float32 ``[N, V]``, after each row's last real token.
+        logprobs: float32 ``[N, T]``, of the targets; ``[N, 0]`` where they are not asked for.
+        experts: int16 ``[N, T, expert layers, active experts]``, chosen for each token, meaningless on padding;
+            ``[N, 0, 0, 0]`` where they are not asked for.
+        cache: with the new tokens' vectors.
+    """
+
+    logits: Array
+    logprobs: Array
+    experts: Array
+    cache: Array
+
+
 def cache_shape(config: ModelConfig, pages: int, page_size: int) -> tuple[int, int, int, int]:
-    """``[L, pages, page_size, W]``; for MLA's kernel W is whole lanes, the room that it takes on a TPU anyway."""
-    width = cache_width(config)
-    if resolve(config.kernels) != "xla" and config.attention == "mla":
-        width += -width % LANES
+    """``[L, pages, page_size, W]``. For MLA's kernel W is padded to whole lanes, as a TPU's memory layout is anyway."""
+    attention = attention_of(config)
+    width = attention.cache_width(config)
+    if resolve(config.kernels) != "xla" and attention.decode_kernel:
+        width = whole_lanes(width)
     return config.layers, pages, page_size, width
 
 
 def empty_cache(config: ModelConfig, pages: int, page_size: int, dtype: Any, mesh: Mesh | None = None) -> Array:
-    """Zeros of ``cache_shape``, the pages in equal parts on the devices of a mesh."""
+    """Zeros of ``cache_shape``; on a mesh each device holds an equal part of the pages."""
     make = functools.partial(jnp.zeros, cache_shape(config, pages, page_size), dtype)
     return jax.jit(make, out_shardings=NamedSharding(mesh, CACHE))() if mesh else make()
 
 
 def forward_cached(
-    params: dict, cache: Array, chunk: Chunk, config: ModelConfig, experts: Experts | None = None
-) -> tuple[Array, Array]:
-    """Runs the new tokens and writes them to the cache.
+    params: dict,
+    cache: Array,
+    chunk: Chunk,
+    config: ModelConfig,
+    experts: Experts | None = None,
+    *,
+    return_experts: bool = False,
+) -> tuple[Array, Array, Array | None]:
+    """Runs the new tokens and writes their vectors to the cache.
 
     Args:
         params: weights in compute dtype.
         cache: ``[L, pages, page_size, W]``; donate it.
-        chunk: what is new.
+        chunk: the new tokens.
         config: the architecture.
         experts: the routed experts where they are spread over devices, see ``feed_forward.moe``.
+        return_experts: whether the chosen experts are returned.
 
     Returns:
-        Hidden states ``[N, T, D]`` after the final norm (meaningless on padding), and the cache.
+        Hidden states ``[N, T, D]`` after the final norm (meaningless on padding), the cache, and the chosen experts
+        int32 ``[expert layers, N, T, active experts]`` or None.
     """
     page_size = cache.shape[2]
     step = jnp.arange(chunk.tokens.shape[1], dtype=jnp.int32)
@@ -74,66 +113,70 @@ def forward_cached(
     real_NT = step < chunk.count[:, None]
     rotary = rotary_table(positions_NT, config)
     among_new = (step[:, None] >= step) & real_NT[:, None]
-    attention = gqa_cached if config.attention == "gqa" else mla_cached
+    attention = attention_of(config).apply_cached
 
     def attend(weights: dict, x: Array, layer: Array) -> tuple[Array, Array]:
         return attention(weights, x, rotary, Visible(cache, layer, chunk.pages, chunk.start, among_new), config)
 
-    hidden, stats = run_layers(params, params["embed"][chunk.tokens], real_NT, config, attend, experts=experts)
+    embedded = params["embed"][chunk.tokens]
+    hidden, stats = run_layers(
+        params, embedded, real_NT, config=config, attend=attend, experts=experts, return_experts=return_experts
+    )
     # Written after the last layer has read: XLA would otherwise copy the whole cache to be free in its order.
     hidden, new_LNTW = lax.optimization_barrier((hidden, stats.extra))
     column = jnp.minimum(positions_NT // page_size, chunk.pages.shape[1] - 1)
     page = jnp.where(real_NT, jnp.take_along_axis(chunk.pages, column, axis=1), SCRATCH_PAGE)
-    return hidden, _write(cache, new_LNTW, page * page_size + positions_NT % page_size)
+    return hidden, _write(cache, new_LNTW, page * page_size + positions_NT % page_size), stats.expert_ids
 
 
-def _write(cache: Array, new_LNTW: Array, place_NT: Array) -> Array:
-    """The cache with new vectors at places of its pages, the same in every layer.
+def _write(cache: Array, new_LNTW: Array, rows_NT: Array) -> Array:
+    """The cache with new vectors in rows of its pages, the same rows in every layer.
 
     As rows of a matrix: a scatter into four axes makes XLA:TPU copy the cache to another layout and back.
     """
     layers, pages, size, width = cache.shape
     new = jnp.pad(new_LNTW, ((0, 0), (0, 0), (0, 0), (0, width - new_LNTW.shape[-1]))).astype(cache.dtype)
-    rows = jnp.arange(layers)[:, None, None] * (pages * size) + place_NT
+    rows = jnp.arange(layers)[:, None, None] * (pages * size) + rows_NT
     return cache.reshape(-1, width).at[rows].set(new).reshape(cache.shape)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "prompt_logprobs", "mesh"), donate_argnames=("cache",))
+@functools.partial(
+    jax.jit, static_argnames=("config", "prompt_logprobs", "return_experts", "mesh"), donate_argnames=("cache",)
+)
 def run_chunk(
     params: dict,
     cache: Array,
     chunk: Chunk,
-    targets: Array,
+    targets: Targets,
+    *,
     config: ModelConfig,
-    prompt_logprobs: bool,
+    prompt_logprobs: bool = False,
+    return_experts: bool = False,
     mesh: Mesh | None = None,
-) -> tuple[Array, Array, Array]:
-    """``forward_cached`` and the head, on one device or on all of a mesh.
+) -> ChunkOutput:
+    """``forward_cached`` and the head, on one device or on all devices of a mesh.
 
     On a mesh of G devices the rows are G equal runs, one for each device, and so are the pages of the cache; a row
-    names the pages of its device as if there were no others.
+    names the pages of its device as if no other device had any.
 
     Args:
         params: weights in compute dtype.
         cache: as in ``forward_cached``.
-        chunk: what is new.
-        targets: int32 ``[N, T]``, the token after each, where log-probabilities of the prompt are wanted.
+        chunk: the new tokens.
+        targets: read where log-probabilities are asked for.
         config: the architecture.
-        prompt_logprobs: whether they are.
+        prompt_logprobs: whether log-probabilities of the targets are returned.
+        return_experts: whether the chosen experts are returned.
         mesh: of ``inference.mesh``; None is one device.
-
-    Returns:
-        Float32 logits ``[N, V]`` after each row's last real token, log-probabilities of the targets ``[N, T]``
-        (``[N, 0]`` when not wanted), and the cache.
     """
-    local = functools.partial(_run_rows, config=config, prompt_logprobs=prompt_logprobs)
+    local = functools.partial(_run_rows, config=config, prompt_logprobs=prompt_logprobs, return_experts=return_experts)
     if mesh is None:
         return local(params, cache, chunk, targets)
     return jax.shard_map(
         functools.partial(local, experts=make_experts(config, mesh)),
         mesh=mesh,
         in_specs=(param_specs(params, config, mesh), CACHE, ROWS, ROWS),
-        out_specs=(ROWS, ROWS, CACHE),
+        out_specs=ChunkOutput(ROWS, ROWS, ROWS, CACHE),
     )(params, cache, chunk, targets)
 
 
@@ -141,18 +184,26 @@ def _run_rows(
     params: dict,
     cache: Array,
     chunk: Chunk,
-    targets: Array,
+    targets: Targets,
     *,
     config: ModelConfig,
     prompt_logprobs: bool,
+    return_experts: bool,
     experts: Experts | None = None,
-) -> tuple[Array, Array, Array]:
+) -> ChunkOutput:
     """``run_chunk`` of one device's rows."""
-    hidden, cache = forward_cached(params, cache, chunk, config, experts)
+    hidden, cache, expert_ids = forward_cached(params, cache, chunk, config, experts, return_experts=return_experts)
     head = head_weight(params)
     last = jnp.take_along_axis(hidden, jnp.maximum(chunk.count - 1, 0)[:, None, None], axis=1)[:, 0]
     logits = jnp.einsum("nd,vd->nv", last, head, preferred_element_type=jnp.float32)
-    if not prompt_logprobs:
-        return logits, jnp.zeros_like(logits, shape=(len(logits), 0)), cache
-    parent = jnp.broadcast_to(jnp.arange(targets.shape[1]), targets.shape)
-    return logits, token_logprobs(hidden, parent, targets, head), cache
+    logprobs = jnp.zeros_like(logits, shape=(len(logits), 0))
+    if prompt_logprobs:
+        shape = targets.tokens.shape
+        parent = jnp.broadcast_to(jnp.arange(shape[1]), shape)
+        temperature = jnp.broadcast_to(targets.temperature[:, None], shape)
+        logprobs = token_logprobs(hidden, parent, targets.tokens, head, temperature)
+    if expert_ids is None:
+        chosen = jnp.zeros_like(chunk.tokens, shape=(len(logits), 0, 0, 0), dtype=jnp.int16)
+    else:
+        chosen = jnp.moveaxis(expert_ids, 0, 2).astype(jnp.int16)
+    return ChunkOutput(logits, logprobs, chosen, cache)

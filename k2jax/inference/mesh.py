@@ -1,8 +1,8 @@
 """An engine on several devices: experts over the axis ``expert``, everything else of a sequence on one device.
 
 Each device has slots and pages of its own, along ``data`` and ``expert`` alike, and a copy of all weights but the
-routed experts. A decoding step sends tokens to the ranks of their experts and back, and nothing else: MLA's cache is
-one latent for all heads, so cutting it by heads would copy it to every device.
+routed experts. The only communication of a decoding step is the exchange of tokens with the ranks of their experts:
+MLA's cache is one latent for all heads, so sharding it by heads would copy it to every device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
-from k2jax.model import cast_params, model_specs, unstack_layers
+from k2jax.model import model_specs
 from k2jax.model.feed_forward import Experts
 from k2jax.parallel.torus import device_grid
 from k2jax.sharding import param_shardings
@@ -30,20 +30,20 @@ AXES = ("data", "expert")
 ROWS = PartitionSpec(AXES)  # of a batch [rows, ...]
 CACHE = PartitionSpec(None, AXES)  # [layers, pages, ...]
 MOST_COPIES = 1 << 16
-"""Rows that a device's experts compute in one go, in the worst case of all tokens choosing it: there is room for all of
-them, so that nothing is ever dropped, and longer chunks of prompts are exchanged in parts."""
+"""Most rows that a device's experts compute in one exchange. Each exchange has room for the worst case, in which every
+token chooses this device, so that no row is ever dropped; longer chunks of prompts are exchanged in several parts."""
 
 
-def make_mesh(data: int = 1, expert: int = 1, devices: Sequence[Any] | None = None) -> Mesh | None:
+def make_engine_mesh(data: int = 1, expert: int = 1, devices: Sequence[Any] | None = None) -> Mesh | None:
     """The mesh of an engine; None for one device, the default one.
 
     Args:
         data: groups of devices, each with all experts.
         expert: devices that share the experts.
-        devices: the first ``data * expert`` of them are used; all that there are by default.
+        devices: the first ``data * expert`` of them are used; by default ``jax.devices()``.
 
     Raises:
-        UserError: there are fewer devices, or they are of several slices that ``data`` does not divide over.
+        UserError: there are fewer devices, or they belong to several slices that ``data`` does not divide over.
     """
     if data * expert == 1 and devices is None:
         return None
@@ -56,8 +56,8 @@ def make_mesh(data: int = 1, expert: int = 1, devices: Sequence[Any] | None = No
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def size(mesh: Mesh | None) -> int:
-    """How many devices have slots."""
+def device_count(mesh: Mesh | None) -> int:
+    """Number of devices that have slots."""
     return mesh.size if mesh else 1
 
 
@@ -78,37 +78,29 @@ def _unstacked(specs: Any, params: Any) -> Any:
     return [jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), specs, is_leaf=is_spec)] * len(params)
 
 
-def place_params(params: Any, config: ModelConfig, mesh: Mesh | None) -> Any:
-    """The compute copy of weights, in the dtype of the embedding, where an engine reads them.
+def spread(array: Any, sharding: NamedSharding, may_alias: bool | None = None) -> Array:
+    """A weight, which every process may hold whole, as one array over the devices of all processes.
 
-    Raises:
-        UserError: as ``param_specs``.
+    Args:
+        array: of NumPy or JAX.
+        sharding: where it goes.
+        may_alias: False copies also what lies there already.
     """
-    specs = model_specs(config)
-    if mesh is not None:
-        params = jax.tree.map(_spread, params, param_shardings(specs, mesh))
-    params = cast_params(params, specs, params["embed"].dtype)
-    platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
-    return unstack_layers(params) if platform == "cpu" else params
-
-
-def _spread(array: Any, sharding: NamedSharding) -> Array:
-    """A weight, which every process may hold whole, as one array over all of them."""
     if sharding.is_fully_addressable or not getattr(array, "is_fully_addressable", True):
-        return jax.device_put(array, sharding)
+        return jax.device_put(array, sharding, may_alias=may_alias)
     whole = np.asarray(array)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def place(array: Any, spec: PartitionSpec, mesh: Mesh | None) -> Array:
-    """An array of the host on the devices; each process gives its own their part."""
+    """An array of the host on the devices; each process provides the shards of its own devices."""
     if mesh is None:
         return jnp.asarray(array)
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
 
 
 def fetch(arrays: Any) -> Any:
-    """Arrays of all rows as NumPy's, in every process."""
+    """All rows of arrays as NumPy arrays, in every process."""
     if all(array.is_fully_addressable for array in jax.tree.leaves(arrays)):
         return jax.device_get(arrays)
     return multihost_utils.process_allgather(arrays, tiled=True)
@@ -129,6 +121,6 @@ def make_experts(config: ModelConfig, mesh: Mesh) -> Experts | None:
 
 
 def exchanged_parts(config: ModelConfig, tokens: int, ranks: int) -> int:
-    """In how many parts a device's tokens go to the experts, so that each has room for every choice of every token."""
-    worst = tokens * ranks * min(config.active_experts, config.experts // ranks)
+    """Number of exchanges that a device's tokens are split into, so that each has room for the worst case."""
+    worst = tokens * ranks * min(config.moe.active_experts, config.moe.experts // ranks)
     return min(math.ceil(worst / MOST_COPIES), tokens)

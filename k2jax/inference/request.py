@@ -2,57 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 import dataclasses
 import enum
-from typing import NamedTuple
 
-from k2jax.errors import UserError
+import numpy as np
 
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """How the tokens of one request are chosen.
-
-    Attributes:
-        max_tokens: most tokens to generate.
-        temperature: divides the logits; 0 takes the most likely token.
-        top_p: keeps the most likely tokens whose probabilities reach this sum; 1 keeps all.
-        top_k: keeps this many of the most likely tokens; 0 keeps all.
-        min_p: drops tokens less likely than this times the most likely one; 0 keeps all.
-        seed: of this request's random numbers; the same seed, prompt and weights give the same tokens.
-        stop_tokens: ids that end the request; the one that did is the last token.
-        top_logprobs: how many alternatives to report per token, at most MAX_TOP_LOGPROBS.
-        prompt_logprobs: also report the log-probability of every prompt token but the first.
-    """
-
-    max_tokens: int = 256
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    stop_tokens: tuple[int, ...] = ()
-    top_logprobs: int = 0
-    prompt_logprobs: bool = False
-
-    def check(self) -> None:
-        """Raises UserError for a value out of range."""
-        ranges = {
-            "max_tokens": self.max_tokens >= 1,
-            "temperature": 0.0 <= self.temperature <= 100.0,
-            "top_p": 0.0 < self.top_p <= 1.0,
-            "top_k": 0 <= self.top_k < 2**31,
-            "min_p": 0.0 <= self.min_p <= 1.0,
-            "seed": 0 <= self.seed < 2**32,
-            "top_logprobs": 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS,
-        }
-        for name, good in ranges.items():
-            if not good:
-                raise UserError(f"{name} {getattr(self, name)} is out of range")
-
-
-MAX_TOP_LOGPROBS = 20
+from k2jax.client import UNKNOWN_VERSION, Completion, OnToken, Sampling, new_completion
 
 
 class State(enum.Enum):
@@ -64,49 +21,118 @@ class State(enum.Enum):
     FINISHED = "finished"
 
 
-class Token(NamedTuple):
-    """One generated token.
-
-    Attributes:
-        id: token id.
-        logprob: its log-probability under softmax(logits / temperature) over the whole vocabulary; with temperature 0
-            under softmax(logits).
-        version: of the weights that chose it.
-        top: the most likely tokens (id, log-probability), best first, as many as were asked for.
-    """
-
-    id: int
-    logprob: float
-    version: int
-    top: tuple[tuple[int, float], ...] = ()
-
-
 @dataclasses.dataclass(eq=False)
 class Request:
     """One sequence; made by ``Engine.submit``.
+
+    The results are compact arrays that grow by appending; none of them holds a Python object per token.
 
     Attributes:
         prompt: token ids, at least one.
         sampling: see Sampling.
         on_token: called with the request after each new token, and once when it finishes without one; True ends the
             request with finish reason ``stop``. It must not block.
-        tokens: generated so far.
-        prompt_logprobs: of ``prompt[1:]``, where asked for.
-        finish_reason: ``stop`` (a stop token, or on_token said so), ``length`` (max_tokens or the engine's longest
-            sequence), ``cancelled``, or None.
-        cached_tokens: prompt tokens that came from another request's pages.
+        order: rank among waiting requests where the caller sorts them, see ``Engine.sort_waiting``.
+        scored_temperature: divides the logits that ``prompt_logprobs`` are computed from.
+        tokens: int32, generated ones, after those that the request was submitted with.
+        logprobs: float32, of ``tokens``; see ``Completion.logprobs``. NaN for those that it was submitted with.
+        versions: int64, of the weights that chose each of ``tokens``; UNKNOWN_VERSION for those it was submitted with.
+        top_logprobs: of each generated token the most likely tokens (id, log-probability), best first; empty unless
+            ``Sampling.top_logprobs`` asks for them.
+        prompt_logprobs: float32, of ``prompt[1:]``, where asked for.
+        experts: int16 ``[N, expert layers, active experts]`` of the first N ids that were computed, where asked for.
+        finish_reason: ``stop`` (a stop token, or on_token returned True), ``length`` (max_tokens or the engine's
+            longest sequence), ``cancelled``, or None.
+        admitted: whether it has had a slot.
+        cached_tokens: prompt tokens that came from another request's pages when it first got a slot.
     """
 
     prompt: tuple[int, ...]
     sampling: Sampling
     on_token: Callable[[Request], bool | None] | None = None
-    tokens: list[Token] = dataclasses.field(default_factory=list)
-    prompt_logprobs: list[float] = dataclasses.field(default_factory=list)
+    order: tuple[int, ...] = ()
+    scored_temperature: float = 1.0
+    tokens: array[int] = dataclasses.field(default_factory=lambda: array("i"))
+    logprobs: array[float] = dataclasses.field(default_factory=lambda: array("f"))
+    versions: array[int] = dataclasses.field(default_factory=lambda: array("q"))
+    top_logprobs: list[tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=list)
+    prompt_logprobs: array[float] = dataclasses.field(default_factory=lambda: array("f"))
+    experts: np.ndarray | None = None
     state: State = State.WAITING
     finish_reason: str | None = None
+    admitted: bool = False
     cached_tokens: int = 0
 
     @property
     def ids(self) -> list[int]:
         """Prompt and generated token ids."""
-        return [*self.prompt, *(token.id for token in self.tokens)]
+        return [*self.prompt, *self.tokens]
+
+    def resume_after(self, generated: list[int]) -> None:
+        """Begins with tokens that were generated before, whose log-probabilities are not known here."""
+        self.tokens.extend(generated)
+        self.logprobs.extend([float("nan")] * len(generated))
+        self.versions.extend([UNKNOWN_VERSION] * len(generated))
+
+    def append(self, token: int, logprob: float, version: int) -> None:
+        """Adds a generated token."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+
+    def reached_end(self, max_length: int) -> str | None:
+        """The finish reason that the tokens so far give, or None.
+
+        Args:
+            max_length: the engine's longest sequence.
+        """
+        if self.tokens and self.tokens[-1] in self.sampling.stop_tokens:
+            return "stop"
+        full = len(self.tokens) >= self.sampling.max_tokens or len(self.prompt) + len(self.tokens) >= max_length
+        return "length" if full else None
+
+    def completion(self, resume: Completion | None = None, finish: str | None = None) -> Completion:
+        """The tokens so far as arrays.
+
+        Args:
+            resume: the completion whose tokens the request was submitted with.
+            finish: finish reason; by default the request's own.
+        """
+        experts = None
+        if self.experts is not None:
+            experts = self.experts[: len(self.prompt) + len(self.tokens) - 1]
+        finish = finish or self.finish_reason or "cancelled"
+        return new_completion(self.tokens, self.logprobs, self.versions, finish, resume, experts)
+
+
+class RequestWatch:
+    """The ``on_token`` of a request that a coroutine waits for.
+
+    Args:
+        deliver: called once on the engine's thread, with the completion or with what ``on_token`` raised.
+        resume: the completion whose tokens the request is submitted with.
+        on_token: the caller's, see ``k2jax.client.OnToken``.
+    """
+
+    def __init__(
+        self,
+        deliver: Callable[[Completion | None, Exception | None], None],
+        resume: Completion | None = None,
+        on_token: OnToken | None = None,
+    ):
+        self._deliver, self._resume, self._on_token = deliver, resume, on_token
+        self._seen = 0 if resume is None else len(resume.tokens)
+
+    def __call__(self, request: Request) -> bool:
+        """Takes what is new in a request; True ends it."""
+        new, self._seen = len(request.tokens) > self._seen, len(request.tokens)
+        try:
+            ends = bool(new and self._on_token and self._on_token(request.tokens[-1], request.logprobs[-1]))
+        except Exception as error:  # the caller's, which must not end the engine
+            self._deliver(None, error)
+            return True
+        if request.state == State.FINISHED:
+            self._deliver(request.completion(self._resume), None)
+        elif ends:
+            self._deliver(request.completion(self._resume, "stop"), None)
+        return ends

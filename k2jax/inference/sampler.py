@@ -1,4 +1,4 @@
-"""Choosing the next token of each row, with the log-probability it had."""
+"""Draws the next token of each row, and gives its log-probability."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 
 class Choice(NamedTuple):
-    """Sampling parameters of N rows; see ``request.Sampling``.
+    """Sampling parameters of N rows; see ``k2jax.client.Sampling``.
 
     Attributes:
         temperature, top_p, min_p: float32 ``[N]``.
         top_k: int32 ``[N]``, 0 for all.
         seed: uint32 ``[N]``.
-        index: int32 ``[N]``, tokens generated before: the same seed gives each of them its own random numbers.
+        index: int32 ``[N]``, tokens generated before. The random numbers are a function of (seed, index).
     """
 
     temperature: Array
@@ -30,14 +30,14 @@ class Choice(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("drawn", "truncated", "top"))
 def sample(logits: Array, choice: Choice, drawn: bool, truncated: bool, top: int) -> tuple[Array, Array, Array, Array]:
-    """Draws one token a row; a row's result depends on nothing but its own logits and parameters.
+    """Draws one token per row; a row's result depends on its own logits and parameters alone.
 
     Args:
         logits: float32 ``[N, V]``.
         choice: parameters.
-        drawn: whether any row has a temperature above 0; random numbers for a vocabulary are not free.
-        truncated: whether any row asks for top_p, top_k or min_p; sorting a vocabulary is not free.
-        top: how many alternatives to return.
+        drawn: whether any row has a temperature above 0; False saves the random numbers of a whole vocabulary.
+        truncated: whether any row asks for top_p, top_k or min_p; False saves sorting the vocabulary.
+        top: number of alternatives to return.
 
     Returns:
         Token ids ``[N]``, their log-probabilities ``[N]`` under the untruncated softmax(logits / temperature), and
@@ -61,7 +61,7 @@ def sample(logits: Array, choice: Choice, drawn: bool, truncated: bool, top: int
 
 
 def _truncate(logprobs: Array, choice: Choice) -> Array:
-    """-inf outside min_p, then top_k, then top_p of what is left; ties with the last token kept stay in."""
+    """Masks tokens with -inf by min_p, then top_k, then top_p of the rest; ties with the last kept token are kept."""
     vocab = logprobs.shape[-1]
     ordered = lax.sort(logprobs)[:, ::-1]
     keep_p = ordered >= ordered[:, :1] + jnp.log(choice.min_p)[:, None]

@@ -9,8 +9,9 @@ import queue
 import threading
 from typing import Any
 
-from k2jax.inference.engine import Engine, EngineStats
-from k2jax.inference.request import Request, Sampling
+from k2jax.client import Sampling
+from k2jax.inference.engine import Engine, EngineStats, OnRequest
+from k2jax.inference.request import Request
 
 
 class Worker:
@@ -23,22 +24,29 @@ class Worker:
     def __init__(self, engine: Engine):
         self._engine = engine
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._open = threading.Lock()  # held while something is put in, so that nothing is put in after the last look
+        self._open = threading.Lock()  # held to put a call in, so that none comes after the inbox was last emptied
         self._stopping = False
         self.failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(
-        self, prompt: Sequence[int], sampling: Sampling, on_token: Callable[[Request], bool | None] | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        generated: Sequence[int] = (),
+        *,
+        on_token: OnRequest | None = None,
+        scored_temperature: float = 1.0,
     ) -> Request:
-        """Queues a request; see ``Engine.submit``.
+        """Queues a request; see ``Engine.submit``, and ``Request`` for ``scored_temperature``.
 
         Raises:
             UserError: a prompt or sampling parameter that the engine refuses; nothing is queued.
             RuntimeError: the worker has failed or stopped.
         """
-        request = self._engine.make_request(prompt, sampling, on_token)
+        request = self._engine.make_request(prompt, sampling, generated, on_token=on_token)
+        request.scored_temperature = scored_temperature
         self._put(lambda: self._engine.enqueue(request))
         return request
 
@@ -83,15 +91,15 @@ class Worker:
                 self._take_calls(block=not self._engine.has_work())
                 if not self._stopping and self._engine.has_work():
                     self._engine.step()
-        except BaseException as error:  # kept for whoever calls next
+        except BaseException as error:  # kept for later calls, which report it
             with self._open:
                 self.failed = error
         finally:
-            self._take_calls(block=False)  # requests that came in meanwhile are cancelled too, calls are answered
+            self._take_calls(block=False)  # requests that came meanwhile are cancelled too, and calls get their answers
             self._cancel_all()
 
     def _cancel_all(self) -> None:
-        """Ends every request, also where the callback of one of them is what failed."""
+        """Ends every request, also where a request's callback is what failed."""
         while True:
             try:
                 return self._engine.cancel_all()

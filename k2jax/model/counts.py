@@ -8,20 +8,20 @@ from k2jax.params import count
 
 
 def total_parameters(config: ModelConfig) -> int:
-    """All parameters, router biases excluded."""
+    """Counts all parameters, without router biases."""
     return count(model_specs(config))
 
 
 def active_parameters(config: ModelConfig, *, embeddings: bool = True) -> int:
-    """Parameters one token uses; without ``embeddings``, the embedding and the head are left out."""
+    """Counts the parameters that one token uses, optionally without embedding and head."""
     specs = model_specs(config)
     routed = count(specs, lambda spec: "experts" in spec.stack)
     outer = 0 if embeddings else count(specs, lambda spec: spec.role in ("embedding", "head"))
-    return count(specs) - outer - routed + routed * config.active_experts // config.experts
+    return count(specs) - outer - routed + routed * config.moe.active_experts // config.moe.experts
 
 
 def training_flops_per_token(config: ModelConfig, sequence: int) -> float:
-    """Model FLOPs of forward and backward per token: 6 per active weight in a matrix product, plus causal attention.
+    """Counts model FLOPs per token, forward and backward: 6 per active weight in a matrix product, and attention.
 
     The head counts, the embedding lookup does not. Attention counts the visible half of the S x S scores.
 
@@ -31,9 +31,6 @@ def training_flops_per_token(config: ModelConfig, sequence: int) -> float:
     """
     head = config.vocab * config.d_model
     matrices = active_parameters(config, embeddings=False) + head
-    if config.attention == "gqa":
-        widths = 2 * config.head_dim
-    else:
-        widths = config.qk_nope_dim + config.qk_rope_dim + config.v_dim
-    attention = config.heads * widths * sequence / 2
+    widths = config.attention_widths
+    attention = config.heads * (widths.key_dim + widths.value_dim) * sequence / 2
     return 6.0 * matrices + 6.0 * config.layers * attention

@@ -14,17 +14,13 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from k2jax.config.schema import ModelConfig, TrainConfig
+from k2jax.config.schema import ModelConfig
+from k2jax.model.attention import Attend, make_attend
+from k2jax.model.collectives import embed, reduce_tensor, token_indices
 from k2jax.model.feed_forward import Experts, moe, swiglu
-from k2jax.model.gqa import gqa
-from k2jax.model.mla import mla
 from k2jax.model.norm import rms_norm
-from k2jax.model.remat import Remat, named
-from k2jax.model.rope import rotary_table
-from k2jax.model.spread import embed, places_in_row, sum_parts
+from k2jax.model.remat import NO_REMAT, Remat, named
 from k2jax.params import Specs, map_specs
-
-Attend = Callable[[dict, Array, Array], tuple[Array, Array]]
 
 
 class ModelStats(NamedTuple):
@@ -43,13 +39,32 @@ class ModelStats(NamedTuple):
     dropped_rows: Array
 
 
+class StackStats(NamedTuple):
+    """Side outputs of a run of layers, per layer.
+
+    Attributes:
+        extra: what ``attend`` returned beside its output, ``[L, ...]``; in training the maximum logit per head.
+        expert_tokens: ``[L, E]`` int32; ``[0, E]`` of dense layers.
+        balance_loss: ``[L]`` float32; ``[0]`` of dense layers.
+        dropped_rows: ``[L]`` int32; ``[0]`` of dense layers.
+        expert_ids: ``[L, B, S, K]`` int32, the chosen experts, E on padding; ``[0, B, S, K]`` of dense layers. None
+            unless they are asked for.
+    """
+
+    extra: Array
+    expert_tokens: Array
+    balance_loss: Array
+    dropped_rows: Array
+    expert_ids: Array | None = None
+
+
 def combine_stats(a: ModelStats, b: ModelStats) -> ModelStats:
-    """The statistics of two calls as if they had been one."""
+    """Combines the statistics of two calls into those of one call over both batches."""
     return ModelStats(jnp.maximum(a.max_logit, b.max_logit), *(x + y for x, y in zip(a[1:], b[1:], strict=True)))
 
 
 def cast_params(params: dict, specs: Specs, dtype: jnp.dtype) -> dict:
-    """The compute copy of the master weights. The router and its bias stay float32: near-ties decide routes."""
+    """Casts the master weights to the compute dtype. The router and its bias stay float32: near-ties decide routes."""
     return map_specs(lambda spec, p: p if spec.role in ("router", "router_bias") else p.astype(dtype), specs, params)
 
 
@@ -60,83 +75,67 @@ def forward(
     exit: Array | None,
     config: ModelConfig,
     *,
-    remat: Remat | TrainConfig | str = "none",
+    remat: Remat = NO_REMAT,
     experts: Experts | None = None,
 ) -> tuple[Array, ModelStats]:
-    """Hidden states after the final norm.
+    """Computes hidden states after the final norm.
 
     Args:
-        params: weights in compute dtype; inside a ``shard_map``, this device's part of them, see ``model.spread``.
+        params: weights in compute dtype; inside a ``shard_map``, this device's part of them, see ``model.collectives``.
         tokens: ``[B, S]`` int32.
         positions: ``[B, S]`` int32; None counts from 0.
         exit: ``[B, S]`` int32 mask vector of PackedBatch; None is causal without padding.
         config: the architecture.
-        remat: what becomes of the layers' activations until the backward pass: a config's, or a policy by its name.
+        remat: what each layer keeps for the backward pass.
         experts: the routed experts where they are spread over devices, see ``feed_forward.moe``.
 
     Returns:
         ``[B, S, D]`` in compute dtype, and statistics.
     """
-    places = jnp.broadcast_to(places_in_row(tokens), tokens.shape)
-    rotary = rotary_table(places if positions is None else positions, config)
-    real = jnp.ones(tokens.shape, jnp.bool_) if exit is None else exit > places
-    attention = gqa if config.attention == "gqa" else mla
-
-    def attend(params: dict, x: Array, layer: Array) -> tuple[Array, Array]:
-        return attention(params, x, rotary, exit, config)
-
-    embedded = embed(params["embed"], tokens)
-    hidden, stats = run_layers(params, embedded, real, config, attend, remat, experts)
-    return hidden, ModelStats(stats.extra, stats.expert_tokens, stats.balance_loss.sum(), stats.dropped_rows)
+    index_BS = jnp.broadcast_to(token_indices(tokens), tokens.shape)
+    real_BS = jnp.ones(tokens.shape, jnp.bool_) if exit is None else exit > index_BS
+    attend = make_attend(config, index_BS if positions is None else positions, exit)
+    x_BSD = embed(params["embed"], tokens)
+    x_BSD, stats = run_layers(params, x_BSD, real_BS, config=config, attend=attend, remat=remat, experts=experts)
+    return x_BSD, ModelStats(stats.extra, stats.expert_tokens, stats.balance_loss.sum(), stats.dropped_rows)
 
 
 def run_layers(
     params: dict,
     hidden: Array,
     real: Array,
+    *,
     config: ModelConfig,
     attend: Attend,
-    remat: Remat | TrainConfig | str = "none",
+    remat: Remat = NO_REMAT,
     experts: Experts | None = None,
+    return_experts: bool = False,
 ) -> tuple[Array, StackStats]:
-    """Every layer and the final norm, with the attention that the caller brings.
+    """Runs every layer and the final norm, with the caller's attention.
 
     Args:
         params: weights in compute dtype; layers may be unstacked.
         hidden: embedded tokens ``[B, S, D]``.
         real: ``[B, S]`` bool, False on padding.
         config: the architecture.
-        attend: ``(attention weights, normalised [B, S, D], layer number []) -> (output [B, S, D], extra)``.
+        attend: attention, see ``attention.Attend``.
         remat: as in ``forward``.
         experts: as in ``forward``.
+        return_experts: whether the side outputs include the chosen experts.
 
     Returns:
         Hidden states ``[B, S, D]`` after the final norm, and the side outputs of all layers.
     """
+    settings = {"config": config, "attend": attend, "remat": remat, "experts": experts}
+    settings["return_experts"] = return_experts
     stacks, first = [], 0
     for group in ("dense", "moe"):
         if group in params:
-            hidden, stats = run_stack(group, params[group], hidden, real, config, attend, remat, experts, first)
+            hidden, stats = run_stack(group, params[group], hidden, real, first=first, **settings)
             stacks.append(stats)
             first += len(stats.extra)
     hidden = rms_norm(hidden, params["final_norm"], config.norm_eps)
-    return hidden, StackStats(*(jnp.concatenate(parts) for parts in zip(*stacks, strict=True)))
-
-
-class StackStats(NamedTuple):
-    """Side outputs of a run of layers, per layer.
-
-    Attributes:
-        extra: what ``attend`` returned beside its output, ``[L, ...]``; in training the maximum logit per head.
-        expert_tokens: ``[L, E]`` int32; ``[0, E]`` of dense layers.
-        balance_loss: ``[L]`` float32; ``[0]`` of dense layers.
-        dropped_rows: ``[L]`` int32; ``[0]`` of dense layers.
-    """
-
-    extra: Array
-    expert_tokens: Array
-    balance_loss: Array
-    dropped_rows: Array
+    return hidden, jax.tree.map(lambda *parts: jnp.concatenate(parts), *stacks)
 
 
 def run_stack(
@@ -144,13 +143,15 @@ def run_stack(
     layers: dict | list[dict],
     hidden: Array,
     real: Array,
+    *,
     config: ModelConfig,
     attend: Attend,
-    remat: Remat | TrainConfig | str = "none",
+    remat: Remat = NO_REMAT,
     experts: Experts | None = None,
     first: int = 0,
+    return_experts: bool = False,
 ) -> tuple[Array, StackStats]:
-    """A run of layers of one kind: a whole group of the model, or a pipeline stage's part of it.
+    """Runs consecutive layers of one kind: a whole group of the model, or a pipeline stage's part of it.
 
     Args:
         group: ``dense`` or ``moe``.
@@ -158,27 +159,29 @@ def run_stack(
         hidden: ``[B, S, D]``.
         real: ``[B, S]`` bool, False on padding.
         config: the architecture.
-        attend: as in ``run_layers``.
+        attend: attention, see ``attention.Attend``.
         remat: as in ``forward``.
         experts: as in ``forward``.
         first: number of the first layer, for ``attend``.
+        return_experts: as in ``run_layers``.
 
     Returns:
         ``[B, S, D]`` and the layers' side outputs.
     """
-    remat = Remat.of(remat)
     bound = {"attend": attend, "config": config, "store_fp8": remat.store_fp8}
     if group == "dense":
-        step = functools.partial(_dense_layer, **bound)
+        layer = functools.partial(_dense_layer, **bound)
     else:
-        step = functools.partial(_moe_layer, real=real, experts=experts, **bound)
-    hidden, (extra, *rest) = _walk(remat.checkpoint(step), hidden, layers, first)
-    none = (jnp.zeros((0, config.experts), jnp.int32), jnp.zeros((0,), jnp.float32), jnp.zeros((0,), jnp.int32))
-    return hidden, StackStats(extra, *(rest or none))
+        layer = functools.partial(_moe_layer, real=real, experts=experts, return_experts=return_experts, **bound)
+    hidden, (extra, *rest) = _walk(remat.checkpoint(layer), hidden, layers, first)
+    if not rest:
+        ids = jnp.zeros((0, *real.shape, config.moe.active_experts), jnp.int32) if return_experts else None
+        rest = jnp.zeros((0, config.moe.experts), jnp.int32), jnp.zeros(0), jnp.zeros(0, jnp.int32), ids
+    return hidden, StackStats(extra, *rest)
 
 
 def _walk(step: Callable, hidden: Array, layers: dict | list[dict], first: int) -> tuple[Array, tuple]:
-    """Every layer of a stack by ``lax.scan``, or of a list one after the other."""
+    """Runs the layers of a stack by ``lax.scan``, or those of a list one after the other."""
     if isinstance(layers, dict):
         count = layers["attention_norm"].shape[0]
         return lax.scan(step, hidden, (layers, jnp.arange(first, first + count, dtype=jnp.int32)))
@@ -190,7 +193,7 @@ def _walk(step: Callable, hidden: Array, layers: dict | list[dict], first: int) 
 
 
 def unstack_layers(params: dict) -> dict:
-    """The same weights with a list of layers in place of each stack, for ``run_layers``.
+    """Replaces each stack of layers by a list of layers, for ``run_layers``.
 
     XLA:CPU copies a layer out of its stack each time the scan comes to it, which is half of a small decoding step.
     """
@@ -203,28 +206,44 @@ def unstack_layers(params: dict) -> dict:
 
 
 def head_weight(params: dict) -> Array:
-    """The output projection ``[V, D]``: the head, or the embedding it is tied to."""
+    """Returns the output projection ``[V, D]``: the head, or the embedding that it is tied to."""
     return params["head"] if "head" in params else params["embed"]
 
 
-def _attend(x: Array, params: dict, layer: Array, attend, config: ModelConfig) -> tuple[Array, Array, Array]:
-    """Attention with its residual; then the normalised input of the feed-forward."""
-    x = named(x, "layer_input")
-    normed = named(rms_norm(x, params["attention_norm"], config.norm_eps), "attention_input")
-    attended, extra = attend(params["attention"], normed, layer)
-    x = named(x + sum_parts(attended, x), "layer_middle")
-    return x, named(rms_norm(x, params["ffn_norm"], config.norm_eps), "ffn_input"), extra
+def _attend(
+    x_BSD: Array, params: dict, number: Array, attend: Attend, config: ModelConfig
+) -> tuple[Array, Array, Array]:
+    """Adds attention to the residual stream; returns it, the normalised input of the feed-forward and the extra."""
+    x_BSD = named(x_BSD, "layer_input")
+    normed_BSD = named(rms_norm(x_BSD, params["attention_norm"], config.norm_eps), "attention_input")
+    attended_BSD, extra = attend(params["attention"], normed_BSD, number)
+    x_BSD = named(x_BSD + reduce_tensor(attended_BSD, x_BSD), "layer_middle")
+    return x_BSD, named(rms_norm(x_BSD, params["ffn_norm"], config.norm_eps), "ffn_input"), extra
 
 
-def _dense_layer(x: Array, scanned: tuple[dict, Array], *, attend, config: ModelConfig, store_fp8):
-    params, layer = scanned
-    x, normed, extra = _attend(x, params, layer, attend, config)
+def _dense_layer(
+    x_BSD: Array, scanned: tuple[dict, Array], *, attend: Attend, config: ModelConfig, store_fp8: tuple[str, ...]
+) -> tuple[Array, tuple]:
+    params, number = scanned
+    x_BSD, normed_BSD, extra = _attend(x_BSD, params, number, attend, config)
     with jax.named_scope("dense_ffn"):
-        return x + sum_parts(swiglu(params["ffn"], normed, "dense", store_fp8), x), (extra,)
+        out_BSD = swiglu(params["ffn"], normed_BSD, "dense", store_fp8)
+        return x_BSD + reduce_tensor(out_BSD, x_BSD), (extra,)
 
 
-def _moe_layer(x: Array, scanned: tuple[dict, Array], *, attend, real, config: ModelConfig, experts, store_fp8):
-    params, layer = scanned
-    x, normed, extra = _attend(x, params, layer, attend, config)
-    out, routing, dropped = moe(params, normed, real, config, experts, store_fp8)
-    return x + sum_parts(out, x), (extra, routing.counts, routing.balance_loss, dropped)
+def _moe_layer(
+    x_BSD: Array,
+    scanned: tuple[dict, Array],
+    *,
+    attend: Attend,
+    real: Array,
+    config: ModelConfig,
+    experts: Experts | None,
+    store_fp8: tuple[str, ...],
+    return_experts: bool,
+) -> tuple[Array, tuple]:
+    params, number = scanned
+    x_BSD, normed_BSD, extra = _attend(x_BSD, params, number, attend, config)
+    out_BSD, routing, dropped = moe(params, normed_BSD, real, config, experts, store_fp8)
+    ids = routing.expert_ids if return_experts else None
+    return x_BSD + reduce_tensor(out_BSD, x_BSD), (extra, routing.counts, routing.balance_loss, dropped, ids)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 from jax import Array
 import jax.numpy as jnp
 
 from k2jax.config.schema import ModelConfig
+from k2jax.model.collectives import (
+    all_gather_sequence,
+    enter_tensor,
+    heads_to_sequence,
+    scatter_head_maxima,
+    sequence_to_heads,
+)
+from k2jax.model.layer_specs import LayerSpecs
 from k2jax.model.linear import from_heads, to_heads
 from k2jax.model.norm import rms_norm
 from k2jax.model.remat import named
 from k2jax.model.rope import rotate_halves
-from k2jax.model.spread import max_of_all_heads, rows_of_some_heads, to_parts, tokens_of_all_heads, whole_rows
+from k2jax.params import Specs
 from pallas_kernels.mla_attention import mla_attention
 
 
@@ -32,32 +42,58 @@ def gqa(
         The attention output ``[B, S, D]`` and the maximum logit per query head ``[H]`` float32, scaled and masked.
     """
     cos, sin = (table[:, None] for table in rotary)
-    x = to_parts(x, params["q"])
-    q, k, v = (project(params, name, x, config) for name in ("q", "k", "v"))
-    group = config.heads // config.kv_heads
+    x = enter_tensor(x, params["q"])
+    q_BHSE, k_BHSE, v_BHSE = (project(params, name, x, config) for name in ("q", "k", "v"))
+    group = config.heads // config.gqa.kv_heads
     with jax.named_scope("attention"):
-        (q,) = rows_of_some_heads(rotate_halves(q, cos, sin))
-        k, v = rows_of_some_heads(rotate_halves(k, cos, sin), v)
-        batch, heads, sequence, _ = q.shape  # of this device
-        out, stats = mla_attention(
-            q,
-            jnp.zeros((batch, heads, sequence, 0), x.dtype),  # no channels with a key of their own for all heads
-            jnp.repeat(k, group, axis=1),
+        (q_BHSE,) = sequence_to_heads(rotate_halves(q_BHSE, cos, sin))
+        k_BHSE, v_BHSE = sequence_to_heads(rotate_halves(k_BHSE, cos, sin), v_BHSE)
+        batch, heads, sequence, _ = q_BHSE.shape  # of this device
+        out_BHSE, stats = mla_attention(
+            q_BHSE,
+            jnp.zeros((batch, heads, sequence, 0), x.dtype),  # no channels whose key all heads share
+            jnp.repeat(k_BHSE, group, axis=1),
             jnp.zeros((batch, sequence, 0), x.dtype),
-            jnp.repeat(v, group, axis=1),
-            exit=whole_rows(exit),
-            scale=config.head_dim**-0.5,
+            jnp.repeat(v_BHSE, group, axis=1),
+            exit=all_gather_sequence(exit),
+            scale=config.gqa.head_dim**-0.5,
             impl=config.kernels,
         )
-    return from_heads(tokens_of_all_heads(out), params["o"]), max_of_all_heads(stats.max_logit)
+    return from_heads(heads_to_sequence(out_BHSE), params["o"]), scatter_head_maxima(stats.max_logit)
 
 
 def project(params: dict, name: str, x: Array, config: ModelConfig) -> Array:
-    """Queries, keys or values ``[B, heads, S, head_dim]``, with their bias and norm where they have one."""
-    y = to_heads(x, params[name])
-    if config.qkv_bias:
-        y = y + params[name + "_bias"][:, None]
-    y = named(y, name)
-    if config.qk_norm and name != "v":
-        y = rms_norm(y, params[name + "_norm"], config.norm_eps)
-    return y
+    """Projects to queries, keys or values ``[B, heads, S, head_dim]``, with bias and norm where the model has them."""
+    y_BHSE = to_heads(x, params[name])
+    if config.gqa.qkv_bias:
+        y_BHSE = y_BHSE + params[name + "_bias"][:, None]
+    y_BHSE = named(y_BHSE, name)
+    if config.gqa.qk_norm and name != "v":
+        y_BHSE = rms_norm(y_BHSE, params[name + "_norm"], config.norm_eps)
+    return y_BHSE
+
+
+def gqa_specs(config: ModelConfig, layers: LayerSpecs) -> Specs:
+    """The weights of a run of attention layers, named and laid out as in ``llama``, ``qwen2`` and ``qwen3``."""
+    d, width = config.d_model, config.gqa.head_dim
+    specs = {
+        "o": layers.weight(
+            {"heads": config.heads, "head_dim": width, "embed": d}, "heads head_dim", "embed", "self_attn.o_proj.weight"
+        )
+    }
+    keys = ("kv_heads", config.gqa.kv_heads)
+    for name, (axis, heads) in (("q", ("heads", config.heads)), ("k", keys), ("v", keys)):
+        out = {axis: heads, "head_dim": width}
+        segments = ((name, width),)
+        hf = f"self_attn.{name}_proj"
+        specs[name] = layers.weight({"embed": d, **out}, "embed", f"{axis} head_dim", hf + ".weight", segments=segments)
+        if config.gqa.qkv_bias:
+            specs[name + "_bias"] = layers.weight(
+                out, "", f"{axis} head_dim", hf + ".bias", role="bias", init="zeros", segments=segments
+            )
+    if config.gqa.qk_norm:
+        for name in ("q", "k"):
+            norm = layers.vector("head_dim", width, f"self_attn.{name}_norm.weight")
+            # The segment says whose width this is: QK-Clip must know that queries and keys are normalised.
+            specs[name + "_norm"] = dataclasses.replace(norm, segments=((name, width),))
+    return specs

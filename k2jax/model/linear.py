@@ -4,7 +4,7 @@ from jax import Array
 
 
 def linear(x: Array, weight: Array) -> Array:
-    """``x [..., D] @ weight [D, F]`` as one two-dimensional product.
+    """Multiplies ``x [..., D]`` by ``weight [D, F]`` as one two-dimensional product.
 
     XLA:CPU takes twice as long for the weight's gradient when it contracts batch and sequence as two axes.
     """
@@ -12,12 +12,13 @@ def linear(x: Array, weight: Array) -> Array:
 
 
 def to_heads(x: Array, weight: Array) -> Array:
-    """``x [B, S, R]`` by ``weight [R, H, E]`` to ``[B, H, S, E]``."""
+    """Multiplies ``x [B, S, R]`` by ``weight [R, H, E]``; returns ``[B, H, S, E]``."""
     rank, heads, width = weight.shape
-    return linear(x, weight.reshape(rank, -1)).reshape(*x.shape[:2], heads, width).swapaxes(1, 2)
+    y_BSHE = linear(x, weight.reshape(rank, -1)).reshape(*x.shape[:2], heads, width)
+    return y_BSHE.swapaxes(1, 2)
 
 
 def from_heads(x: Array, weight: Array) -> Array:
-    """``x [B, H, S, E]`` by ``weight [H, E, D]`` to ``[B, S, D]``."""
+    """Multiplies ``x [B, H, S, E]`` by ``weight [H, E, D]``; returns ``[B, S, D]``."""
     batch, _, sequence, _ = x.shape
     return linear(x.swapaxes(1, 2).reshape(batch, sequence, -1), weight.reshape(-1, weight.shape[-1]))

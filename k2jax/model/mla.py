@@ -6,11 +6,19 @@ import jax
 from jax import Array
 
 from k2jax.config.schema import ModelConfig
+from k2jax.model.collectives import (
+    all_gather_sequence,
+    heads_to_sequence,
+    local_heads,
+    scatter_head_maxima,
+    sequence_to_heads,
+)
+from k2jax.model.layer_specs import LayerSpecs
 from k2jax.model.linear import from_heads, linear, to_heads
 from k2jax.model.norm import LATENT_EPS, rms_norm
 from k2jax.model.remat import named
 from k2jax.model.rope import rotate_neighbours, softmax_scale
-from k2jax.model.spread import max_of_all_heads, rows_of_some_heads, some_heads, tokens_of_all_heads, whole_rows
+from k2jax.params import Specs
 from pallas_kernels.mla_attention import mla_attention
 
 
@@ -30,40 +38,85 @@ def mla(
     Returns:
         The attention output ``[B, S, D]`` and the maximum logit per head ``[H]`` float32, scaled and masked.
     """
-    nope = config.qk_nope_dim
-    cos, sin = rotary
-    q = queries(params, x, config)
-    c_kv, k_rope = latent_and_rope_key(params, x, rotary, config)
-    c_kv, k_rope, exit = whole_rows((c_kv, k_rope, exit))
-    kv = named(to_heads(c_kv, some_heads(params["kv_b"], 1)), "kv_up")
+    nope = config.mla.qk_nope_dim
+    cos, sin = (table[:, None] for table in rotary)
+    q_BHSE = queries(params, x, config)
+    latent_BSR, k_rope_BSE = latent_and_rope_key(params, x, rotary, config)
+    latent_BSR, k_rope_BSE, exit = all_gather_sequence((latent_BSR, k_rope_BSE, exit))
+    kv_BHSE = named(to_heads(latent_BSR, local_heads(params["kv_b"], 1)), "kv_up")
     with jax.named_scope("attention"):
-        q_nope, q_rope = rows_of_some_heads(q[..., :nope], rotate_neighbours(q[..., nope:], cos[:, None], sin[:, None]))
-        out, stats = mla_attention(
-            q_nope,
-            q_rope,
-            kv[..., :nope],
-            k_rope,
-            kv[..., nope:],
+        q_nope_BHSE, q_rope_BHSE = sequence_to_heads(
+            q_BHSE[..., :nope], rotate_neighbours(q_BHSE[..., nope:], cos, sin)
+        )
+        out_BHSE, stats = mla_attention(
+            q_nope_BHSE,
+            q_rope_BHSE,
+            kv_BHSE[..., :nope],
+            k_rope_BSE,
+            kv_BHSE[..., nope:],
             exit=exit,
             scale=softmax_scale(config),
             impl=config.kernels,
         )
-    return from_heads(tokens_of_all_heads(out), params["o"]), max_of_all_heads(stats.max_logit)
+    return from_heads(heads_to_sequence(out_BHSE), params["o"]), scatter_head_maxima(stats.max_logit)
 
 
 def queries(params: dict, x: Array, config: ModelConfig) -> Array:
-    """Queries ``[B, H, S, nope + rope]`` before rotation, through the query latent where there is one."""
-    if config.q_lora_rank is None:
+    """Projects to queries ``[B, H, S, nope + rope]`` before rotation, through the query latent where there is one."""
+    if config.mla.q_lora_rank is None:
         return named(to_heads(x, params["q"]), "q")
-    latent = named(linear(x, params["q_a"]), "q_latent")
-    c_q = named(rms_norm(latent, params["q_norm"], LATENT_EPS), "q_latent_normed")
-    return named(to_heads(c_q, params["q_b"]), "q_up")
+    latent_BSR = named(linear(x, params["q_a"]), "q_latent")
+    normed_BSR = named(rms_norm(latent_BSR, params["q_norm"], LATENT_EPS), "q_latent_normed")
+    return named(to_heads(normed_BSR, params["q_b"]), "q_up")
 
 
 def latent_and_rope_key(
     params: dict, x: Array, rotary: tuple[Array, Array], config: ModelConfig
 ) -> tuple[Array, Array]:
-    """The normalised latent ``[B, S, kv_lora]`` and the rotated key of all heads ``[B, S, rope]``, never broadcast."""
-    c_kv_rope = named(linear(x, params["kv_a"]), "kv_latent")
-    c_kv = rms_norm(c_kv_rope[..., : config.kv_lora_rank], params["kv_norm"], LATENT_EPS)
-    return named(c_kv, "kv_latent_normed"), rotate_neighbours(c_kv_rope[..., config.kv_lora_rank :], *rotary)
+    """Projects to the normalised latent ``[B, S, kv_lora]`` and the rotated key ``[B, S, rope]`` of all heads.
+
+    The key is never copied for the heads.
+    """
+    rank = config.mla.kv_lora_rank
+    both_BSR = named(linear(x, params["kv_a"]), "kv_latent")
+    latent_BSR = named(rms_norm(both_BSR[..., :rank], params["kv_norm"], LATENT_EPS), "kv_latent_normed")
+    return latent_BSR, rotate_neighbours(both_BSR[..., rank:], *rotary)
+
+
+def mla_specs(config: ModelConfig, layers: LayerSpecs) -> Specs:
+    """The weights of a run of attention layers, named and laid out as those of ``deepseek_v3`` checkpoints."""
+    d, heads, latent = config.d_model, config.heads, config.mla.kv_lora_rank
+    q_segments = (("q_nope", config.mla.qk_nope_dim), ("q_rope", config.mla.qk_rope_dim))
+    kv_segments = (("k_nope", config.mla.qk_nope_dim), ("v", config.mla.v_dim))
+    q_out = {"heads": heads, "qk_dim": config.mla.qk_nope_dim + config.mla.qk_rope_dim}
+    specs = {
+        "kv_a": layers.weight(
+            {"embed": d, "kv_lora_rope": latent + config.mla.qk_rope_dim},
+            "embed",
+            "kv_lora_rope",
+            "self_attn.kv_a_proj_with_mqa.weight",
+        ),
+        "kv_norm": layers.vector("kv_lora", latent, "self_attn.kv_a_layernorm.weight"),
+        "kv_b": layers.weight(
+            {"kv_lora": latent, "heads": heads, "kv_dim": config.mla.qk_nope_dim + config.mla.v_dim},
+            "kv_lora",
+            "heads kv_dim",
+            "self_attn.kv_b_proj.weight",
+            segments=kv_segments,
+        ),
+        "o": layers.weight(
+            {"heads": heads, "v_dim": config.mla.v_dim, "embed": d}, "heads v_dim", "embed", "self_attn.o_proj.weight"
+        ),
+    }
+    if config.mla.q_lora_rank is None:
+        specs["q"] = layers.weight(
+            {"embed": d, **q_out}, "embed", "heads qk_dim", "self_attn.q_proj.weight", segments=q_segments
+        )
+        return specs
+    rank = config.mla.q_lora_rank
+    specs["q_a"] = layers.weight({"embed": d, "q_lora": rank}, "embed", "q_lora", "self_attn.q_a_proj.weight")
+    specs["q_norm"] = layers.vector("q_lora", rank, "self_attn.q_a_layernorm.weight")
+    specs["q_b"] = layers.weight(
+        {"q_lora": rank, **q_out}, "q_lora", "heads qk_dim", "self_attn.q_b_proj.weight", segments=q_segments
+    )
+    return specs

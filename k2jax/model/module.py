@@ -10,16 +10,17 @@ import jax.numpy as jnp
 
 from k2jax.config.schema import ModelConfig
 from k2jax.model.decoder import ModelStats, cast_params, forward, head_weight
+from k2jax.model.remat import NO_REMAT, Remat
 from k2jax.model.specs import model_specs
 from k2jax.params import initialize
 
 
 class ModelOutput(NamedTuple):
-    """What one call returns.
+    """The result of one call.
 
     Attributes:
         hidden: ``[B, S, D]`` after the final norm.
-        logits: ``[B, S, V]`` float32, or None when not asked for.
+        logits: ``[B, S, V]`` float32; None without ``return_logits``.
         stats: see ModelStats.
     """
 
@@ -39,12 +40,12 @@ class K2(nn.Module):
     Attributes:
         config: the architecture.
         dtype: compute dtype; parameters stay float32.
-        remat: activation policy of ``decoder.forward``.
+        remat: what each layer keeps for the backward pass.
     """
 
     config: ModelConfig
     dtype: Any = jnp.float32
-    remat: str = "none"
+    remat: Remat = NO_REMAT
 
     @nn.compact
     def __call__(
@@ -69,8 +70,8 @@ class K2(nn.Module):
             for name, part in specs.items()
         }
         params = cast_params(params, specs, self.dtype)
-        hidden, stats = forward(params, tokens, positions, exit, self.config, remat=self.remat)
-        logits = None
+        hidden_BSD, stats = forward(params, tokens, positions, exit, self.config, remat=self.remat)
+        logits_BSV = None
         if return_logits:
-            logits = jnp.einsum("bsd,vd->bsv", hidden, head_weight(params), preferred_element_type=jnp.float32)
-        return ModelOutput(hidden, logits, stats)
+            logits_BSV = jnp.einsum("bsd,vd->bsv", hidden_BSD, head_weight(params), preferred_element_type=jnp.float32)
+        return ModelOutput(hidden_BSD, logits_BSV, stats)

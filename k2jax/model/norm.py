@@ -7,7 +7,7 @@ LATENT_EPS = 1e-6  # the norms of MLA's query and key-value latents use this wha
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis; statistics in float32, result in x's dtype.
+    """Computes ``x / sqrt(mean(x^2) + eps) * weight`` over the last axis, with float32 statistics, in the dtype of x.
 
     Args:
         x: ``[..., D]``.

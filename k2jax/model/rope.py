@@ -17,8 +17,8 @@ from k2jax.config.schema import Llama3RopeConfig, ModelConfig, YarnConfig
 
 
 def inverse_frequencies(config: ModelConfig) -> np.ndarray:
-    """Rotation per token of each channel pair, ``[rope / 2]`` float64 [radians]; rope is ``head_dim`` for gqa."""
-    dim = config.head_dim if config.attention == "gqa" else config.qk_rope_dim
+    """Computes the rotation per token of each channel pair, ``[rotary_dim / 2]`` float64 [radians]."""
+    dim = config.attention_widths.rotary_dim
     inverse = config.rope_theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
     if config.yarn.factor > 1.0:
         return _yarn(inverse, config.rope_theta, config.yarn)
@@ -57,7 +57,7 @@ def _mscale(factor: float, weight: float) -> float:
 
 def softmax_scale(config: ModelConfig) -> float:
     """MLA's ``(nope + rope)^-0.5``, times mscale squared under YaRN when ``mscale_all_dim`` is set."""
-    scale = (config.qk_nope_dim + config.qk_rope_dim) ** -0.5
+    scale = (config.mla.qk_nope_dim + config.mla.qk_rope_dim) ** -0.5
     yarn = config.yarn
     return scale * _mscale(yarn.factor, yarn.mscale_all_dim) ** 2 if yarn.mscale_all_dim else scale
 

@@ -8,14 +8,14 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from k2jax.config.schema import ModelConfig
+from k2jax.config.schema import ModelConfig, MoEConfig
+from k2jax.model.collectives import reduce_sequence
 from k2jax.model.remat import named
-from k2jax.model.spread import sum_over_rows
 from pallas_kernels.routed_experts import expert_counts
 
 
 class Routing(NamedTuple):
-    """Where tokens go.
+    """The experts that each token goes to.
 
     Attributes:
         expert_ids: ``[B, S, K]`` int32 in [0, E]; E means no expert (padding).
@@ -41,53 +41,53 @@ def route(weight: Array, bias: Array, x: Array, real: Array, config: ModelConfig
         real: ``[B, S]`` bool, False on padding: routed nowhere and counted nowhere.
         config: the architecture.
     """
-    logits = jnp.einsum(
+    logits_BSE = jnp.einsum(
         "bsd,de->bse", x.astype(jnp.float32), weight.astype(jnp.float32), precision=lax.Precision.HIGHEST
     )
-    scores = named(jax.nn.sigmoid(logits), "router_scores")
-    choice = _limit_groups(lax.stop_gradient(scores) + lax.stop_gradient(bias), config)
-    _, chosen = lax.top_k(choice, config.active_experts)
-    chosen = named(chosen, "expert_ids")  # chosen a second time, after other roundings, near-ties might differ
-    gates = jnp.take_along_axis(scores, chosen, axis=-1)
-    if config.normalize_gates:
-        gates = gates / (gates.sum(-1, keepdims=True) + 1e-20)
-    gates = jnp.where(real[..., None], gates * config.routed_scaling, 0.0)
-    expert_ids = jnp.where(real[..., None], chosen, config.experts).astype(jnp.int32)
+    scores_BSE = named(jax.nn.sigmoid(logits_BSE), "router_scores")
+    biased_BSE = _limit_groups(lax.stop_gradient(scores_BSE) + lax.stop_gradient(bias), config.moe)
+    _, ids_BSK = lax.top_k(biased_BSE, config.moe.active_experts)
+    ids_BSK = named(ids_BSK, "expert_ids")  # chosen a second time, after other roundings, near-ties might differ
+    gates_BSK = jnp.take_along_axis(scores_BSE, ids_BSK, axis=-1)
+    if config.moe.normalize_gates:
+        gates_BSK = gates_BSK / (gates_BSK.sum(-1, keepdims=True) + 1e-20)
+    gates_BSK = jnp.where(real[..., None], gates_BSK * config.moe.routed_scaling, 0.0)
+    ids_BSK = jnp.where(real[..., None], ids_BSK, config.moe.experts).astype(jnp.int32)
     return Routing(
-        expert_ids,
-        gates,
-        expert_counts(expert_ids.reshape(-1, config.active_experts), config.experts),
-        sequence_balance_loss(scores, expert_ids, real, config),
+        ids_BSK,
+        gates_BSK,
+        expert_counts(ids_BSK.reshape(-1, config.moe.active_experts), config.moe.experts),
+        sequence_balance_loss(scores_BSE, ids_BSK, real, config.moe),
     )
 
 
-def _limit_groups(choice: Array, config: ModelConfig) -> Array:
+def _limit_groups(scores_BSE: Array, moe: MoEConfig) -> Array:
     """Masks with -inf the experts outside each token's best groups (by the sum of a group's two best scores)."""
-    if config.expert_groups == 1:
-        return choice
-    groups = choice.reshape(*choice.shape[:-1], config.expert_groups, -1)
-    best_two, _ = lax.top_k(groups, min(2, groups.shape[-1]))
-    _, kept = lax.top_k(best_two.sum(-1), config.active_groups)
-    keep = jax.nn.one_hot(kept, config.expert_groups, dtype=jnp.bool_).any(-2)
-    return jnp.where(keep[..., None], groups, -jnp.inf).reshape(choice.shape)
+    if moe.expert_groups == 1:
+        return scores_BSE
+    grouped_BSGE = scores_BSE.reshape(*scores_BSE.shape[:-1], moe.expert_groups, -1)
+    best_two, _ = lax.top_k(grouped_BSGE, min(2, grouped_BSGE.shape[-1]))
+    _, group_ids = lax.top_k(best_two.sum(-1), moe.active_groups)
+    keep_BSG = jax.nn.one_hot(group_ids, moe.expert_groups, dtype=jnp.bool_).any(-2)
+    return jnp.where(keep_BSG[..., None], grouped_BSGE, -jnp.inf).reshape(scores_BSE.shape)
 
 
-def sequence_balance_loss(scores: Array, expert_ids: Array, real: Array, config: ModelConfig) -> Array:
-    """Σ over rows of Σ_e f_e P_e (DeepSeek-V3, equations 17-20), without its coefficient.
+def sequence_balance_loss(scores: Array, expert_ids: Array, real: Array, moe: MoEConfig) -> Array:
+    """Sums Σ_e f_e P_e over rows (DeepSeek-V3, equations 17-20), without its coefficient.
 
     f_e is E/K times the fraction of the row's tokens routed to e, P_e the mean of e's normalised score; a perfectly
-    balanced row gives 1. Padding counts nowhere and a row of padding gives 0. Of devices that share rows
-    (``model.spread``), each gives the part of its tokens.
+    balanced row gives 1. Padding counts nowhere and a row of padding gives 0. Where devices share the tokens of a row
+    (``collectives``), each returns the part of its own tokens.
 
     Args:
         scores: ``[B, S, E]`` float32 sigmoid scores.
         expert_ids: ``[B, S, K]`` int32.
         real: ``[B, S]`` bool.
-        config: the architecture.
+        moe: the experts' configuration.
     """
-    tokens = jnp.maximum(sum_over_rows(real.sum(-1)), 1)[:, None].astype(jnp.float32)
-    chosen = sum_over_rows(jax.vmap(lambda ids: expert_counts(ids, config.experts))(expert_ids)).astype(jnp.float32)
-    fraction = chosen * (config.experts / config.active_experts) / tokens
-    normalized = scores / (scores.sum(-1, keepdims=True) + 1e-20)
-    mean_score = jnp.where(real[..., None], normalized, 0.0).sum(-2) / tokens
-    return (lax.stop_gradient(fraction) * mean_score).sum()
+    tokens_B1 = jnp.maximum(reduce_sequence(real.sum(-1)), 1)[:, None].astype(jnp.float32)
+    counts_BE = reduce_sequence(jax.vmap(lambda ids: expert_counts(ids, moe.experts))(expert_ids)).astype(jnp.float32)
+    fraction_BE = counts_BE * (moe.experts / moe.active_experts) / tokens_B1
+    normalized_BSE = scores / (scores.sum(-1, keepdims=True) + 1e-20)
+    mean_BE = jnp.where(real[..., None], normalized_BSE, 0.0).sum(-2) / tokens_B1
+    return (lax.stop_gradient(fraction_BE) * mean_BE).sum()

@@ -1,4 +1,4 @@
-"""Auxiliary-loss-free expert balancing as an optimizer update: the router bias follows the load, not a gradient."""
+"""Auxiliary-loss-free load balancing of experts as an optimizer update: the router bias follows the load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from k2jax.params import Specs, is_spec
 
 
 class BalanceState(NamedTuple):
-    """``count``: int32 [], steps taken."""
+    """State of load balancing.
+
+    Attributes:
+        count: int32 ``[]``, number of steps taken.
+    """
 
     count: Array
 
@@ -22,16 +26,17 @@ class BalanceState(NamedTuple):
 def balance_router_bias(specs: Specs, rate: optax.Schedule) -> optax.GradientTransformationExtraArgs:
     """``b += rate(step) · sign(mean count − count)`` (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
 
-    No decay, no learning rate, and the gradient is ignored. ``update`` needs ``expert_tokens [L_moe, E]``: tokens that
-    each expert got in this step, summed over micro-batches and data ranks, for the layers with experts in order.
+    Neither weight decay nor the learning rate applies, and the gradient is ignored. ``update`` needs ``expert_tokens``,
+    int32 ``[L_moe, E]``: tokens of each expert in this step, summed over micro-batches and data ranks, for the layers
+    with experts in order.
 
     Args:
-        specs: spec tree; its leaves of role ``router_bias`` are ``[layers, experts]`` (or have more axes of layers, see
-            ``params.LAYER_AXES``). Others must be masked.
-        rate: step of the bias, by optimizer step.
+        specs: spec tree. Leaves of role ``router_bias`` are ``[layers, experts]`` (or have more axes of layers, see
+            ``params.LAYER_AXES``); all others must be masked.
+        rate: schedule of the bias step by optimizer step.
 
     Raises:
-        ValueError: from ``update``: no ``expert_tokens``, or of another shape than the biases together.
+        ValueError: from ``update``, if ``expert_tokens`` is missing, or its shape differs from that of all biases.
     """
     spec_list, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
     biases = [i for i, spec in enumerate(spec_list) if spec.role == "router_bias"]
@@ -43,11 +48,11 @@ def balance_router_bias(specs: Specs, rate: optax.Schedule) -> optax.GradientTra
         del params, extra
         leaves = treedef.flatten_up_to(updates)
         if [i for i, leaf in enumerate(leaves) if not isinstance(leaf, optax.MaskedNode)] != sorted(biases):
-            raise ValueError("balancing updates router biases and nothing else")
+            raise ValueError("load balancing updates only router biases; mask all other leaves")
         rows = sum(spec_list[i].layer_numbers.size - spec_list[i].empty for i in biases)
         if biases and (expert_tokens is None or expert_tokens.shape != (rows, spec_list[biases[0]].shape[-1])):
             got = None if expert_tokens is None else expert_tokens.shape
-            raise ValueError(f"balancing needs expert_tokens [{rows}, experts] of the step, not {got}")
+            raise ValueError(f"load balancing needs expert_tokens [{rows}, experts] of the step, not {got}")
         start = 0
         for i in biases:
             numbers = spec_list[i].layer_numbers
@@ -61,7 +66,7 @@ def balance_router_bias(specs: Specs, rate: optax.Schedule) -> optax.GradientTra
 
 
 def load_sign(expert_tokens: Array) -> Array:
-    """``sign(mean − count)`` per layer, float32 ``[..., E]``: 1 for starved, −1 for crowded experts."""
-    # Differences are exact in integers, so that equal counts give exactly 0 where a float32 mean of them may not.
+    """``sign(mean − count)`` in each layer, float32 ``[..., E]``: 1 for underloaded, −1 for overloaded experts."""
+    # Integer differences are exact, so that equal counts give exactly 0. With a float32 mean of counts they may not.
     relative = (expert_tokens - expert_tokens[..., :1]).astype(jnp.float32)
     return jnp.sign(relative.mean(axis=-1, keepdims=True) - relative)

@@ -1,4 +1,4 @@
-"""Which rule updates a weight, from its role alone: every weight is in exactly one group."""
+"""Optimizer groups: the rule that updates a weight follows from its role, and every weight is in exactly one group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from k2jax.params import ParamSpec, Specs, map_specs, named_specs
 
 _GROUPS = {
     "matrix": "muon",
-    "router": "adamw",  # or muon, by optimizer.muon_router
+    "router": "adamw",  # muon with optimizer.muon_router
     "embedding": "adamw",
     "head": "adamw",
     "norm": "adamw",
@@ -20,7 +20,14 @@ _DECAYING = ("matrix", "router", "embedding", "head")
 
 
 class GroupRow(NamedTuple):
-    """One weight in the log's table."""
+    """One weight in the log's table.
+
+    Attributes:
+        name: path of the weight.
+        shape: its shape.
+        group: ``muon``, ``adamw`` or ``balance``.
+        decays: whether weight decay applies.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -29,10 +36,10 @@ class GroupRow(NamedTuple):
 
 
 def group_of(spec: ParamSpec, config: OptimizerConfig) -> str:
-    """``muon``, ``adamw`` or ``balance``.
+    """Group of a weight: ``muon``, ``adamw`` or ``balance``.
 
     Raises:
-        ValueError: a role without a group. A weight that no rule updates would be frozen silently.
+        ValueError: if the role has no group. Without this error the weight would silently stay frozen.
     """
     if spec.role not in _GROUPS:
         raise ValueError(f"no optimizer group for role {spec.role!r} of {spec.hf}")
@@ -43,15 +50,15 @@ def group_of(spec: ParamSpec, config: OptimizerConfig) -> str:
 
 
 def decays(spec: ParamSpec) -> bool:
-    """True for matrices of every kind (embedding, head and router too), false for norms and biases."""
+    """Whether weight decay applies: to all matrices, embedding, head and router included, not to norms and biases."""
     return spec.role in _DECAYING
 
 
-def labels(specs: Specs, config: OptimizerConfig) -> Any:
-    """The group of every weight, in the structure of the parameters."""
+def group_labels(specs: Specs, config: OptimizerConfig) -> Any:
+    """Group of every weight, in the structure of the parameters."""
     return map_specs(lambda spec: group_of(spec, config), specs)
 
 
 def group_table(specs: Specs, config: OptimizerConfig) -> list[GroupRow]:
-    """Name, shape, group and decay of every weight, in tree order, for the training log."""
+    """Rows of the training log's table, one for each weight, in tree order."""
     return [GroupRow(name, spec.shape, group_of(spec, config), decays(spec)) for name, spec in named_specs(specs)]

@@ -1,7 +1,7 @@
-"""QK-Clip: after the update, shrink the query and key projections of heads whose attention logits passed a threshold.
+"""QK-Clip: after the update, rescales the queries and keys of heads whose attention logits exceeded a threshold.
 
-What is scaled follows from the segments of a projection, never from its name; a head that stayed below the threshold
-keeps its update to the last bit.
+The segments of a projection, never its name, decide what is scaled. A head that stayed below the threshold keeps its
+update bit for bit.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from k2jax.params import ParamSpec, Specs, is_spec
 def qk_clip_gamma(max_logit: Array, tau: float) -> Array:
     """Per-head factor: ``tau / S`` where ``S > tau``, else exactly 1 (Kimi K2, section 2.1).
 
-    S ≤ 0 and −inf (nothing seen, or everything masked) give 1. +inf and NaN give NaN: ``tau / inf = 0`` would erase the
-    head, so the run has to stop instead.
+    S ≤ 0 and −inf (no visible logit) give 1. +inf, NaN and any S for which ``tau / S`` underflows give NaN: a factor of
+    0 would set the head's weights to zero, so the run has to stop instead.
 
     Args:
-        max_logit: float32, any shape: the step's maximum attention logit, scaled and masked.
+        max_logit: float32 of any shape, the step's maximum attention logit, scaled and masked.
         tau: threshold, above 0.
 
     Returns:
@@ -33,30 +33,33 @@ def qk_clip_gamma(max_logit: Array, tau: float) -> Array:
     s = jnp.asarray(max_logit, jnp.float32)
     exceeds = s > tau
     gamma = jnp.where(exceeds, tau / jnp.where(exceeds, s, 1.0), 1.0)
-    return jnp.where(jnp.isnan(s) | (s == jnp.inf), jnp.nan, gamma)
+    limits = jnp.finfo(jnp.float32)
+    underflows = s > min(tau / float(limits.tiny), float(limits.max))
+    return jnp.where(jnp.isnan(s) | (s == jnp.inf) | underflows, jnp.nan, gamma)
 
 
 def qk_clip(specs: Specs, *, tau: float = 100.0, alpha: float = 0.5) -> optax.GradientTransformationExtraArgs:
     """QK-Clip as the last transformation of a chain (Kimi K2, algorithm 1, lines 8 to 16).
 
-    With γ of a head, its columns of W + update are scaled: ``q_nope`` by γ^alpha, ``k_nope`` by γ^(1 − alpha),
-    ``q_rope`` by γ; ``v`` and the shared rope key are untouched. In grouped-query attention several heads share a key:
-    ``q`` is scaled by γ, with its bias, and ``k`` is untouched. A non-finite maximum (+inf, NaN) makes the update of
-    the head's projections NaN: check that updates are finite before writing weights.
+    A head's factor γ scales its columns of W + update: ``q_nope`` by γ^alpha, ``k_nope`` by γ^(1 − alpha), ``q_rope``
+    by γ; ``v`` and the shared rope key do not change. In grouped-query attention several heads share a key: ``q`` and
+    its bias are scaled by γ, and ``k`` does not change. A non-finite maximum (+inf, NaN) makes the update of the head's
+    projections NaN: check that updates are finite before writing weights.
 
     ``update`` needs the float32 (master) parameters and ``max_logit``, ``[L, H]`` over all layers of the model in
     order: the maximum over the step's micro-batches and data ranks, never over layers or heads.
 
     Args:
-        specs: spec tree of the parameters; projections and biases with ``segments`` are scaled, over their axes
+        specs: spec tree of the parameters; projections and biases with ``segments`` are scaled along their axes
             ``layers`` and ``heads``.
-        tau: threshold on the maximum logit.
-        alpha: share of the rescaling that goes to the queries.
+        tau: threshold of the maximum logit.
+        alpha: share of the rescaling that applies to the queries.
 
     Raises:
-        ValueError: nothing to scale, an unknown segment, layers that do not add up, queries or keys that are normalised
-            after their projection (QK-norm), so that scaling it changes no logit; from ``update``: no ``max_logit``,
-            one of another shape, no parameters, or parameters that are not float32.
+        ValueError: if there is nothing to scale, a segment is unknown, a layer lacks queries or keys, or queries or
+            keys are normalised after their projection (QK-norm), so that scaling it would change no logit; from
+            ``update`` if ``max_logit`` or the parameters are missing, its shape is wrong, or parameters are not
+            float32.
     """
     exponents = {"q_nope": alpha, "q_rope": 1.0, "k_nope": 1.0 - alpha, "q": 1.0, "k": 0.0, "v": 0.0}
     spec_list, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
@@ -71,36 +74,37 @@ def qk_clip(specs: Specs, *, tau: float = 100.0, alpha: float = 0.5) -> optax.Gr
         gamma_LH = qk_clip_gamma(max_logit, tau)
         leaves = zip(spec_list, treedef.flatten_up_to(updates), treedef.flatten_up_to(params), strict=True)
         return treedef.unflatten(
-            _clip(spec, exponents, gamma_LH, u, w) if spec.segments else u for spec, u, w in leaves
+            _clip(spec, exponents, gamma_LH, update_leaf, weight) if spec.segments else update_leaf
+            for spec, update_leaf, weight in leaves
         ), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def _clip(spec: ParamSpec, exponents: dict[str, float], gamma_LH: Array, update: Array, weight: Array) -> Array:
-    """The update that leads to the scaled weight; bit-identical where γ = 1 or the exponent is 0."""
+    """Update that leads to the scaled weight; unchanged bit for bit where γ = 1 or the exponent is 0."""
     if weight.dtype != jnp.float32:
         raise ValueError(f"QK-Clip scales float32 master weights; {spec.hf} is {weight.dtype}")
     widths = [width for _, width in spec.segments]
     exponent_C = np.repeat([exponents[name] for name, _ in spec.segments], widths).astype(np.float32)
-    if not exponent_C.any():  # keys and values that several heads share have no axis of heads to scale along
+    if not exponent_C.any():  # Keys and values that several heads share have no axis of heads to scale along.
         return update
-    numbers = spec.layer_numbers  # -1, an empty slot, takes the last layer's factor: what it scales is 0
-    gamma_LH1 = gamma_LH[numbers][..., None]
-    factor = _spread(spec, gamma_LH1**exponent_C)
-    clipped = _spread(spec, (gamma_LH1 != 1.0) & (exponent_C != 0.0))
+    # An empty slot has the number -1 and takes the last layer's factor, which scales zeros.
+    gamma_LH1 = gamma_LH[spec.layer_numbers][..., None]
+    factor = _broadcastable(spec, gamma_LH1**exponent_C)
+    clipped = _broadcastable(spec, (gamma_LH1 != 1.0) & (exponent_C != 0.0))
     return jnp.where(clipped, factor * (weight + update) - weight, update)
 
 
-def _spread(spec: ParamSpec, x_LHC: Array) -> Array:
-    """``[*layers' axes, heads, last axis]`` broadcastable against the leaf."""
+def _broadcastable(spec: ParamSpec, x_LHC: Array) -> Array:
+    """Reshapes ``[*layer axes, heads, last axis]`` so that it broadcasts against the leaf."""
     names = (*spec.layer_axes, "heads", spec.axes[-1])
     ordered = x_LHC.transpose([names.index(axis) for axis in spec.axes if axis in names])
     return ordered.reshape([size if axis in names else 1 for axis, size in zip(spec.axes, spec.shape, strict=True)])
 
 
 def _statistic_shape(spec_list: list[ParamSpec], exponents: dict[str, float]) -> tuple[int, int]:
-    """(layers, heads) of the targets, which must give every layer queries once and keys once."""
+    """(layers, heads) of the scaled weights; checks that every layer has queries once and keys once."""
     targets = [spec for spec in spec_list if spec.segments]
     covered = {"q": [], "k": []}
     for spec in targets:
@@ -108,8 +112,8 @@ def _statistic_shape(spec_list: list[ParamSpec], exponents: dict[str, float]) ->
         if unknown := set(names) - set(exponents):
             raise ValueError(f"QK-Clip does not know the segments {sorted(unknown)} of {spec.hf}")
         if spec.role == "norm":
-            raise ValueError(f"QK-Clip cannot scale what {spec.hf} normalises after its projection (QK-norm)")
-        if not spec.inputs:  # the bias of a projection that is counted
+            raise ValueError(f"QK-Clip cannot scale projections that {spec.hf} normalises afterwards (QK-norm)")
+        if not spec.inputs:  # The bias belongs to a projection that is counted.
             continue
         layers = [number for number in spec.layer_numbers.ravel().tolist() if number >= 0]
         for side, layer_list in covered.items():

@@ -11,88 +11,103 @@ import jax.numpy as jnp
 
 from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
-from k2jax.model import ModelStats, combine_stats, forward, head_weight, token_logprobs
+from k2jax.model import ModelStats, combine_stats, forward, head_weight
+from k2jax.model.collectives import is_sharded
 from k2jax.model.feed_forward import Experts
-from k2jax.model.spread import is_part
+from k2jax.model.remat import Remat
+from k2jax.parallel.objective import LossShares, Objective
 from k2jax.sharding import TENSOR
-from pallas_kernels.varying import vary_tree
+from pallas_kernels.vma import vary_tree
 
 ACCUMULATE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def nll_sum(
-    params: Any, batch: PackedBatch, config: Config, experts: Experts | None = None
-) -> tuple[Array, ModelStats]:
-    """Weighted sum of negative log-likelihoods [nats] over ``batch [B, S]``, and the model's statistics.
+def loss_shares(
+    params: Any, batch: PackedBatch, objective: Objective, config: Config, experts: Experts | None = None
+) -> tuple[LossShares, ModelStats]:
+    """This device's shares of the loss of ``batch [B, S]``, and the model's statistics.
 
     Args:
         params: the compute copy of the weights.
         batch: ``[B, S]``.
+        objective: the loss and its denominators.
         config: the experiment.
         experts: see ``model.feed_forward.moe``.
     """
-    hidden, stats = forward(
-        params, batch.tokens, batch.positions, batch.exit, config.model, remat=config.train, experts=experts
+    hidden_BSD, stats = forward(
+        params,
+        batch.tokens,
+        batch.positions,
+        batch.exit,
+        config.model,
+        remat=Remat.from_config(config.train),
+        experts=experts,
     )
-    head = head_weight(params)
-    rows = {"axis_name": TENSOR, "vocab": config.model.vocab} if is_part(head) else {}
-    logprobs = token_logprobs(hidden, batch.parent, batch.tokens, head, **rows)
-    return -(batch.weights * logprobs).sum(), stats
+    return _shares(params, hidden_BSD, batch, objective, config), stats
+
+
+def _shares(params: Any, hidden_BSD: Array, batch: PackedBatch, objective: Objective, config: Config) -> LossShares:
+    head_VD = head_weight(params)
+    shards = {"axis_name": TENSOR, "vocab": config.model.vocab} if is_sharded(head_VD) else {}
+    return objective.shares(hidden_BSD, head_VD, batch, **shards)
 
 
 def accumulate(
-    params: Any, batch: PackedBatch, denominator: Array, config: Config, experts: Experts | None = None
-) -> tuple[Array, ModelStats, Any]:
+    params: Any, batch: PackedBatch, objective: Objective, config: Config, experts: Experts | None = None
+) -> tuple[LossShares, ModelStats, Any]:
     """This device's share of loss, statistics and gradients.
 
-    The denominator is the weight of the whole batch, known before the first micro-batch, so that accumulation changes
-    nothing but rounding; shares of micro-batches and devices add up.
+    Denominators belong to the whole batch, so accumulation changes nothing but rounding; shares of micro-batches and
+    devices add up.
 
     Args:
         params: the compute copy of the weights.
         batch: ``[M, B, S]``, M micro-batches.
-        denominator: ``[]`` float32.
+        objective: the loss and its denominators.
         config: the experiment.
         experts: see ``model.feed_forward.moe``.
 
     Returns:
-        Loss ``[]``, statistics, gradients in ``config.train.gradient_dtype``.
+        Shares of the loss, statistics, gradients in ``config.train.gradient_dtype``.
     """
-    gradient = jax.value_and_grad(functools.partial(_share, config=config, experts=experts), has_aux=True)
+
+    def total(params: Any, part: PackedBatch) -> tuple[Array, tuple[LossShares, ModelStats]]:
+        shares, stats = loss_shares(params, part, objective, config, experts)
+        return shares.total + objective.balance * stats.balance_loss, (shares, stats)
+
+    gradient = jax.value_and_grad(total, has_aux=True)
     dtype = ACCUMULATE[config.train.gradient_dtype]
 
-    def one(part: PackedBatch) -> tuple[Array, ModelStats, Any]:
-        (_, (loss, stats)), grads = gradient(params, part, denominator)
-        return loss, stats, grads
+    def micro_batch(part: PackedBatch) -> tuple[LossShares, ModelStats, Any]:
+        (_, (shares, stats)), grads = gradient(params, part)
+        return shares, stats, grads
 
+    first = jax.tree.map(lambda leaf: leaf[0], batch)
     if batch.tokens.shape[0] == 1:
-        loss, stats, grads = one(jax.tree.map(lambda a: a[0], batch))
-        return loss, stats, jax.tree.map(lambda g: g.astype(dtype), grads)
+        shares, stats, grads = micro_batch(first)
+        return shares, stats, jax.tree.map(lambda g: g.astype(dtype), grads)
 
-    def add(total, part):
-        loss, stats, grads = one(part)
-        summed = jax.tree.map(lambda a, g: a + g.astype(dtype), total[2], grads)
-        return (total[0] + loss, combine_stats(total[1], stats), summed), None
+    def add(sums, part):
+        shares, stats, grads = micro_batch(part)
+        summed = jax.tree.map(lambda a, g: a + g.astype(dtype), sums[2], grads)
+        return (jax.tree.map(jnp.add, sums[0], shares), combine_stats(sums[1], stats), summed), None
 
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params)
-    loss, stats = vary_tree((jnp.zeros(()), no_stats(config)), like=(params["final_norm"], batch.tokens))
+    like = (params["final_norm"], batch.tokens)
+    empty_BSD = functools.partial(jnp.zeros, (*first.tokens.shape, config.model.d_model), params["final_norm"].dtype)
+    shapes = jax.eval_shape(lambda: _shares(params, empty_BSD(), first, objective, config))
+    shares = jax.tree.map(lambda share: jnp.zeros(share.shape, share.dtype), shapes)
+    shares, stats = vary_tree((shares, empty_stats(config)), like=like)
     stats = stats._replace(max_logit=vary_tree(stats.max_logit, like=params))  # of this device's heads
-    zeros = jax.tree.map(lambda zero, p: vary_tree(zero, like=(p, batch.tokens)), zeros, params)
-    return lax.scan(add, (loss, stats, zeros), batch)[0]
+    zeros = jax.tree.map(lambda p: vary_tree(jnp.zeros(p.shape, dtype), like=(p, batch.tokens)), params)
+    return lax.scan(add, (shares, stats, zeros), batch)[0]
 
 
-def no_stats(config: Config) -> ModelStats:
-    """Statistics of nothing, on one device."""
+def empty_stats(config: Config) -> ModelStats:
+    """Statistics of no tokens, on one device."""
     model = config.model
     return ModelStats(
         jnp.full((model.layers, model.heads // config.parallel.tensor), -jnp.inf),
-        jnp.zeros((model.layers - model.dense_layers, model.experts), jnp.int32),
+        jnp.zeros((model.layers - model.dense_layers, model.moe.experts), jnp.int32),
         jnp.zeros(()),
         jnp.zeros((model.layers - model.dense_layers,), jnp.int32),
     )
-
-
-def _share(params: Any, batch: PackedBatch, denominator: Array, config: Config, experts: Experts | None):
-    nll, stats = nll_sum(params, batch, config, experts)
-    loss = nll / denominator
-    return loss + config.router.balance_loss * stats.balance_loss / config.train.batch_size, (loss, stats)

@@ -1,4 +1,4 @@
-"""How every weight lies on the mesh: at rest, and as a step computes with it; derived from the weight table."""
+"""How every weight is sharded on the mesh, in storage and in a step's computation; derived from the weight table."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.model import model_specs
+from k2jax.model.attention import attention_of
 from k2jax.parallel.mesh import TOKEN_AXES
 from k2jax.parallel.schedule import cut
 from k2jax.params import LAYER_AXES, ParamSpec, Specs, is_spec, map_specs, named_specs
@@ -28,9 +29,9 @@ from k2jax.sharding import (
     neighbours,
     partition_spec,
 )
+from pallas_kernels.routed_experts import F_MULTIPLE
 
-_LANES = 128  # the kernels of the experts take multiples of it as hidden width
-_VECTORS = ("norm", "bias", "router_bias")  # too small to be worth spreading
+_VECTORS = ("norm", "bias", "router_bias")  # too small to be worth sharding further
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +40,18 @@ class Layout:
 
     Attributes:
         mesh: axes ``data``, ``stage``, ``expert``, and ``context`` and ``tensor`` where above 1.
-        body: the group of layers that the pipeline stages share out: ``moe``, or ``dense`` where that is all there is.
+        layer_group: the group of layers that pipeline stages divide: ``moe``, or ``dense`` in a dense model.
         logical: spec tree as the model declares it.
-        specs: spec tree at rest: the body's layers as ``[rounds, stages, layers, ...]`` where there are stages.
-        rest, compute: PartitionSpec of every weight in these forms.
+        specs: spec tree in storage: pipelined layers are ``[rounds, stages, layers, ...]``.
+        storage, compute: PartitionSpec of every weight as stored between steps, and as a step computes with it.
         chunk_layers, chunks: layers of a pipeline chunk, and how many chunks there are.
     """
 
     mesh: Mesh
-    body: str
+    layer_group: str
     logical: Specs
     specs: Specs
-    rest: Any
+    storage: Any
     compute: Any
     chunk_layers: int
     chunks: int
@@ -70,7 +71,7 @@ class Layout:
 
     @property
     def platform(self) -> str:
-        """Of the devices, which may be those of a topology that is not here."""
+        """Platform of the mesh's devices. They may be abstract (ahead-of-time compilation)."""
         return self.mesh.devices.flat[0].platform
 
     def shardings(self, partition_specs: Any) -> Any:
@@ -78,28 +79,28 @@ class Layout:
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), partition_specs, is_leaf=_is_partition)
 
     def to_compute(self, params: Any, dtype: Any) -> Any:
-        """The compute copy of weights at rest: cast, padded where an axis does not divide, and gathered."""
+        """The compute copy of stored weights: cast, padded where an axis does not divide, and gathered."""
 
-        def one(spec: ParamSpec, rest: PartitionSpec, compute: PartitionSpec, leaf: Array) -> Array:
+        def gather(spec: ParamSpec, storage: PartitionSpec, compute: PartitionSpec, leaf: Array) -> Array:
             leaf = leaf if spec.role in WHOLE_ROLES else leaf.astype(dtype)
             # Cast first and gather then: half the bytes travel.
-            leaf = lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, rest))
+            leaf = lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, storage))
             wanted_shape = padded_shape(spec, compute, self.mesh)
             missing = [(0, wanted - size) for wanted, size in zip(wanted_shape, leaf.shape, strict=True)]
             leaf = jnp.pad(leaf, missing) if any(extra for _, extra in missing) else leaf
             return lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, compute))
 
-        return map_specs(one, self.specs, self.rest, self.compute, params)
+        return map_specs(gather, self.specs, self.storage, self.compute, params)
 
-    def gradients_to_rest(self, grads: Any) -> Any:
-        """Gradients of the compute copy, cut to size and spread as the weights are at rest."""
+    def gradients_to_storage(self, grads: Any) -> Any:
+        """Gradients of the compute copy, without padding and sharded as the weights are stored."""
 
-        def one(spec: ParamSpec, rest: PartitionSpec, grad: Array) -> Array:
+        def scatter(spec: ParamSpec, storage: PartitionSpec, grad: Array) -> Array:
             if grad.shape != spec.shape:
                 grad = grad[tuple(slice(size) for size in spec.shape)]
-            return lax.with_sharding_constraint(grad, NamedSharding(self.mesh, rest))
+            return lax.with_sharding_constraint(grad, NamedSharding(self.mesh, storage))
 
-        return map_specs(one, self.specs, self.rest, grads)
+        return map_specs(scatter, self.specs, self.storage, grads)
 
 
 def make_layout(config: Config, mesh: Mesh) -> Layout:
@@ -111,7 +112,12 @@ def make_layout(config: Config, mesh: Mesh) -> Layout:
     logical = model_specs(config.model)
     body = "moe" if "moe" in logical else "dense"
     layers = config.model.layers - (config.model.dense_layers if body == "moe" else 0)
-    if mesh.shape["stage"] > 1 and body == "moe" and "dense" in logical and config.model.attention == "gqa":
+    if (
+        mesh.shape["stage"] > 1
+        and body == "moe"
+        and "dense" in logical
+        and not attention_of(config.model).splits_by_stage
+    ):
         raise UserError(
             "config.parallel.stage above 1 cannot share out the leading dense layers of a model with grouped-query "
             "attention; set config.model.dense_layers to 0, or parallel.stage to 1"
@@ -121,17 +127,17 @@ def make_layout(config: Config, mesh: Mesh) -> Layout:
     if mesh.shape["stage"] > 1:
         slots = (config.parallel.virtual_stages, mesh.shape["stage"], chunk_layers)
         specs[body] = map_specs(lambda spec: _staged(spec, slots), logical[body])
-    in_body = {name for name, _ in named_specs(specs) if name.startswith(body + "/")}
-    compute = [_compute_spec(name, spec, mesh, name in in_body) for name, spec in named_specs(specs)]
+    pipelined = {name for name, _ in named_specs(specs) if name.startswith(body + "/")}
+    compute = [_compute_spec(name, spec, mesh, name in pipelined) for name, spec in named_specs(specs)]
     _check_lanes(config, mesh)
-    rest = [_rest_spec(spec, placed, mesh) for (_, spec), placed in zip(named_specs(specs), compute, strict=True)]
+    storage = [_storage_spec(spec, placed, mesh) for (_, spec), placed in zip(named_specs(specs), compute, strict=True)]
     structure = jax.tree.structure(specs, is_leaf=is_spec)
     return Layout(
         mesh,
         body,
         logical,
         specs,
-        jax.tree.unflatten(structure, rest),
+        jax.tree.unflatten(structure, storage),
         jax.tree.unflatten(structure, compute),
         chunk_layers,
         chunks,
@@ -146,7 +152,7 @@ def padded_shape(spec: ParamSpec, placed: PartitionSpec, mesh: Mesh) -> tuple[in
 
 
 def shards_of(spec: ParamSpec, placed: PartitionSpec, mesh: Mesh) -> tuple[int, ...]:
-    """Into how many parts each axis of a weight is cut."""
+    """The number of shards along each axis of a weight."""
     return tuple(math.prod(mesh.shape[axis] for axis in axes) for axes in entries(spec, placed))
 
 
@@ -157,9 +163,9 @@ def entries(spec: ParamSpec, placed: PartitionSpec) -> list[tuple[str, ...]]:
 
 
 def _chunks(layers: int, stages: int, virtual_stages: int, body: str) -> tuple[int, int]:
-    found = cut(layers, stages, virtual_stages) if stages > 1 or virtual_stages == 1 else None
-    if found:
-        return found
+    chunks = cut(layers, stages, virtual_stages) if stages > 1 or virtual_stages == 1 else None
+    if chunks:
+        return chunks
     if stages == 1:
         raise UserError(f"config.parallel.virtual_stages {virtual_stages} needs config.parallel.stage above 1")
     fitting = [v for v in range(1, layers + 1) if cut(layers, stages, v)]
@@ -178,12 +184,12 @@ def _chunks(layers: int, stages: int, virtual_stages: int, body: str) -> tuple[i
 
 def _check_lanes(config: Config, mesh: Mesh) -> None:
     model, shards = config.model, mesh.shape.get(TENSOR, 1)
-    if model.kernels == "pallas" and shards > 1 and model.expert_ffn % (shards * _LANES):
-        fitting = [n for n in range(1, model.expert_ffn + 1) if model.expert_ffn % (n * _LANES) == 0] or [1]
+    if model.kernels == "pallas" and shards > 1 and model.moe.expert_ffn % (shards * F_MULTIPLE):
+        fitting = [n for n in range(1, model.moe.expert_ffn + 1) if model.moe.expert_ffn % (n * F_MULTIPLE) == 0] or [1]
         near = min(fitting, key=lambda n: abs(n - shards))
         raise UserError(
-            f"config.parallel.tensor {shards} cuts config.model.expert_ffn {model.expert_ffn} into parts that are no "
-            f"multiples of {_LANES}, as the experts' kernels need; parallel.tensor={near} would do"
+            f"config.parallel.tensor {shards} cuts config.model.moe.expert_ffn {model.moe.expert_ffn} into parts that "
+            f"are no multiples of {F_MULTIPLE}, as the experts' kernels need; parallel.tensor={near} would do"
         )
 
 
@@ -192,8 +198,8 @@ def _staged(spec: ParamSpec, slots: tuple[int, int, int]) -> ParamSpec:
     return dataclasses.replace(spec, shape=(*slots, *spec.shape[1:]), axes=(*LAYER_AXES, *spec.axes[1:]), empty=empty)
 
 
-def _compute_spec(name: str, spec: ParamSpec, mesh: Mesh, in_body: bool) -> PartitionSpec:
-    if in_body:
+def _compute_spec(name: str, spec: ParamSpec, mesh: Mesh, pipelined: bool) -> PartitionSpec:
+    if pipelined:
         return partition_spec(name, spec, mesh, PIPELINE)
     rules, padded = AROUND_PIPELINE, tuple(AROUND_PIPELINE)
     if mesh.shape["stage"] == 1 and TENSOR in mesh.shape:
@@ -205,8 +211,8 @@ def _compute_spec(name: str, spec: ParamSpec, mesh: Mesh, in_body: bool) -> Part
     return partition_spec(name, dataclasses.replace(spec, shape=tuple(sharded), segments=()), mesh, rules)
 
 
-def _rest_spec(spec: ParamSpec, compute: PartitionSpec, mesh: Mesh) -> PartitionSpec:
-    """The compute layout, spread further over the axes it leaves: whole experts where they divide, else one side."""
+def _storage_spec(spec: ParamSpec, compute: PartitionSpec, mesh: Mesh) -> PartitionSpec:
+    """The compute partition, sharded further over the axes that it leaves: by whole experts, else along one side."""
     placed = entries(spec, compute)
     placed = [
         axes if size % shards == 0 else ()
@@ -239,8 +245,8 @@ def _candidates(spec: ParamSpec, placed: list[tuple[str, ...]]) -> list[int]:
 
 def _subsets(axes: list[str], mesh: Mesh) -> Iterator[tuple[str, ...]]:
     """Non-empty subsets in order, those of most devices first."""
-    found = [subset for size in range(1, len(axes) + 1) for subset in itertools.combinations(axes, size)]
-    yield from sorted(found, key=lambda subset: -math.prod(mesh.shape[axis] for axis in subset))
+    subsets = [subset for size in range(1, len(axes) + 1) for subset in itertools.combinations(axes, size)]
+    yield from sorted(subsets, key=lambda subset: -math.prod(mesh.shape[axis] for axis in subset))
 
 
 def _partition(placed: list[tuple[str, ...]]) -> PartitionSpec:

@@ -9,13 +9,15 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
+from k2jax.model.attention import attention_of
 from k2jax.parallel.torus import device_grid
 from k2jax.sharding import CONTEXT, TENSOR, neighbours
 
-BATCH_AXES = ("data", "expert")  # over which rows are spread
-TOKEN_AXES = (*BATCH_AXES, CONTEXT)  # over which tokens are spread
+BATCH_AXES = ("data", "expert")  # that shard rows
+TOKEN_AXES = (*BATCH_AXES, CONTEXT)  # that shard tokens
 
 
 def axis_sizes(config: Config, devices: int) -> dict[str, int]:
@@ -51,11 +53,11 @@ def _check_context(config: Config) -> None:
     """Every device of ``context`` has as many tokens of a row, and for attention as many heads."""
     model, parallel, size = config.model, config.parallel, config.parallel.context
     length, heads = config.data.sequence_length, model.heads // parallel.tensor
+    attention = attention_of(model)
     counts = {f"config.data.sequence_length {length}": length, f"the {heads} heads of a device": heads}
-    if model.attention == "gqa":
-        keys = model.kv_heads // parallel.tensor
-        counts[f"the {keys} kv_heads of a device"] = keys
-    elif parallel.stage > 1 and 0 < model.dense_layers < model.layers:
+    keys = attention.key_heads(model) // parallel.tensor
+    counts[f"the {keys} kv_heads of a device"] = keys
+    if attention.splits_by_stage and parallel.stage > 1 and 0 < model.dense_layers < model.layers:
         around = -(-model.heads // parallel.stage)
         counts[f"the {around} heads of a stage in the leading dense layers"] = around
     for name, count in counts.items():
@@ -64,9 +66,19 @@ def _check_context(config: Config) -> None:
             raise UserError(f"config.parallel.context {size} does not divide {name}; parallel.context={near} would")
 
 
-def batch_partition(mesh: Mesh) -> PartitionSpec:
-    """Where a batch ``[micro-batches, rows, sequence]`` lies."""
-    return PartitionSpec(None, BATCH_AXES, *(axis for axis in (CONTEXT,) if axis in mesh.shape))
+def batch_partitions(mesh: Mesh, batch: PackedBatch) -> PackedBatch:
+    """PartitionSpecs of a batch ``[micro-batches, rows, ...]``, in a tree of its structure.
+
+    Rows go over ``data`` and ``expert``, and the tokens of leaves ``[M, B, S]`` over ``context``. What a leaf
+    ``[M, B, N]`` says of turns or branches is on every device that has a part of the row.
+    """
+    context = tuple(axis for axis in (CONTEXT,) if axis in mesh.shape)
+    length = batch.tokens.shape[-1]
+
+    def partition(leaf: Any) -> PartitionSpec:
+        return PartitionSpec(None, BATCH_AXES, *(context if leaf.shape[2:] == (length,) else ()))
+
+    return jax.tree.map(partition, batch)
 
 
 def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:

@@ -3,12 +3,12 @@
 A model is cut into C chunks of layers; chunk c lies on stage c mod S, so that a stage holds up to V of them (its
 virtual stages). A micro-batch goes forward through chunks 0 .. C-1 and backward through C-1 .. 0. A tick is one
 forward of a chunk and one backward of a chunk on every stage, either of which may be idle; what one stage sends
-arrives at the next tick. The entrance (embedding and leading dense layers) and the exit (final norm, head and loss)
-belong to no stage: all stages compute them together, for one micro-batch at a tick, each its slice of vocabulary,
-heads and hidden widths.
+arrives at the next tick. The embedding with the leading dense layers, and the loss with the final norm and the head,
+belong to no stage: all stages compute them together, for one micro-batch at a tick, each its slice of the vocabulary,
+the heads and the hidden widths.
 
 Micro-batches enter in groups of S. Micro-batch m enters at ``start(m) = (m // S) S V + m mod S`` and runs chunk c
-forward at ``start + c`` and, under 1F1B, backward at ``start + 2 C - 1 - c``; its exit comes one tick after the last
+forward at ``start + c`` and, under 1F1B, backward at ``start + 2 C - 1 - c``; its loss comes one tick after the last
 forward. A stage's forwards of one group are V neighbours of each of S micro-batches, S V ticks in all, so groups
 never collide, whatever C <= S V is: a stage with fewer than V chunks idles.
 
@@ -38,17 +38,17 @@ COLUMNS = (
     "cotangent_slot",  # where the cotangent of its output lies
     "arrival_slot",  # where to put the activation that arrived
     "cotangent_arrival_slot",
-    "exit_slot",  # where to put the cotangent that the exit gives, on the stage of the last chunk
+    "loss_slot",  # where to put the cotangent that the loss gives, on the stage of the last chunk
 )
 
 
 class Phase(NamedTuple):
-    """A run of ticks, and whether forwards, backwards and exits occur in it."""
+    """A run of ticks, and whether forwards, backwards and losses occur in it."""
 
     ticks: slice
     forward: bool
     backward: bool
-    exit: bool
+    loss: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Schedule:
         chunks: C.
         micro_batches: M.
         table: by name of ``COLUMNS``, int32 ``[ticks, S]``; -1 is nothing.
-        entrance, exit, unembed: int32 ``[ticks]``, the micro-batch whose embedding, loss, or embedding's gradient all
-            stages compute together; -1 is none.
+        embed, loss, embed_backward: int32 ``[ticks]``, the micro-batch whose embedding, loss, or embedding's gradient
+            all stages compute together; -1 is none.
         slots: activations that a stage holds at a time, at most.
         cotangent_slots: the same of cotangents.
     """
@@ -72,16 +72,16 @@ class Schedule:
     chunks: int
     micro_batches: int
     table: dict[str, np.ndarray]
-    entrance: np.ndarray
-    exit: np.ndarray
-    unembed: np.ndarray
+    embed: np.ndarray
+    loss: np.ndarray
+    embed_backward: np.ndarray
     slots: int
     cotangent_slots: int
 
     @property
     def ticks(self) -> int:
         """Length of the table."""
-        return len(self.entrance)
+        return len(self.embed)
 
     def phases(self) -> list[Phase]:
         """Longest runs of ticks in which the same kinds of work occur on any stage."""
@@ -89,7 +89,7 @@ class Schedule:
         kinds = list(zip(forward.tolist(), backward.tolist(), strict=True))
         cuts = [0, *(t for t in range(1, self.ticks) if kinds[t] != kinds[t - 1]), self.ticks]
         spans = [slice(*pair) for pair in itertools.pairwise(cuts)]
-        return [Phase(span, *kinds[span.start], bool((self.exit[span] >= 0).any())) for span in spans]
+        return [Phase(span, *kinds[span.start], bool((self.loss[span] >= 0).any())) for span in spans]
 
     def seconds(self, forward: float, backward: float) -> float:
         """Time when every tick waits for its slowest stage, from the time of a chunk's forward and backward."""
@@ -104,7 +104,7 @@ class Schedule:
         return 1.0 - ideal / self.seconds(forward, backward)
 
 
-def build(kind: str, stages: int, rounds: int, chunks: int, micro_batches: int) -> Schedule:
+def build_pipeline_schedule(kind: str, stages: int, rounds: int, chunks: int, micro_batches: int) -> Schedule:
     """The table of a schedule.
 
     Args:
@@ -119,15 +119,16 @@ def build(kind: str, stages: int, rounds: int, chunks: int, micro_batches: int) 
     """
     if not max(stages, stages * (rounds - 1) + 1) <= chunks <= stages * rounds or micro_batches < 1:
         raise ValueError(f"{chunks} chunks do not lie on {stages} stages of {rounds}, or no micro-batch")
-    forward = {(m, c): _start(m, stages, rounds) + c for m in range(micro_batches) for c in range(chunks)}
-    backward = {(m, c): _start(m, stages, rounds) + 2 * chunks - 1 - c for m, c in forward}
+    forward = {(m, c): first_tick(m, stages, rounds) + c for m in range(micro_batches) for c in range(chunks)}
+    backward = {(m, c): first_tick(m, stages, rounds) + 2 * chunks - 1 - c for m, c in forward}
     if kind == "gpipe":
         shift = max(forward.values()) + 1 - min(backward.values())
         backward = {key: tick + shift for key, tick in backward.items()}
     return _tabulate(stages, rounds, chunks, micro_batches, forward, backward)
 
 
-def _start(micro_batch: int, stages: int, rounds: int) -> int:
+def first_tick(micro_batch: int, stages: int, rounds: int) -> int:
+    """The tick at which a micro-batch runs the first chunk forward, with S stages of V chunks."""
     return micro_batch // stages * stages * rounds + micro_batch % stages
 
 
@@ -146,7 +147,7 @@ def _tabulate(
     most = most_cotangents = 0
     for stage in range(stages):
         mine = [(m, c) for m in range(micro_batches) for c in range(stage, chunks, stages)]
-        # The entrance writes its result at the tick of the first chunk's forward.
+        # The embedding writes its result at the tick of the first chunk's forward.
         arrives = {(m, c): forward[m, c - 1] + 1 if c else forward[m, c] for m, c in mine}
         returns = {(m, c): (backward[m, c + 1] if c < chunks - 1 else forward[m, c]) + 1 for m, c in mine}
         slots, count = _colour({key: (arrives[key], backward[key]) for key in mine})
@@ -162,13 +163,13 @@ def _tabulate(
             if c:
                 put("arrival_slot", arrives[m, c], c, slots[m, c])
             put("cotangent_slot", backward[m, c], c, cotangents[m, c])
-            arrival = "cotangent_arrival_slot" if c < chunks - 1 else "exit_slot"
+            arrival = "cotangent_arrival_slot" if c < chunks - 1 else "loss_slot"
             put(arrival, returns[m, c], c, cotangents[m, c])
-    columns = {name: np.full(ticks, -1, np.int32) for name in ("entrance", "exit", "unembed")}
+    columns = {name: np.full(ticks, -1, np.int32) for name in ("embed", "loss", "embed_backward")}
     for m in range(micro_batches):
-        columns["entrance"][forward[m, 0]] = m
-        columns["exit"][forward[m, chunks - 1] + 1] = m
-        columns["unembed"][backward[m, 0]] = m
+        columns["embed"][forward[m, 0]] = m
+        columns["loss"][forward[m, chunks - 1] + 1] = m
+        columns["embed_backward"][backward[m, 0]] = m
     return Schedule(
         stages, rounds, chunks, micro_batches, table, **columns, slots=most, cotangent_slots=most_cotangents
     )

@@ -1,13 +1,12 @@
-"""Which TPU chip stands where in the mesh: ranks that exchange tokens in compact blocks, stages in rings.
+"""Placement of mesh axes on the torus of a TPU slice: exchanges in compact blocks, pipeline stages in rings.
 
-Those who share a layer or a row speak most, so they are neighbours before all others.
+Devices that share a layer or a row communicate most, so they are placed as neighbours before all others. In an
+all-to-all every device sends to every other, and the busiest link decides: in a block of a torus that is a line or a
+ring along the block's longest side. Sixteen ranks on a ring load a link twice as much as a block of 4 x 4. A stage
+sends to the next stage alone, so stages follow whole rings. JAX's ``mesh_utils.create_device_mesh`` gives each mesh
+axis as few sides of the torus as it can instead.
 
-In an exchange everyone speaks to everyone, and the busiest link decides: in a block of a torus that is a line or a ring
-along its longest side. 16 ranks on a ring load a link twice as much as a block of 4 x 4. A stage speaks to the next
-alone, so stages go along whole rings. JAX's own ``mesh_utils.create_device_mesh`` gives each mesh axis as few sides of
-the torus as it can.
-
-Between slices there is a network many times slower. Only ``data`` goes over it: gradients and weights, once a step.
+The network between slices is many times slower. Only ``data`` crosses it: gradients and weights, once a step.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _BLOCKS = ("tensor", "context", "expert")
 
 
 def device_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
-    """Devices as an array with an axis for each of ``sizes``, in their order; on a TPU by where they stand.
+    """Devices as an array with an axis for each of ``sizes``, in their order; on a TPU by their position in the torus.
 
     Args:
         devices: of one or more slices, or of another platform.
@@ -68,17 +67,17 @@ def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence
             in this order.
         order: of the result's axes.
     """
-    anyhow = np.asarray(list(devices), dtype=object).reshape([sizes[axis] for axis in order])
+    unplaced = np.asarray(list(devices), dtype=object).reshape([sizes[axis] for axis in order])
     torus = _torus(devices)
     if torus is None:
-        return anyhow
+        return unplaced
     left = torus.shape
     factors: dict[str, tuple[int, ...]] = {}
     placed_first = [name for name in (*_BLOCKS, "stage") if name in sizes]
     for name in [*placed_first, *(name for name in order if name not in placed_first)]:
         options = list(_splits(sizes[name], left))
         if not options:  # sizes that do not divide the torus's sides: any order of the devices must do
-            return anyhow
+            return unplaced
         strides = [side // part for side, part in zip(torus.shape, left, strict=True)]
         cost = functools.partial(_exchange_cost, strides=strides) if name in _BLOCKS else _ring_cost
         factors[name] = min(options, key=lambda split: cost(split, torus.shape))
@@ -87,13 +86,13 @@ def torus_grid(devices: Sequence[Any], sizes: Mapping[str, int], order: Sequence
     outer = list(reversed(factors))
     shape = [factors[name][side] for side in range(torus.ndim) for name in outer]
     cut = torus.reshape(shape)
-    at = {name: [side * len(outer) + outer.index(name) for side in range(torus.ndim)] for name in outer}
-    moved = cut.transpose([position for name in order for position in at[name]])
+    positions = {name: [side * len(outer) + outer.index(name) for side in range(torus.ndim)] for name in outer}
+    moved = cut.transpose([position for name in order for position in positions[name]])
     return moved.reshape([sizes[name] for name in order])
 
 
 def _torus(devices: Sequence[Any]) -> np.ndarray | None:
-    """Devices by x, y, z and core; None where they are not a box, because others of their slice are left out."""
+    """Devices by x, y, z and core; None where they do not fill a box."""
     places = np.array([(*device.coords, device.core_on_chip) for device in devices])
     places = places - places.min(0)
     torus = np.empty(places.max(0) + 1, dtype=object)

@@ -1,8 +1,8 @@
-"""A process among the others of its run: how it waits for them, hears of their end, and ends with them.
+"""One process in the group of its run: barriers, detection of lost processes, and a common end.
 
-The first process that fails, or sees another one gone, leaves a verdict in the key-value store of jax's coordination
-service: one line and one exit code, for all. A collective that waits for a dead process cannot be interrupted, so a
-process is ended by the thread that hears the verdict.
+The first process that fails, or detects that another one is lost, writes a verdict to the key-value store of jax's
+coordination service: one error line and one exit code for all processes. A collective that waits for a lost process
+cannot be interrupted, so the thread that receives the verdict ends the process.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from k2jax.processes.meeting import ProcessLostError
+from k2jax.processes.rendezvous import ProcessLostError
 
-PAUSE_SECONDS = 2.0
-"""Between two looks at who is alive."""
+POLL_SECONDS = 2.0
+"""Interval between two queries for the live processes."""
 LEAVE_SECONDS = 20.0
-"""How long process 0, which holds the service, stays for the others to end before it."""
+"""How long process 0, which runs the service, waits for the other processes to end before it ends."""
 _FOREVER = 365 * 24 * 3600.0
 _VERDICT = "k2jax/verdict"
 _HOSTS = "k2jax/host/"
 
 
 class Group:
-    """The processes of a run, seen from one of them.
+    """The processes of a run, as one of them sees them.
 
     Args:
-        client: of jax's coordination service.
-        index: of this process.
-        count: how many there are.
+        client: client of jax's coordination service.
+        index: index of this process.
+        count: number of processes.
         address: HOST:PORT of the service.
 
     Attributes:
-        position: the step being computed and the newest that is saved, where known, for what is said of a lost process.
+        position: returns the current step and the newest checkpoint's step, or None where they are unknown; the message
+            about a lost process mentions them.
     """
 
     def __init__(self, client: Any, index: int, count: int, address: str):
@@ -48,18 +49,18 @@ class Group:
         self.position: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
         self._client, self._host, self._hosts = client, socket.gethostname(), {}
         self._address, self._ending = address, threading.Lock()
-        self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._aborting)
+        self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._on_abort)
         ctypes.CDLL(None).signal(signal.SIGABRT, self._abort_handler)
         client.key_value_set(f"{_HOSTS}{index}", self._host)
         for target in (self._watch_verdict, self._watch_peers):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
 
     def barrier(self, name: str, seconds: float | None) -> None:
-        """Returns when every process has come here; ``name`` is used once in a run.
+        """Waits until every process has called it with this name; each name is used once in a run.
 
         Raises:
-            ProcessLostError: some did not come within ``seconds``; it names them.
-            Exception: jax's own, when a process dies before: the watchers name it.
+            ProcessLostError: some processes did not reach the barrier within ``seconds``; the message names them.
+            Exception: jax's own error if a process is lost while this one waits; the watchers name that process.
         """
         folder = f"k2jax/barrier/{name}/"
         try:
@@ -68,67 +69,71 @@ class Group:
         except Exception as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
-            came = self._entries(folder)
-            self._hosts |= self._entries(_HOSTS)
-            missing = [index for index in range(self.count) if index not in came]
+            arrived = self._read_entries(folder)
+            self._hosts |= self._read_entries(_HOSTS)
+            missing = [index for index in range(self.count) if index not in arrived]
             raise ProcessLostError(
-                f"{self._names(missing) or 'a process'} did not come to {name!r} within {seconds:g} s: the run stops "
-                "here; see why there, and start it again"
+                f"{self._names(missing) or 'a process'} did not reach {name!r} within {seconds:g} s: the run stops; "
+                "see why in the log of that process, and restart the run"
             ) from error
 
-    def of_first(self, name: str, text: str) -> str:
-        """Process 0's ``text``, in every process; ``name`` is used once in a run."""
+    def broadcast_from_first(self, name: str, text: str) -> str:
+        """Returns process 0's ``text`` in every process; each ``name`` is used once in a run."""
         key = f"k2jax/first/{name}"
         if self.index == 0:
             self._client.key_value_set(key, text)
         return self._client.blocking_key_value_get(key, int(_FOREVER * 1000))
 
-    def stop(self, line: str, code: int, of: int | None = None, lost: tuple[int, ...] = ()) -> NoReturn:
-        """Ends this process and, unless a verdict was given before, all others as well.
+    def stop(self, line: str, code: int, failed: int | None = None, lost: tuple[int, ...] = ()) -> NoReturn:
+        """Ends this process and all others with one verdict; an earlier verdict has precedence.
 
         Args:
-            line: what is said.
-            code: every process' exit code.
-            of: the process that failed, where the line does not name it.
-            lost: processes that will not come to their end.
+            line: the error message.
+            code: exit code of every process.
+            failed: index of the process that failed, unless the line names it.
+            lost: indices of processes that cannot end in an orderly way.
         """
-        self._ending.acquire()  # never released: one thread ends the process, any other waits here for that
-        verdict = {"line": line, "code": code, "of": of, "lost": lost}
+        self._ending.acquire()  # never released: one thread ends the process while any other waits here
+        verdict = {"line": line, "code": code, "failed": failed, "lost": lost}
         if 0 not in lost:
             with contextlib.suppress(Exception):
                 self._client.key_value_set(_VERDICT, json.dumps(verdict))
-            if of != self.index:
+            if failed != self.index:
                 with contextlib.suppress(Exception):
                     verdict = json.loads(self._client.blocking_key_value_get(_VERDICT, 1000))
-        self._say(verdict["line"], verdict["of"])
+        self._print_error(verdict["line"], verdict["failed"])
         self._exit(verdict["code"], verdict["lost"])
 
     def leave(self, code: int) -> NoReturn:
-        """Ends this process after an ordinary run, when all have come so far."""
+        """Ends this process after a successful run, once every process has finished."""
         self.barrier("end", None)
         self._ending.acquire()
         self._exit(code, ())
 
     def _names(self, indices: list[int]) -> str:
-        """``process 2 (host-b), process 3 (host-c)``."""
+        """Processes for a message: ``process 2 (host-b), process 3 (host-c)``."""
         return ", ".join(f"process {i} ({self._hosts[i]})" if i in self._hosts else f"process {i}" for i in indices)
 
-    def _entries(self, folder: str) -> dict[int, str]:
-        """What processes have set below ``folder``, by process; empty where the service is gone."""
+    def _read_entries(self, folder: str) -> dict[int, str]:
+        """The values that processes have set below ``folder``, by process; empty if the service is lost."""
         with contextlib.suppress(Exception):
             return {int(key.rpartition("/")[2]): value for key, value in self._client.key_value_dir_get(folder)}
         return {}
 
-    def _say(self, line: str, of: int | None) -> None:
-        if of not in (None, self.index):
-            if of not in self._hosts:  # it failed before anyone was looked at
-                self._hosts |= self._entries(_HOSTS)
-            line = f"{self._names([of])} stopped: {line}"
+    def _print_error(self, line: str, failed: int | None) -> None:
+        if failed not in (None, self.index):
+            if failed not in self._hosts:  # it failed before the first query for live processes
+                self._hosts |= self._read_entries(_HOSTS)
+            line = f"{self._names([failed])} stopped: {line}"
         prefix = f"process {self.index}: " if self.index else ""
-        os.write(2, f"error: {prefix}{line}\n".encode())  # past Python's buffers, whose lock another thread may hold
+        # Not through Python's buffers, whose lock another thread may hold.
+        os.write(2, f"error: {prefix}{line}\n".encode())
 
     def _exit(self, code: int, lost: tuple[int, ...]) -> NoReturn:
-        """Not through the interpreter's end, where jax waits for all others and threads waiting in C++ abort."""
+        """Ends the process at once.
+
+        At an ordinary exit of the interpreter jax waits for all other processes, and threads that wait in C++ abort.
+        """
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -137,19 +142,19 @@ class Group:
                 self._client.key_value_set(f"k2jax/left/{self.index}", "")
         deadline = time.monotonic() + LEAVE_SECONDS
         while self.index == 0 and time.monotonic() < deadline:  # jax aborts a process that outlives the service
-            if len(self._entries("k2jax/left/").keys() | set(lost)) == self.count:
+            if len(self._read_entries("k2jax/left/").keys() | set(lost)) == self.count:
                 time.sleep(0.5)
                 break
             time.sleep(0.1)
         os._exit(code)
 
-    def _aborting(self, number: int) -> None:
-        """Says why jax aborts this process, where the service is gone; jax knows no other way of taking that.
+    def _on_abort(self, number: int) -> None:
+        """Prints why jax aborts this process, if the service is lost; jax cannot be told not to abort then.
 
-        A handler of Python's own would run in the main thread, after the abort: this one is called in the thread that
-        aborts. When it returns the abort goes on.
+        A Python signal handler would run in the main thread, after the abort. This C handler runs in the thread that
+        aborts, and the abort continues when it returns.
         """
-        if self.index and not _answers(self._address):
+        if self.index and not _accepts_connections(self._address):
             self._stop_without([0])
 
     def _watch_verdict(self) -> None:
@@ -157,20 +162,23 @@ class Group:
             verdict = json.loads(self._client.blocking_key_value_get(_VERDICT, int(_FOREVER * 1000)))
         except Exception:
             self._stop_without([0])
-        self.stop(verdict["line"], verdict["code"], verdict["of"], tuple(verdict["lost"]))
+        self.stop(verdict["line"], verdict["code"], verdict["failed"], tuple(verdict["lost"]))
 
     def _watch_peers(self) -> None:
-        """Each look waits for the look of every other living process: none is dead for being slow in Python."""
-        everyone = list(range(self.count))
+        """Queries the live processes until one is lost.
+
+        Each query waits for the queries of all other live processes, so slow Python code does not count as a loss.
+        """
+        indices = list(range(self.count))
         try:
-            first = self._client.get_live_nodes(everyone)
-            self._hosts |= self._entries(_HOSTS)
-            lost = [index for index in everyone if index not in first]
+            incarnations = self._client.get_live_nodes(indices)
+            self._hosts |= self._read_entries(_HOSTS)
+            lost = [index for index in indices if index not in incarnations]
             while not lost:
-                time.sleep(PAUSE_SECONDS)
-                live = self._client.get_live_nodes(everyone)
-                # One that was started again in its place has another number of incarnation.
-                lost = [index for index in everyone if live.get(index) != first[index]]
+                time.sleep(POLL_SECONDS)
+                live = self._client.get_live_nodes(indices)
+                # A process that was restarted has the same index and another incarnation.
+                lost = [index for index in indices if live.get(index) != incarnations[index]]
         except Exception:
             lost = [0]
         self._stop_without(lost)
@@ -178,14 +186,16 @@ class Group:
     def _stop_without(self, lost: list[int]) -> NoReturn:
         step, saved = self.position()
         since = "" if step is None else f" since step {step}"
-        mend = "" if step is None else ", it begins anew" if saved is None else f", it resumes from step {saved}"
+        remedy = "restart it"
+        if step is not None:
+            remedy += "; it begins from scratch" if saved is None else f"; it resumes from step {saved}"
         verb = "does" if len(lost) == 1 else "do"
-        line = f"{self._names(lost)} {verb} not answer{since}: the run stops here; start it again{mend}"
+        line = f"{self._names(lost)} {verb} not respond{since}: the run stops; {remedy}"
         self.stop(line, 1, lost=tuple(lost))
 
 
-def _answers(address: str) -> bool:
-    """Whether something listens at HOST:PORT."""
+def _accepts_connections(address: str) -> bool:
+    """Whether a server listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()

@@ -1,5 +1,5 @@
-"""What a run tells: metrics, progress, samples, plots and the report of a workdir.
+"""Output of a run: metrics, progress, samples, plots and the report of a workdir.
 
-The lowest layer of the library: it knows files and pictures, nothing of models. Import from its modules; matplotlib
-and tensorboardX load only where they are used.
+The package knows files and figures, but no models. Import from its modules: matplotlib and tensorboardX are loaded only
+by the modules that use them.
 """

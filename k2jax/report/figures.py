@@ -1,4 +1,4 @@
-"""The figures of a run, each a function from metrics records to a matplotlib Figure, or None where nothing is known."""
+"""The figures of a run: functions from metrics records to a matplotlib Figure, or to None if data are missing."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from k2jax.report.style import (
 )
 from k2jax.report.summary import NO_BASELINES, Baselines
 
-SMALL_MULTIPLES = 12  # layers that still get a panel of their own in max_logit
-LOAD_PANELS = 6  # MoE layers that still get a panel of their own in expert_load
-LOAD = TwoSlopeNorm(1.0, 0.0, 3.0)  # load relative to the mean: white is balanced
+SMALL_MULTIPLES = 12  # most layers for which max_logit has a panel per layer
+LOAD_PANELS = 6  # most MoE layers for which expert_load has a panel per layer
+LOAD_COLORS = TwoSlopeNorm(1.0, 0.0, 3.0)  # load relative to the mean: white is balanced
 
 
 def loss_figure(records: Records, baselines: Baselines = NO_BASELINES) -> Figure | None:
-    """Training loss (raw and smoothed) with validation loss, and held-out bits per byte beside its yardsticks."""
+    """Returns training loss (raw and smoothed) with validation loss, and held-out bits per byte with its baselines."""
     loss, val_loss = scalars(records, "loss"), scalars(records, "val_loss")
     bits = scalars(records, "val_bits_per_byte")
     panels = [_draw_loss] * (loss is not None or val_loss is not None) + [_draw_bits] * (bits is not None)
@@ -49,7 +49,7 @@ def _draw_loss(axes: Axes, loss, val_loss, bits, baselines: Baselines) -> None:
     if loss is not None:
         steps, values = loss
         smoothed = _raw_and_smooth(axes, steps, values, PALETTE[0], "training")
-        # A spike of a few steps may leave the picture; the curve must not be flattened by it.
+        # A spike of a few steps may exceed the axis, so that it does not flatten the curve.
         top = max(np.nanmax(smoothed), np.nanquantile(values, 0.995, method="lower"))
         bottom = min(np.nanquantile(values, 0.005, method="higher"), np.nanmin(smoothed))
         if val_loss is not None:
@@ -63,23 +63,23 @@ def _draw_loss(axes: Axes, loss, val_loss, bits, baselines: Baselines) -> None:
 
 def _draw_bits(axes: Axes, loss, val_loss, bits, baselines: Baselines) -> None:
     steps, values = bits
-    last = f", {values[-1]:.3f} in the end" if np.isfinite(values[-1]) else ""
+    last = f", {values[-1]:.3f} at the end" if np.isfinite(values[-1]) else ""
     style_axes(axes, title=f"Held-out text{last}", x="step", y="bits per byte")
     axes.plot(steps, values, color=PALETTE[1], linewidth=1.8, marker="o", markersize=4)
-    known = sorted(baselines.items(), key=lambda item: item[1])
-    top = 1.1 * max([np.nanmax(values), *(value for _, value in known)]) or 1.0
-    for index, (label, value) in enumerate(known):
-        crowded = index + 1 < len(known) and known[index + 1][1] - value < 0.07 * top
+    ordered = sorted(baselines.items(), key=lambda item: item[1])
+    top = 1.1 * max([np.nanmax(values), *(value for _, value in ordered)]) or 1.0
+    for index, (label, value) in enumerate(ordered):
+        crowded = index + 1 < len(ordered) and ordered[index + 1][1] - value < 0.07 * top
         reference_line(axes, value, f"{label} {value:.2f}", left=True, under=crowded)
     axes.set_ylim(0, top)
 
 
 def max_logit_figure(records: Records, threshold: float | None = None) -> Figure | None:
-    """Largest attention logit: a panel per layer with a line per head, or layers as rows of a heat map.
+    """Returns the largest attention logits: a panel per layer with a line per head, or a heat map with a row per layer.
 
     Args:
-        records: metrics.
-        threshold: QK-Clip's tau, drawn where the logits come near it.
+        records: metrics records.
+        threshold: threshold of QK-Clip; its line is drawn if the logits come near it.
     """
     heads = arrays(records, "max_logit_heads", 2)
     if heads is not None and heads[1].shape[1] <= SMALL_MULTIPLES:
@@ -110,7 +110,7 @@ def _max_logit_panels(steps: np.ndarray, logits_NLH: np.ndarray, threshold: floa
     width, height = max(7.0, 3.4 * columns + 1.2), max(3.4, 2.5 * rows + 0.4)
     figure, grid = new_figure(rows, columns, width=width, height=height, sharex=True, sharey=True)
     highest = np.nanmax(logits_NLH)
-    few = heads <= len(PALETTE)
+    has_few_heads = heads <= len(PALETTE)
     for layer, axes in enumerate(grid.flat):
         if layer >= layers:
             axes.set_visible(False)
@@ -119,10 +119,10 @@ def _max_logit_panels(steps: np.ndarray, logits_NLH: np.ndarray, threshold: floa
         style_axes(axes, title=f"Layer {layer}", x="step" * below, y="max logit" * (layer % columns == 0))
         axes.tick_params(labelbottom=below)
         for head in range(heads):
-            color, alpha = (PALETTE[head], 1.0) if few else (PALETTE[0], max(0.1, 4 / heads))
-            label = f"head {head}" if few else None
+            color, alpha = (PALETTE[head], 1.0) if has_few_heads else (PALETTE[0], max(0.1, 4 / heads))
+            label = f"head {head}" if has_few_heads else None
             axes.plot(*thin(steps, logits_NLH[:, layer, head]), color=color, alpha=alpha, linewidth=1.3, label=label)
-        if not few:
+        if not has_few_heads:
             axes.plot(*thin(steps, _nan_max(logits_NLH[:, layer], 1)), color=INK, linewidth=1.4, label="largest")
         _threshold(axes, threshold, highest, named=layer == 0)
         step_ticks(axes)
@@ -137,13 +137,13 @@ def _threshold(axes: Axes, threshold: float | None, highest: float, named: bool 
     label = f"QK-Clip τ = {threshold:g}" if named else ""
     if highest >= threshold / 3:
         reference_line(axes, threshold, label, ALERT, left=True)
-    elif named:  # far away: the line would press the curves flat
-        place = {"transform": axes.transAxes, "va": "top", "fontsize": 9}
-        axes.text(0.02, 0.97, f"{label} (above)", color=ALERT, path_effects=HALO, **place)
+    elif named:  # the line is so far above the curves that it would flatten them
+        position = {"transform": axes.transAxes, "va": "top", "fontsize": 9}
+        axes.text(0.02, 0.97, f"{label} (above)", color=ALERT, path_effects=HALO, **position)
 
 
 def expert_load_figure(records: Records) -> Figure | None:
-    """Load of each expert relative to its layer's mean, over time or, with many layers, last seen; max violation."""
+    """Returns each expert's load relative to its layer's mean (of many layers only the last), and max violation."""
     tokens = arrays(records, "expert_tokens", 2)
     violation = scalars(records, "max_violation")
     if tokens is None and violation is None:
@@ -171,20 +171,20 @@ def expert_load_figure(records: Records) -> Figure | None:
 def _load_over_time(panels: np.ndarray, steps: np.ndarray, load_NLE: np.ndarray):
     for layer, axes in enumerate(panels):
         style_axes(axes, title=f"MoE layer {layer}: load of each expert", y="expert")
-        mesh = heat_map(axes, *_columns(steps, load_NLE[:, layer].T), cmap="RdBu_r", norm=LOAD)
+        mesh = heat_map(axes, *_columns(steps, load_NLE[:, layer].T), cmap="RdBu_r", norm=LOAD_COLORS)
         step_ticks(axes)
     return mesh
 
 
 def _load_last(panels: np.ndarray, steps: np.ndarray, load_NLE: np.ndarray):
     axes = style_axes(panels[0], title=f"Load of each expert at step {steps[-1]:,.0f}", x="expert", y="MoE layer")
-    mesh = heat_map(axes, np.arange(load_NLE.shape[2]), load_NLE[-1], cmap="RdBu_r", norm=LOAD)
+    mesh = heat_map(axes, np.arange(load_NLE.shape[2]), load_NLE[-1], cmap="RdBu_r", norm=LOAD_COLORS)
     axes.invert_yaxis()
     return mesh
 
 
 def learning_rate_figure(records: Records) -> Figure | None:
-    """Learning rate and, where known, the gradient norm before clipping."""
+    """Returns the learning rate and, if recorded, the gradient norm before clipping."""
     panels = [
         ("learning_rate", "Learning rate", "rate", PALETTE[2], False),
         ("grad_norm", "Gradient norm before clipping", "global L2 norm", PALETTE[4], True),
@@ -193,7 +193,7 @@ def learning_rate_figure(records: Records) -> Figure | None:
 
 
 def throughput_figure(records: Records) -> Figure | None:
-    """Tokens per second and, where known, model FLOPs utilisation and memory."""
+    """Returns tokens per second and, if recorded, model FLOPs utilisation and memory."""
     panels = [
         ("tokens_per_second", "Throughput", "tokens/s", PALETTE[0], True),
         ("mfu", "Model FLOPs utilisation", "fraction of peak", PALETTE[2], True),
@@ -203,20 +203,19 @@ def throughput_figure(records: Records) -> Figure | None:
 
 
 def _curves(records: Records, panels: list[tuple[str, str, str, str, bool]]) -> Figure | None:
-    known = [(scalars(records, key), *rest) for key, *rest in panels]
-    known = [panel for panel in known if panel[0] is not None]
-    if not known:
+    recorded = [(scalars(records, key), *rest) for key, *rest in panels]
+    recorded = [panel for panel in recorded if panel[0] is not None]
+    if not recorded:
         return None
-    figure, grid = new_figure(len(known), height=2.4 * len(known) + 0.6, sharex=True)
-    for axes, ((steps, values), title, unit, color, noisy) in zip(grid[:, 0], known, strict=True):
+    figure, grid = new_figure(len(recorded), height=2.4 * len(recorded) + 0.6, sharex=True)
+    for axes, ((steps, values), title, unit, color, noisy) in zip(grid[:, 0], recorded, strict=True):
         style_axes(axes, title=title, y=unit)
         if noisy:
             _raw_and_smooth(axes, steps, values, color)
         else:
             axes.plot(*thin(steps, values), color=color, linewidth=1.7)
-        axes.set_ylim(
-            0, 1.08 * np.nanquantile(values, 0.995, method="lower") or 1
-        )  # a stray peak may leave the picture
+        # A single peak may exceed the axis.
+        axes.set_ylim(0, 1.08 * np.nanquantile(values, 0.995, method="lower") or 1)
         step_ticks(axes)
     grid[-1, 0].set_xlabel("step")
     return figure
@@ -225,11 +224,10 @@ def _curves(records: Records, panels: list[tuple[str, str, str, str, bool]]) -> 
 def _raw_and_smooth(
     axes: Axes, steps: np.ndarray, values: np.ndarray, color: str, label: str | None = None
 ) -> np.ndarray:
-    """Draw a noisy curve and its running median; returns the median."""
+    """Draws a noisy curve and its running median; returns the median."""
     steps, values = thin(steps, values)
     smoothed = smooth(values)
-    few = len(values) < 80  # too few for smoothing to change anything
-    if not few:
+    if len(values) >= 80:  # smoothing changes nothing below that
         axes.plot(steps, values, color=color, alpha=0.3, linewidth=0.8, label=label)
         label = label and f"{label}, running median"
     axes.plot(steps, smoothed, color=color, linewidth=1.7, marker="o" if len(values) == 1 else None, label=label)
@@ -237,7 +235,7 @@ def _raw_and_smooth(
 
 
 def _align(panels: np.ndarray, steps: np.ndarray) -> None:
-    """Give stacked panels one step axis, without margins and with numbers at the bottom only."""
+    """Gives stacked panels the same step axis, without margins and with numbers at the bottom only."""
     if steps.min() < steps.max():
         for axes in panels:
             axes.set_xlim(steps.min(), steps.max())
@@ -252,6 +250,6 @@ def _columns(steps: np.ndarray, values_YN: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _nan_max(values: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
-    """Like nanmax, with NaN and no warning where everything is NaN."""
+    """``np.nanmax`` that returns NaN without a warning if all values are NaN."""
     highest = np.max(np.where(np.isnan(values), -np.inf, values), axis=axis)
     return np.where(np.isinf(highest), np.nan, highest)

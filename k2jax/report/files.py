@@ -1,4 +1,4 @@
-"""Files that are whole or absent: everything a run rewrites goes through a temporary file and a rename."""
+"""Atomic file replacement: a temporary file and a rename."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from pathlib import Path
 
 
 def write_atomic(path: Path | str, content: bytes | str) -> Path:
-    """Replace ``path`` by ``content`` (text as UTF-8) so that a reader, or a kill, never meets half of it.
+    """Replaces a file by ``content`` (text in UTF-8) atomically, also if the process is killed meanwhile.
 
-    Folders are created. Lone surrogates, which decoded model output may hold, are written as "?".
+    Missing folders are created. Unpaired surrogates, which decoded model output can contain, are written as "?".
+
+    Returns:
+        The path.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # the same folder: a rename must not cross devices
+    # In the same folder, because a rename must not cross file systems.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # or a power cut could keep the rename and lose the content
+            os.fsync(file.fileno())  # otherwise a power failure could keep the rename and lose the content
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""``report.md``: one page a person reads after a run, built from what is known and silent about the rest."""
+"""``report.md``: a one-page summary of a run, which omits what is unknown."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ CAPTIONS = {
 
 
 def write_report(workdir: Path | str, summary: RunSummary) -> Path:
-    """Write ``report.md`` from the summary, the workdir's metrics, samples and plots, and return its path.
+    """Writes ``report.md`` from the summary and the workdir's metrics, samples and plots.
 
-    Fields of the summary that are None are taken from ``metrics.jsonl`` where it knows them (see RunSummary). Draw the
-    plots before: the report links those it finds.
+    Fields of the summary that are None are computed from ``metrics.jsonl`` if possible (see RunSummary). The report
+    links only existing plots, so draw them first.
+
+    Returns:
+        The path of the report.
     """
     workdir = Path(workdir)
     summary = complete(summary, read_metrics(workdir))
@@ -52,7 +55,7 @@ def _section(title: str, body: str) -> str:
     return f"## {title}\n\n{body}" if body else ""
 
 
-def _known(value: Any, form: Callable[[Any], str]) -> str | None:
+def _format_known(value: Any, form: Callable[[Any], str]) -> str | None:
     return None if value is None else form(value)
 
 
@@ -61,15 +64,15 @@ def _facts(rows: list[tuple[str, str | None]]) -> str:
 
 
 def _headline(s: RunSummary) -> str:
-    """One sentence: how far, how good, how long."""
+    """One sentence: steps, quality and duration."""
     parts = []
     if s.step is not None:
-        of = f" of {s.total_steps:,}" if s.total_steps else ""
-        parts.append(f"{s.step:,}{of} steps")
+        total = f" of {s.total_steps:,}" if s.total_steps else ""
+        parts.append(f"{s.step:,}{total} steps")
     if s.val_bits_per_byte is not None:
         share = s.val_bits_per_byte / s.baselines.unigram_entropy if s.baselines.unigram_entropy else None
-        of = "" if share is None else f", {percent(share)} of the unigram byte entropy"
-        parts.append(f"**{s.val_bits_per_byte:.3f} bits per byte** on held-out text{of}")
+        comparison = "" if share is None else f", {percent(share)} of the unigram byte entropy"
+        parts.append(f"**{s.val_bits_per_byte:.3f} bits per byte** on held-out text{comparison}")
     elif s.val_loss is not None:
         parts.append(f"**validation loss {s.val_loss:.3f}**")
     if s.seconds is not None:
@@ -113,14 +116,14 @@ def _training(s: RunSummary) -> str:
     return _facts(
         [
             ("steps", steps),
-            ("tokens", _known(s.tokens, quantity)),
-            ("time", _known(s.seconds, duration)),
-            ("throughput", _known(s.tokens_per_second, lambda rate: f"{significant(rate)} tokens/s (median)")),
-            ("model FLOPs utilisation", _known(s.mfu, lambda mfu: f"{percent(mfu)} (median)")),
-            ("peak memory", _known(s.memory_gb, lambda size: f"{significant(size)} GB")),
-            ("training loss, last steps", _known(s.loss, "{:.3f} nats per token".format)),
-            ("validation loss", _known(s.val_loss, "{:.3f} nats per token".format)),
-            ("loss spikes", _known(s.spikes, "{:,}".format)),
+            ("tokens", _format_known(s.tokens, quantity)),
+            ("time", _format_known(s.seconds, duration)),
+            ("throughput", _format_known(s.tokens_per_second, lambda rate: f"{significant(rate)} tokens/s (median)")),
+            ("model FLOPs utilisation", _format_known(s.mfu, lambda mfu: f"{percent(mfu)} (median)")),
+            ("peak memory", _format_known(s.memory_gb, lambda size: f"{significant(size)} GB")),
+            ("training loss, last steps", _format_known(s.loss, "{:.3f} nats per token".format)),
+            ("validation loss", _format_known(s.val_loss, "{:.3f} nats per token".format)),
+            ("loss spikes", _format_known(s.spikes, "{:,}".format)),
         ]
     )
 
@@ -135,11 +138,11 @@ def _muonclip(s: RunSummary) -> str:
     return _facts(
         [
             ("highest attention logit", logit),
-            ("QK-Clip threshold", _known(s.qk_clip_tau, "{:g}".format)),
+            ("QK-Clip threshold", _format_known(s.qk_clip_tau, "{:g}".format)),
             ("heads clipped", clipped),
             (
                 "Newton-Schulz, of the training FLOPs of its matrices",
-                _known(s.newton_schulz_share, lambda share: percent(share, 2)),
+                _format_known(s.newton_schulz_share, lambda share: percent(share, 2)),
             ),
         ]
     )
@@ -159,7 +162,7 @@ def _data(s: RunSummary) -> str:
         return ""
     rows = []
     for source in s.sources:
-        tokens, epochs = _known(source.tokens, quantity), _known(source.epochs, "{:.2f}".format)
+        tokens, epochs = _format_known(source.tokens, quantity), _format_known(source.epochs, "{:.2f}".format)
         rows.append((source.name, tokens, epochs, source.skipped))
     return markdown_table(("source", "tokens", "epochs used", "records skipped"), rows)
 
@@ -176,7 +179,7 @@ def _samples(workdir: Path) -> str:
 
 
 def _sample(sample: Sample) -> str:
-    # The prompt as a quoted string: its line breaks must show, and backticks cannot close the code span.
+    # The prompt is a quoted string: line breaks are visible, and backticks cannot close the code span.
     prompt = json.dumps(sample.prompt, ensure_ascii=False).replace("`", "\\u0060")
     return f"After `{prompt}`:\n\n{fenced(sample.prompt + sample.text)}"
 

@@ -1,29 +1,31 @@
-"""``metrics.jsonl``: one JSON object a line, in step order, each step once, whatever killed the run in between.
+"""``metrics.jsonl``: one JSON object per line, in step order, each step once, even if the run was killed and resumed.
 
-The keys a run writes where it knows them; everything else is kept as it comes:
+A run writes the following keys if it has their values; other keys are kept unchanged:
 
-===================  ==================================================================================
-step                 optimizer steps done
-loss, val_loss       cross-entropy [nats per token]
-val_bits_per_byte    held-out cross-entropy [bits per byte of text]
-learning_rate        peak group's rate at this step
-grad_norm            global gradient norm before clipping
-tokens_per_second    throughput of this step or logging interval [tokens/s]
-mfu                  model FLOPs utilisation, a fraction of the device's peak
-max_logit            largest attention logit of the step, over all layers and heads
-max_logit_heads      the same for each layer and head, [layers][heads]
-clipped_heads        heads that QK-Clip rescaled at this step
-max_violation        largest (load of the busiest expert) / (mean load) - 1 over the MoE layers
-max_violation_layers the same for each MoE layer
-expert_tokens        tokens routed to each expert, [MoE layers][experts]
-balance_loss         sequence-level balance loss
-dropped_rows         tokens on their way to one device's experts that found no slot, over all MoE layers
-dropped_rows_layers  the same for each MoE layer
-spikes               loss spikes since step 0
-memory_gb            peak memory of the device, or of the process on CPU [GB]
-seconds              training time since step 0, earlier runs included [s]
-tokens               training tokens since step 0 [tokens]
-===================  ==================================================================================
+| key | meaning |
+| --- | --- |
+| `step` | optimizer steps done |
+| `loss`, `val_loss` | cross-entropy [nats per token] |
+| `val_bits_per_byte` | held-out cross-entropy [bits per byte of text] |
+| `learning_rate` | peak group's rate at this step |
+| `grad_norm` | global gradient norm before clipping |
+| `tokens_per_second` | throughput of this step or logging interval [tokens/s] |
+| `mfu` | model FLOPs utilisation, a fraction of the device's peak |
+| `max_logit` | largest attention logit of the step, over all layers and heads |
+| `max_logit_heads` | the same for each layer and head: a list over layers of lists over heads |
+| `clipped_heads` | heads that QK-Clip rescaled at this step |
+| `max_violation` | largest (load of the busiest expert) / (mean load) - 1 over the MoE layers |
+| `max_violation_layers` | the same for each MoE layer |
+| `expert_tokens` | tokens routed to each expert: a list over MoE layers of lists over experts |
+| `balance_loss` | sequence-level balance loss |
+| `dropped_rows` | tokens dropped because a device's experts had no free slot, over all MoE layers |
+| `dropped_rows_layers` | the same for each MoE layer |
+| `spikes` | loss spikes since step 0 |
+| `memory_gb` | peak memory of the device, or of the process on CPU [GB] |
+| `seconds` | training time since step 0, earlier runs included [s] |
+| `tokens` | training tokens since step 0, padding excluded [tokens] |
+| `loss/TERM` | terms of a loss that has several, each over its own denominator |
+| `TERM/NAME` | what the loss reports beside a term, over the same denominator |
 """
 
 from __future__ import annotations
@@ -43,16 +45,16 @@ RESERVED = ("step", "non_finite")
 
 
 class MetricsLog:
-    """The writer of a workdir's ``metrics.jsonl`` and, on request, of its TensorBoard events.
+    """Writes a workdir's ``metrics.jsonl`` and, on request, its TensorBoard events.
 
     Args:
-        workdir: folder of the run; created.
-        resume_step: the restored step. Lines of later steps, which the run will write again, and a half-written
-            last line are removed in one rename. A run from scratch passes 0.
-        tensorboard: also write every finite scalar to ``tensorboard/``; later events of an earlier run are purged.
+        workdir: folder of the run; created if missing.
+        resume_step: the restored step, 0 for a new run. Lines of later steps, which the run will write again, and an
+            incomplete last line are removed atomically.
+        tensorboard: whether finite scalars are also written to ``tensorboard/``; events of later steps are purged.
 
     Raises:
-        UserError: a line other than the last is not a JSON object with a step.
+        UserError: a line before the last is not a JSON object with a step.
     """
 
     def __init__(self, workdir: Path | str, *, resume_step: int, tensorboard: bool):
@@ -62,17 +64,20 @@ class MetricsLog:
         if not whole or len(kept) < len(records):
             self._replace(kept)
         self._last = kept[-1]["step"] if kept else None
-        self._inherited = self._last if self._last == resume_step else None  # the one line that may be written again
+        self._inherited = self._last if self._last == resume_step else None  # the only line that may be replaced
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self._path, "ab")  # noqa: SIM115 (closed by close)
         self._events = _event_writer(Path(workdir) / "tensorboard", resume_step) if tensorboard else None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append the line of ``step`` and hand it to the operating system before returning.
+        """Appends the line of ``step``, and passes it to the operating system before returning.
 
-        ``values`` holds numbers, strings, arrays (anything with ``tolist``) and nested lists; a None is left out.
-        NaN and infinities become null, with their place and value under ``non_finite``. Only the line of the step
-        that the run resumed from may be written again; it replaces the old one.
+        Only the line of the step from which the run resumed may be written again; it replaces the old line.
+
+        Args:
+            step: optimizer steps done.
+            values: numbers, strings, arrays (objects with ``tolist``) and nested lists; None is left out. NaN and
+                infinities become null, with their position and value under ``non_finite``.
 
         Raises:
             ValueError: the step does not follow the last one, or a key is reserved.
@@ -94,7 +99,7 @@ class MetricsLog:
                     self._events.add_scalar(key, value, step)
 
     def close(self) -> None:
-        """Close the file and flush the TensorBoard events; further calls do nothing."""
+        """Closes the file and flushes the TensorBoard events; further calls do nothing."""
         self._file.close()
         if self._events is not None:
             self._events.close()
@@ -108,7 +113,7 @@ class MetricsLog:
 
     def _rewrite_last(self, record: dict[str, Any]) -> None:
         self._file.close()
-        self._replace([*_read(self._path)[0][:-1], record])  # one rename: the old line or the new one, never none
+        self._replace([*_read(self._path)[0][:-1], record])  # atomic: the file has the old line or the new line
         self._file = open(self._path, "ab")  # noqa: SIM115 (closed by close)
 
     def _replace(self, records: list[dict[str, Any]]) -> None:
@@ -116,16 +121,16 @@ class MetricsLog:
 
 
 def read_metrics(workdir: Path | str) -> list[dict[str, Any]]:
-    """The records of a workdir in step order, null as None; a half-written last line is left out, no file is [].
+    """Returns the records of a workdir in step order, without an incomplete last line; [] if there is no file.
 
     Raises:
-        UserError: a line other than the last is not a JSON object with a step.
+        UserError: a line before the last is not a JSON object with a step.
     """
     return _read(Path(workdir) / FILE)[0]
 
 
 def to_record(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON-ready object of one line: plain Python values, no NaN and no infinity (see MetricsLog.write)."""
+    """Returns the object of one line: plain Python values without NaN and infinity (see MetricsLog.write)."""
     record: dict[str, Any] = {"step": step}
     non_finite: dict[str, str] = {}
     for key, value in values.items():
@@ -138,17 +143,17 @@ def to_record(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _plain(value: Any, place: str, non_finite: dict[str, str]) -> Any:
+def _plain(value: Any, position: str, non_finite: dict[str, str]) -> Any:
     if hasattr(value, "tolist"):  # NumPy and JAX scalars and arrays, without importing either
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{place}[{index}]", non_finite) for index, item in enumerate(value)]
+        return [_plain(item, f"{position}[{index}]", non_finite) for index, item in enumerate(value)]
     if value is None or isinstance(value, (bool, int, str)):
         return value
-    value = float(value)  # a TypeError here names a value that no metric should have
+    value = float(value)  # raises TypeError for a value that is no metric
     if math.isfinite(value):
         return value
-    non_finite[place] = str(value)
+    non_finite[position] = str(value)
     return None
 
 
@@ -157,7 +162,7 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The records of a file by ascending step, and whether its bytes are exactly the lines of those records."""
+    """The records of a file by ascending step, and whether the file consists of exactly their lines."""
     if not path.exists():
         return [], True
     lines = path.read_bytes().split(b"\n")
@@ -170,19 +175,19 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], bool]:
         record = _parse(line)
         if record is None:
             if number < len(lines):
-                raise UserError(f"{path}: line {number} is not a JSON object with a step; remove or mend that line")
+                raise UserError(f"{path}: line {number} is not a JSON object with a step; remove or correct that line")
             whole = False
             break
         whole = whole and record["step"] > last
         last = record["step"]
-        records[last] = record  # of a step written twice (two runs in one workdir), the later line counts
+        records[last] = record  # the later line counts if two runs wrote the same step
     return [records[step] for step in sorted(records)], whole
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:  # bad JSON and bad UTF-8
+    except ValueError:  # invalid JSON or UTF-8
         return None
     is_record = isinstance(record, dict) and type(record.get("step")) is int
     return record if is_record else None
@@ -192,7 +197,7 @@ def _event_writer(folder: Path, resume_step: int) -> Any:
     from tensorboardX import SummaryWriter
 
     resumed = folder.exists()
-    # Event files are named by the second: two openings within one would share a file, and the later erase the earlier.
+    # Event files are named by the second, so two runs within a second would overwrite each other's file.
     return SummaryWriter(
         str(folder), purge_step=resume_step + 1 if resumed else None, filename_suffix=f".{time.time_ns()}"
     )

@@ -1,4 +1,4 @@
-"""The pictures of a workdir: ``plots/*.png``, redrawn from ``metrics.jsonl``."""
+"""The plots of a workdir: ``plots/*.png``, drawn from ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ FOLDER = "plots"
 def draw_plots(
     workdir: Path | str, *, baselines: Baselines = NO_BASELINES, qk_clip_tau: float | None = None
 ) -> list[Path]:
-    """Draw what the workdir's metrics allow and return the files written, each replaced in one rename.
+    """Draws every plot for which the workdir's metrics suffice; each file is replaced atomically.
 
     Args:
         workdir: folder of the run.
-        baselines: yardsticks for the bits per byte of the held-out text.
-        qk_clip_tau: threshold of QK-Clip; None leaves its line out.
+        baselines: bits per byte of simple compressors on the held-out text.
+        qk_clip_tau: threshold of QK-Clip; None omits its line.
+
+    Returns:
+        The paths of the files.
     """
     records = read_metrics(workdir)
     figures = {

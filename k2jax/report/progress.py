@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, a plain line every few seconds in a log file, a notebook or a pipe."""
+"""Progress of a run: a bar on a terminal, otherwise (log file, notebook, pipe) a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SHOWN = (
 
 
 class Progress:
-    """A context manager that shows where a run stands; leaving it, by an exception too, restores the terminal.
+    """A context manager that shows the progress of a run, and restores the terminal at its end.
 
     Args:
-        total: the step at which the run ends.
-        start: the step it begins from (the restored one).
-        log: where to write, standard output by default; ``Console(quiet=True)`` on processes that keep silent.
+        total: last step of the run.
+        start: step from which the run starts; 0, or the restored step.
+        log: console to write to, standard output by default; ``Console(quiet=True)`` prints nothing.
         interval: time between plain lines [s].
-        clock: seconds from any origin; tests pass their own.
+        clock: returns seconds since any origin; for tests.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Progress:
         self._values: dict[str, float] = {}
         self._bar: RichProgress | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            # On a narrow terminal everything but the step may be cut.
+            # On a narrow terminal everything except the step may be truncated.
             step_column = Column(no_wrap=True, min_width=len(f"step {total:,}/{total:,}"))
             self._bar = RichProgress(
                 TextColumn("step {task.completed:,.0f}/{task.total:,.0f}", table_column=step_column),
@@ -75,9 +75,9 @@ class Progress:
             self._print_line()
 
     def update(self, step: int, values: Mapping[str, Any]) -> None:
-        """Show that ``step`` is done; of ``values`` (the metrics of the step) loss, reward and tokens/s are shown."""
-        first = self._first is None
-        if first:
+        """Shows that ``step`` is done, with some of its metrics (see SHOWN)."""
+        is_first = self._first is None
+        if is_first:
             self._first = (step, self._clock())
         self._step = step
         self._values |= {key: values[key] for key, _ in SHOWN if values.get(key) is not None}
@@ -85,20 +85,20 @@ class Progress:
             left = self.seconds_left()
             text = "" if left is None else f"{duration(left)} left"
             self._bar.update(self._task, completed=step, shown=self._shown(), left=text)
-        elif first or step >= self._total or self._clock() - self._printed_at >= self._interval:
+        elif is_first or step >= self._total or self._clock() - self._printed_at >= self._interval:
             self._print_line(
-                f"first step {duration(self._clock() - self._begin)}, compilation included" if first else ""
+                f"first step {duration(self._clock() - self._begin)}, compilation included" if is_first else ""
             )
 
     def note(self, text: str) -> None:
-        """Print a line of its own, above the bar where there is one."""
-        # soft_wrap: rich would otherwise fold lines at 80 columns where the output is a file.
+        """Prints a separate line, above the bar if there is one."""
+        # Without soft_wrap rich would wrap lines at 80 columns if the output is a file.
         self._console.print(Text(text), soft_wrap=True)
 
     def seconds_left(self) -> float | None:
-        """Estimated time to the last step [s]; None before the second update.
+        """Returns the estimated time to the last step [s]; None before the second update.
 
-        It is measured from the end of the first step on: compilation happens once and would spoil the estimate.
+        The rate is measured from the end of the first step, because that step includes the compilation.
         """
         if self._first is None or self._step <= self._first[0]:
             return None

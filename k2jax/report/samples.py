@@ -1,4 +1,4 @@
-"""Text samples over time: ``samples/STEP.md`` holds what the model wrote for each prompt at that step."""
+"""Text samples over time: ``samples/STEP.md`` contains the model's continuation of each prompt at that step."""
 
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ _SAMPLE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What the model wrote after a prompt."""
+    """A continuation by the model.
+
+    Attributes:
+        prompt: text that the model continued.
+        text: the continuation.
+    """
 
     prompt: str
     text: str
 
 
 def write_sample(workdir: Path | str, step: int, prompt: str, text: str) -> Path:
-    """Add a sample to ``samples/STEP.md`` in one rename; a prompt sampled again at a step replaces its old text."""
+    """Adds a sample to ``samples/STEP.md`` atomically; a prompt's earlier sample at the same step is replaced.
+
+    Returns:
+        The path of the file.
+    """
     path = Path(workdir) / FOLDER / f"{int(step)}.md"
-    samples = {sample.prompt: sample for sample in _read(path)}  # a resumed run repeats the samples of its first step
-    clean = [part.encode("utf-8", "replace").decode("utf-8") for part in (prompt, text)]  # lone surrogates
+    samples = {sample.prompt: sample for sample in _read(path)}  # a resumed run samples its first step again
+    clean = [part.encode("utf-8", "replace").decode("utf-8") for part in (prompt, text)]  # replaces unpaired surrogates
     samples[clean[0]] = Sample(*clean)
     parts = [f"# Samples at step {int(step):,}\n"]
     for sample in samples.values():
@@ -37,7 +46,7 @@ def write_sample(workdir: Path | str, step: int, prompt: str, text: str) -> Path
 
 
 def read_samples(workdir: Path | str) -> dict[int, list[Sample]]:
-    """All samples of a workdir by ascending step, in the order they were written."""
+    """Returns all samples of a workdir by ascending step, in the order in which they were written."""
     steps = sorted(int(path.stem) for path in (Path(workdir) / FOLDER).glob("*.md") if path.stem.isdecimal())
     return {step: _read(Path(workdir) / FOLDER / f"{step}.md") for step in steps}
 
@@ -45,5 +54,5 @@ def read_samples(workdir: Path | str) -> dict[int, list[Sample]]:
 def _read(path: Path) -> list[Sample]:
     if not path.exists():
         return []
-    content = path.read_bytes().decode("utf-8", "replace")  # not read_text: it would turn \r\n into \n
+    content = path.read_bytes().decode("utf-8", "replace")  # read_text would convert \r\n to \n
     return [Sample(match["prompt"], match["text"]) for match in _SAMPLE.finditer(content)]

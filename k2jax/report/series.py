@@ -1,4 +1,4 @@
-"""From metrics records to arrays: a key may be missing from any record, and any number may be null."""
+"""Arrays from metrics records, in which any key may be missing and any number may be null."""
 
 from __future__ import annotations
 
@@ -11,40 +11,45 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def series(records: Records, key: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Steps [N] and values [N, ...] of the records that have ``key``, null as NaN; None when nothing is finite.
+    """Returns steps [N] and values [N, ...] of the records that have ``key``, with NaN for null.
 
-    Arrays whose shape differs from the last one's (an earlier configuration of the same workdir) are left out.
+    Values whose shape differs from the last value's (of an earlier configuration in the same workdir) are left out.
+
+    Returns:
+        Steps and values; None if no value is finite.
     """
-    found = []
+    pairs = []
     for record in records:
         if record.get(key) is None and key not in record:
             continue
         try:
-            found.append((record["step"], np.asarray(record[key], dtype=np.float64)))
-        except (TypeError, ValueError):  # ragged lists, text: not something to draw
+            pairs.append((record["step"], np.asarray(record[key], dtype=np.float64)))
+        except (TypeError, ValueError):  # ragged lists and text cannot be drawn
             continue
-    found = [(step, value) for step, value in found if value.shape == found[-1][1].shape]
-    if not found or not any(np.isfinite(value).any() for _, value in found):
+    pairs = [(step, value) for step, value in pairs if value.shape == pairs[-1][1].shape]
+    if not any(np.isfinite(value).any() for _, value in pairs):
         return None
-    return np.array([step for step, _ in found], dtype=np.float64), np.stack([value for _, value in found])
+    return np.array([step for step, _ in pairs], dtype=np.float64), np.stack([value for _, value in pairs])
 
 
 def scalars(records: Records, key: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Like series, for plain numbers only."""
+    """``series`` of plain numbers only."""
     return series([record for record in records if not isinstance(record.get(key, []), list)], key)
 
 
 def arrays(records: Records, key: str, dimensions: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Like series, for lists nested ``dimensions`` deep and nowhere empty."""
-    found = series([record for record in records if isinstance(record.get(key), list)], key)
-    return found if found is not None and found[1].ndim == 1 + dimensions else None
+    """``series`` of lists with ``dimensions`` levels of nesting, none of them empty."""
+    steps_and_values = series([record for record in records if isinstance(record.get(key), list)], key)
+    if steps_and_values is None or steps_and_values[1].ndim != 1 + dimensions:
+        return None
+    return steps_and_values
 
 
 def smooth(values_N: np.ndarray) -> np.ndarray:
-    """Running median over a fortieth of the values: one spike, or a step that compiled, leaves no mark on it.
+    """Returns the running median over a fortieth of the values, which ignores single spikes.
 
-    NaN is skipped, and the window shrinks to a quarter towards both ends, where a steep curve would bend it. The
-    values should be thinned before: the work grows with their square.
+    NaN is skipped. The window shrinks to a quarter towards both ends, where it would otherwise distort a steep curve.
+    Thin the values first, because the work grows with the square of their number.
     """
     half = len(values_N) // 80
     index_N = np.arange(len(values_N))
@@ -53,15 +58,15 @@ def smooth(values_N: np.ndarray) -> np.ndarray:
     padded = np.pad(np.where(np.isfinite(values_N), values_N, np.nan), half, constant_values=np.nan)
     windows_NW = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
     inside_NW = np.abs(np.arange(-half, half + 1)) <= half_N[:, None]
-    sorted_NW = np.sort(np.where(inside_NW, windows_NW, np.nan), axis=1)  # NaN goes last
+    sorted_NW = np.sort(np.where(inside_NW, windows_NW, np.nan), axis=1)  # NaN sorts last
     count_N = np.isfinite(sorted_NW).sum(axis=1)
     middle_N2 = np.stack([np.maximum(count_N - 1, 0) // 2, count_N // 2], axis=1)
-    middle_N2 = np.minimum(middle_N2, 2 * half)  # only where all is NaN, and NaN is then the answer
+    middle_N2 = np.minimum(middle_N2, 2 * half)  # exceeds it only if all values are NaN; the result is then NaN
     return np.take_along_axis(sorted_NW, middle_N2, axis=1).mean(axis=1)
 
 
 def thin(steps_N: np.ndarray, values_N: np.ndarray, limit: int = 4000) -> tuple[np.ndarray, np.ndarray]:
-    """At most about ``limit`` evenly spaced points, the last one included: a picture has no room for more."""
+    """Returns about ``limit`` evenly spaced points at most, including the last; a plot cannot show more."""
     stride = -(-len(steps_N) // limit)
     chosen = np.arange(len(steps_N) - 1, -1, -stride)[::-1]
     return steps_N[chosen], values_N[chosen]

@@ -1,4 +1,4 @@
-"""How every picture of the library looks, through matplotlib's objects: no pyplot, no global state, no display."""
+"""The style of all plots, through matplotlib's objects: without pyplot, global state or a display."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from k2jax.report.files import write_atomic
 
 DPI = 120  # pixels per inch
 INK, MUTED, GRID, ALERT = "#20242c", "#7d838d", "#e7e9ec", "#c0392b"
-HALO = [withStroke(linewidth=3, foreground="white")]  # keeps text readable on curves
+HALO = [withStroke(linewidth=3, foreground="white")]  # keeps text readable on top of curves
 PALETTE = ("#3568b0", "#d98324", "#2f9270", "#a8447d", "#6f58a8", "#8a6a42", "#3f9fbf", "#b09a1f")
 
 
 def new_figure(
     rows: int = 1, columns: int = 1, *, width: float = 9.0, height: float = 3.4, **subplots: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A white figure with a grid of axes, an object array [rows, columns].
+    """Returns a white figure with a grid of axes, an object array [rows, columns].
 
     Args:
-        rows: panels from top to bottom.
-        columns: panels from left to right.
-        width: of the whole figure [inches of 120 pixels].
-        height: of the whole figure [inches of 120 pixels].
+        rows: number of rows of panels.
+        columns: number of columns of panels.
+        width: width of the whole figure [inches of 120 pixels].
+        height: height of the whole figure [inches of 120 pixels].
         subplots: further arguments of ``Figure.subplots`` (sharex, sharey, height_ratios, ...).
     """
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
-    figure.get_layout_engine().set(w_pad=0.09, h_pad=0.09)  # [inches]; the default lets titles touch the border
+    figure.get_layout_engine().set(w_pad=0.09, h_pad=0.09)  # [inches]; with the default, titles touch the border
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, **subplots)
 
 
 def style_axes(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> Axes:
-    """Muted grid, open frame, readable sizes; ``x`` and ``y`` are axis labels with units."""
+    """Sets the title, labels (``x`` and ``y``, with units), grid and frame of axes; returns the axes."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
     axes.set_xlabel(x, fontsize=10, color=INK)
     axes.set_ylabel(y, fontsize=10, color=INK)
@@ -53,7 +53,7 @@ def style_axes(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> Axes
 
 
 def step_ticks(axes: Axes) -> None:
-    """Whole steps on the x axis; numbers as 12,000 there, and on the y axis where it reaches 1,000."""
+    """Formats the x axis as whole steps (12,000), and the y axis likewise if it reaches 1,000."""
     formatter = FuncFormatter(lambda value, _: f"{value:,.10g}")
     axes.xaxis.set_major_formatter(formatter)
     axes.xaxis.get_major_locator().set_params(integer=True)  # there is no step 1.5
@@ -62,7 +62,7 @@ def step_ticks(axes: Axes) -> None:
 
 
 def legend(axes: Axes, **options: Any) -> None:
-    """A legend without a frame, where the axes have labelled lines."""
+    """Adds a legend without a frame, if the axes have labelled lines."""
     if axes.get_legend_handles_labels()[1]:
         axes.legend(**({"frameon": False, "fontsize": 9, "labelcolor": INK} | options))
 
@@ -70,7 +70,7 @@ def legend(axes: Axes, **options: Any) -> None:
 def reference_line(
     axes: Axes, value: float, label: str, color: str = MUTED, *, left: bool = False, under: bool = False
 ) -> None:
-    """A dashed horizontal line with its name above (or under) it at the right (or left) end."""
+    """Draws a dashed horizontal line with its label above (or under) it, at the right (or left) end."""
     axes.axhline(value, color=color, linewidth=1.2, linestyle=(0, (5, 3)), zorder=1.5)
     axes.annotate(
         label,
@@ -87,7 +87,7 @@ def reference_line(
 
 
 def edges(centres_N: np.ndarray) -> np.ndarray:
-    """Boundaries [N+1] of the cells of a heat map whose columns stand at ascending positions [N]."""
+    """Returns the boundaries [N+1] of the cells of a heat map whose columns have ascending positions [N]."""
     if len(centres_N) == 1:
         return np.array([centres_N[0] - 0.5, centres_N[0] + 0.5])
     middles = (centres_N[1:] + centres_N[:-1]) / 2
@@ -97,7 +97,7 @@ def edges(centres_N: np.ndarray) -> np.ndarray:
 
 
 def heat_map(axes: Axes, x_N: np.ndarray, values_YN: np.ndarray, **options: Any) -> Any:
-    """Cells of colour, one row per index 0..Y-1 and one column per position ``x_N``; NaN is left grey."""
+    """Draws a heat map with a row per index 0..Y-1 and a column per position ``x_N``; NaN is grey."""
     rows = np.arange(values_YN.shape[0] + 1) - 0.5
     mesh = axes.pcolormesh(edges(x_N), rows, np.ma.masked_invalid(values_YN), rasterized=True, **options)
     axes.set_facecolor(GRID)
@@ -107,7 +107,7 @@ def heat_map(axes: Axes, x_N: np.ndarray, values_YN: np.ndarray, **options: Any)
 
 
 def color_bar(figure: Figure, mesh: Any, axes: Any, label: str, **options: Any) -> None:
-    """A slim colour bar beside one or more axes."""
+    """Adds a narrow color bar beside one or more axes."""
     bar = figure.colorbar(mesh, ax=axes, fraction=0.05, pad=0.02, aspect=30, **options)
     bar.set_label(label, fontsize=10, color=INK)
     bar.ax.tick_params(labelsize=9, color=MUTED, labelcolor=INK, length=3)
@@ -115,7 +115,7 @@ def color_bar(figure: Figure, mesh: Any, axes: Any, label: str, **options: Any) 
 
 
 def save_figure(figure: Figure, path: Path | str) -> Path:
-    """Write a PNG of the figure's size times 120 pixels per inch, whole or not at all."""
+    """Writes a PNG with 120 pixels per inch atomically; returns its path."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
     return write_atomic(path, buffer.getvalue())

@@ -1,4 +1,4 @@
-"""What is known about a run, for its report: given by the command, completed from the metrics."""
+"""The facts about a run that its report contains: from the command, completed from the metrics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from k2jax.report.series import Records, scalars
 
 @dataclasses.dataclass(frozen=True)
 class Baselines:
-    """Yardsticks measured on the held-out text that the model is evaluated on [bits per byte]."""
+    """Results of simple compressors on the held-out text on which the model is evaluated [bits per byte]."""
 
     unigram_entropy: float | None = None  #: entropy of the byte frequencies
     gzip: float | None = None  #: gzip -9
     xz: float | None = None  #: xz
 
     def items(self) -> list[tuple[str, float]]:
-        """(name, bits per byte) of the known ones."""
+        """Returns (name, bits per byte) of each known baseline."""
         named = [("unigram byte entropy", self.unigram_entropy), ("gzip -9", self.gzip), ("xz", self.xz)]
         return [(name, value) for name, value in named if value is not None]
 
@@ -30,19 +30,19 @@ NO_BASELINES = Baselines()
 
 @dataclasses.dataclass(frozen=True)
 class DataSource:
-    """What a run took from one corpus."""
+    """Use of one corpus by a run."""
 
     name: str
-    tokens: int | None = None  #: tokens the corpus holds
-    epochs: float | None = None  #: passes made over it
+    tokens: int | None = None  #: tokens in the corpus
+    epochs: float | None = None  #: passes over the corpus
     skipped: int | None = None  #: corrupt records skipped
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """Everything a report may say; None is not known and not printed.
+    """Everything that a report can contain; None means unknown, and is not printed.
 
-    The fields from ``step`` on are taken from ``metrics.jsonl`` where they are None.
+    Fields from ``step`` on that are None are computed from ``metrics.jsonl``.
     """
 
     title: str  #: name of the run
@@ -70,7 +70,7 @@ class RunSummary:
     mfu: float | None = None  #: median fraction of peak FLOP/s
     memory_gb: float | None = None  #: peak [GB]
     max_logit: float | None = None  #: highest attention logit of the run
-    max_logit_step: int | None = None  #: where it was seen
+    max_logit_step: int | None = None  #: step of that logit
     clipped_heads: int | None = None  #: rescalings of a head by QK-Clip, over all logged steps
     clipped_steps: int | None = None  #: logged steps in which a head was clipped
     max_violation_first: float | None = None  #: mean of the first tenth of the records, at most 20
@@ -79,39 +79,40 @@ class RunSummary:
 
 
 def complete(summary: RunSummary, records: Records) -> RunSummary:
-    """``summary`` with every field that is None and that the metrics know filled in."""
+    """Returns ``summary`` with fields that are None computed from the metrics, where possible."""
     derived = {key: value for key, value in _from_metrics(records).items() if getattr(summary, key) is None}
     return dataclasses.replace(summary, **derived)
 
 
 def _from_metrics(records: Records) -> dict[str, Any]:
-    known: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if records:
-        known["step"] = records[-1]["step"]
+        fields["step"] = records[-1]["step"]
     for key in ("val_loss", "val_bits_per_byte", "tokens", "seconds", "spikes"):
-        _put(known, key, records, key, lambda values: values[-1])
-    for key in ("tokens_per_second", "mfu"):  # the median leaves out steps that compiled or validated
-        _put(known, key, records, key, np.median)
-    _put(known, "loss", records, "loss", lambda values: values[-_window(values) :].mean())
-    _put(known, "memory_gb", records, "memory_gb", np.max)
-    _put(known, "max_logit", records, "max_logit", np.max)
-    _put(known, "clipped_heads", records, "clipped_heads", np.sum)
-    _put(known, "clipped_steps", records, "clipped_heads", np.count_nonzero)
-    _put(known, "max_violation_first", records, "max_violation", lambda values: values[: _window(values)].mean())
-    _put(known, "max_violation_last", records, "max_violation", lambda values: values[-_window(values) :].mean())
+        _put(fields, key, records, key, lambda values: values[-1])
+    for key in ("tokens_per_second", "mfu"):  # the median ignores steps that compiled or validated
+        _put(fields, key, records, key, np.median)
+    _put(fields, "loss", records, "loss", lambda values: values[-_window(values) :].mean())
+    _put(fields, "memory_gb", records, "memory_gb", np.max)
+    _put(fields, "max_logit", records, "max_logit", np.max)
+    _put(fields, "clipped_heads", records, "clipped_heads", np.sum)
+    _put(fields, "clipped_steps", records, "clipped_heads", np.count_nonzero)
+    _put(fields, "max_violation_first", records, "max_violation", lambda values: values[: _window(values)].mean())
+    _put(fields, "max_violation_last", records, "max_violation", lambda values: values[-_window(values) :].mean())
     logits = scalars(records, "max_logit")
     if logits is not None:
-        known["max_logit_step"] = int(logits[0][np.nanargmax(logits[1])])
+        fields["max_logit_step"] = int(logits[0][np.nanargmax(logits[1])])
     for key in ("tokens", "spikes", "clipped_heads", "clipped_steps"):
-        if key in known:
-            known[key] = int(known[key])
-    return known
+        if key in fields:
+            fields[key] = int(fields[key])
+    return fields
 
 
-def _put(known: dict[str, Any], field: str, records: Records, key: str, reduce) -> None:
-    found = scalars(records, key)
-    if found is not None:
-        known[field] = float(reduce(found[1][np.isfinite(found[1])]))
+def _put(fields: dict[str, Any], field: str, records: Records, key: str, reduce) -> None:
+    pairs = scalars(records, key)
+    if pairs is not None:
+        _, values = pairs
+        fields[field] = float(reduce(values[np.isfinite(values)]))
 
 
 def _window(values: np.ndarray) -> int:

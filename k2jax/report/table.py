@@ -1,4 +1,4 @@
-"""Numbers and tables for people: rounding that keeps what matters, columns that line up in the source too."""
+"""Numbers and tables for people: significant digits, units, and aligned columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """``value`` rounded to significant digits, never in scientific notation between 1e-4 and 1e15.
+    """Returns ``value`` rounded to significant digits, in scientific notation only below 1e-4 and from 1e15.
 
     >>> significant(0.012345), significant(12345.6), significant(9.996), significant(3.1e-7)
     ('0.0123', '12,300', '10.0', '3.10e-07')
@@ -18,7 +18,7 @@ def significant(value: float, digits: int = 3) -> str:
         return str(value)
     if value == 0:
         return "0"
-    rounded = f"{value:.{digits - 1}e}"  # rounds first: 9.996 has the exponent of 10.0
+    rounded = f"{value:.{digits - 1}e}"  # rounding comes first, because it can change the exponent: 9.996 becomes 10.0
     exponent = int(rounded.partition("e")[2])
     if not -4 <= exponent < 15:
         return rounded
@@ -26,12 +26,12 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def percent(fraction: float, digits: int = 3) -> str:
-    """A fraction as a percentage with significant digits: 0.3456 -> ``34.6 %``."""
+    """Returns a fraction as a percentage with significant digits: 0.3456 -> ``34.6 %``."""
     return f"{significant(100 * fraction, digits)} %"
 
 
 def quantity(number: float, unit: str = "") -> str:
-    """A large count with three significant digits and a suffix: 8612345 -> ``8.61M``."""
+    """Returns a large count with three significant digits and a suffix: 8612345 -> ``8.61M``."""
     for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(number) >= size:
             return f"{significant(number / (1e3 if suffix == 'k' else size))}{suffix}{unit}"
@@ -39,7 +39,7 @@ def quantity(number: float, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ``12.3 s``, ``4 min 05 s``, ``3 h 07 min`` or ``2 d 04 h``."""
+    """Returns seconds as ``12.3 s``, ``4 min 05 s``, ``3 h 07 min`` or ``2 d 04 h``."""
     if not math.isfinite(seconds):
         return str(seconds)
     if seconds < 59.95:
@@ -54,13 +54,13 @@ def duration(seconds: float) -> str:
 
 
 def markdown_table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table whose source lines up; columns of numbers are right-aligned, None is an empty cell.
+    """Returns a Markdown table with aligned columns; numbers are right-aligned, None is an empty cell.
 
     Raises:
-        ValueError: a row's length is not the header's.
+        ValueError: a row and the header have different lengths.
     """
     head, body, right = _cells(header, rows, _escape)
-    # Wide characters count as one column here: only the source loses its alignment.
+    # Wide characters count as one column: only the alignment of the source suffers.
     widths = [max(3, *(len(row[i]) for row in (head, *body))) for i in range(len(head))]
     rule = [("-" * (w - 1) + ":") if r else "-" * w for w, r in zip(widths, right, strict=True)]
     lines = [_aligned(head, widths, right), rule, *(_aligned(row, widths, right) for row in body)]
@@ -68,10 +68,10 @@ def markdown_table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def text_table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A plain-text table for the terminal, columns two spaces apart, with a rule under the header.
+    """Returns a plain-text table for the terminal, with two spaces between columns and a rule under the header.
 
     Raises:
-        ValueError: a row's length is not the header's.
+        ValueError: a row and the header have different lengths.
     """
     head, body, right = _cells(header, rows, lambda text: text.replace("\n", " "))
     widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
@@ -81,7 +81,7 @@ def text_table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """``text`` as a Markdown code block whose fence is longer than any run of backticks inside."""
+    """Returns ``text`` as a Markdown code block whose fence is longer than any run of backticks in it."""
     fence = "`" * max(3, 1 + max((len(run) for run in _backtick_runs(text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}\n"
 
@@ -93,8 +93,8 @@ def _cells(header: Sequence[Any], rows: Iterable[Sequence[Any]], clean: Any) -> 
             raise ValueError(f"a row of {len(row)} cells under a header of {len(header)}: {row}")
     right = []
     for column in range(len(header)):
-        known = [row[column] for row in rows if row[column] not in (None, "")]
-        right.append(bool(known) and all(map(_is_number, known)))
+        cells = [row[column] for row in rows if row[column] not in (None, "")]
+        right.append(bool(cells) and all(map(_is_number, cells)))
     head = [clean(str(cell)) for cell in header]
     return head, [[clean(_text(cell)) for cell in row] for row in rows], right
 

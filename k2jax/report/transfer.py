@@ -1,4 +1,4 @@
-"""Progress of moving bytes: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress of a data transfer: a bar on a terminal, otherwise a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ INTERVAL = 10.0  # between plain lines [s]
 
 
 @contextlib.contextmanager
-def transfer(what: str, total: int, console: Console | None = None) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the number of bytes just moved.
+def transfer(label: str, total: int, console: Console | None = None) -> Iterator[Callable[[int], None]]:
+    """Yields a function to call with the number of bytes that were just transferred.
 
     Args:
-        what: one word for the line, such as "importing".
-        total: bytes in all.
-        console: where to write, standard output by default.
+        label: one word that names the transfer, such as "importing".
+        total: number of bytes [B].
+        console: console to write to, standard output by default.
     """
     console = console or Console()
     if console.is_terminal and not console.is_dumb_terminal:
-        columns = (TextColumn(what), BarColumn(None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        columns = (TextColumn(label), BarColumn(None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, expand=True) as progress:
-            task = progress.add_task(what, total=total)
+            task = progress.add_task(label, total=total)
             yield lambda size: progress.advance(task, size)
         return
     done, printed = 0, time.monotonic()
@@ -35,6 +35,6 @@ def transfer(what: str, total: int, console: Console | None = None) -> Iterator[
         done += size
         if time.monotonic() - printed >= INTERVAL:
             printed = time.monotonic()
-            console.print(f"{what}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", soft_wrap=True)
+            console.print(f"{label}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", soft_wrap=True)
 
     yield advance

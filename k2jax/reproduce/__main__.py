@@ -1,11 +1,11 @@
-"""Runs a reproduction: every run of ``experiments/reproduce/NAME.py``, then its table and picture.
+"""Runs a study: every run of ``experiments/reproduce/NAME.py``, then its table and plot.
 
-Each run has its own workdir under --workdir; runs that are done are kept, one that was killed resumes. The results are
+Each run has its own workdir under --workdir. Finished runs are kept, and interrupted runs resume. The results are
 ``table.md`` and ``NAME.png`` in the workdir.
 
 Example:
     python -m k2jax.reproduce qk_clip --workdir=runs/qk_clip
-    python -m k2jax.reproduce sparsity --workdir=runs/quick --steps=20   # a quick look, in a workdir of its own
+    python -m k2jax.reproduce sparsity --workdir=runs/quick --steps=20   # a quick look, in a separate workdir
 """
 
 from absl import flags
@@ -17,7 +17,11 @@ def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the study.", flag_values=values)
     flags.DEFINE_integer(
-        "steps", None, "Shorten the longest run to this, the others in proportion.", lower_bound=1, flag_values=values
+        "steps",
+        None,
+        "Steps of the longest run; others are shortened in proportion.",
+        lower_bound=1,
+        flag_values=values,
     )
 
 

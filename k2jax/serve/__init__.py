@@ -1,1 +1,1 @@
-"""An OpenAI-compatible HTTP server over an engine: ``python -m k2jax.serve``."""
+"""An OpenAI-compatible HTTP server for an inference engine: ``python -m k2jax.serve``."""

@@ -1,4 +1,4 @@
-"""Serves a model over OpenAI's HTTP interface.
+"""Serves a model over OpenAI's HTTP API.
 
 Example:
     python -m k2jax.serve --checkpoint=smollm2
@@ -6,9 +6,9 @@ Example:
 
     python -m k2jax.serve --checkpoint=runs/moonlight --expert=4 --data=2 --slots=64
 
-The last takes 8 devices and spreads the experts over groups of 4. Clients need a key where --api_keys_file or the
-variable K2JAX_API_KEYS names some; /health alone is open to all.
-SIGTERM ends the server after the requests at work, with exit code 0.
+The last command uses 8 devices and distributes the experts over groups of 4. If --api_keys_file or the variable
+K2JAX_API_KEYS contains keys, every route except /health requires one. SIGTERM lets running requests finish within the
+grace period and then ends the server with exit code 0.
 """
 
 from absl import flags
@@ -21,19 +21,19 @@ def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
     flags.DEFINE_string("checkpoint", None, "A workdir, one of its steps, a Hugging Face folder, or smollm2.", **to)
-    flags.DEFINE_enum("dtype", None, ("float32", "bfloat16"), "Of the weights; as stored unless given.", **to)
-    flags.DEFINE_string("model_name", None, "What clients call the model; the checkpoint's name unless given.", **to)
+    flags.DEFINE_enum("dtype", None, ("float32", "bfloat16"), "Data type of the weights; default: as stored.", **to)
+    flags.DEFINE_string("model_name", None, "Name of the model in requests; default: the checkpoint's name.", **to)
     flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.", **to)
-    flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes any.", **to, lower_bound=0, upper_bound=65535)
+    flags.DEFINE_integer("port", 8000, "Port to listen on; 0: any free port.", **to, lower_bound=0, upper_bound=65535)
     flags.DEFINE_string("api_keys_file", None, "File with one API key per line.", **to)
-    flags.DEFINE_bool("allow_unauthenticated", False, "Serve other machines without keys.", **to)
-    flags.DEFINE_integer("slots", 16, "Sequences that run at a time, over all devices.", **to, lower_bound=1)
-    flags.DEFINE_integer("expert", 1, "Devices that share the experts.", **to, lower_bound=1)
-    flags.DEFINE_integer("data", 1, "Groups of so many devices.", **to, lower_bound=1)
-    flags.DEFINE_integer("max_length", 4096, "Longest sequence, prompt and answer together [tokens].", **to)
-    flags.DEFINE_integer("max_queue", 256, "Choices that may wait for a slot.", **to, lower_bound=0)
+    flags.DEFINE_bool("allow_unauthenticated", False, "Serve other machines without API keys.", **to)
+    flags.DEFINE_integer("slots", 16, "Sequences that run at the same time, over all devices.", **to, lower_bound=1)
+    flags.DEFINE_integer("expert", 1, "Devices over which the experts are distributed.", **to, lower_bound=1)
+    flags.DEFINE_integer("data", 1, "Data-parallel groups of devices.", **to, lower_bound=1)
+    flags.DEFINE_integer("max_length", 4096, "Longest sequence, prompt and response together [tokens].", **to)
+    flags.DEFINE_integer("max_queue", 256, "Most choices that wait for a slot.", **to, lower_bound=0)
     flags.DEFINE_integer("max_body_bytes", 4 << 20, "Longest request body [bytes].", **to, lower_bound=1)
-    flags.DEFINE_float("grace_seconds", 30.0, "Time for requests at work after SIGTERM [s].", **to, lower_bound=0.0)
+    flags.DEFINE_float("grace_seconds", 30.0, "Time for running requests after SIGTERM [s].", **to, lower_bound=0.0)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -45,27 +45,27 @@ def main(values: flags.FlagValues) -> None:
         from k2jax.serve.server import open_socket, run_server
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
+    from k2jax.api.model_card import ModelCard, chat_format_or_none
     from k2jax.checkpoint import run_folder
     from k2jax.convert.loading import load_pretrained, tokenizer_of
     from k2jax.inference.engine import Engine
-    from k2jax.inference.mesh import make_mesh
+    from k2jax.inference.mesh import make_engine_mesh
     from k2jax.inference.worker import Worker
     from k2jax.serve.keys import check_exposure, read_keys
-    from k2jax.serve.served import Served, chat_format_or_none
     from k2jax.serve.service import Service
 
-    # What can be wrong without the weights is said before they are loaded.
+    # Everything that does not need the weights is checked before they are loaded.
     keys = read_keys(values.api_keys_file)
     check_exposure(values.host, keys, values.allow_unauthenticated)
     sock = open_socket(values.host, values.port)
     tokenizer = tokenizer_of(values.checkpoint)
-    mesh = make_mesh(values.data, values.expert)
+    mesh = make_engine_mesh(values.data, values.expert)
     loaded = load_pretrained(values.checkpoint, values.dtype, mesh)
     engine = Engine(loaded.model, loaded.params, slots=values.slots, max_length=values.max_length, mesh=mesh)
     name = values.model_name or run_folder(values.checkpoint).name
-    served = Served(name, tokenizer, loaded.model.vocab, values.max_length, chat_format_or_none(tokenizer))
+    card = ModelCard(name, tokenizer, loaded.model.vocab, values.max_length, chat_format_or_none(tokenizer))
     worker = Worker(engine)
-    service = Service(worker, served, values.max_queue)
+    service = Service(worker, card, values.max_queue)
     run_server(make_app(service, keys, values.max_body_bytes), service, sock, values.grace_seconds)
     worker.stop()
 

@@ -1,4 +1,4 @@
-"""API keys, and who may be served without one."""
+"""API keys, and the addresses that may be served without one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VARIABLE = "K2JAX_API_KEYS"
 
 
 class ApiKeys:
-    """Keys that open the server; without any, everything does. Only their digests are kept."""
+    """The accepted API keys, of which only digests are stored; an empty set accepts every request."""
 
     def __init__(self, keys: Iterable[str] = ()):
         self._digests = [_digest(key.encode()) for key in keys]
@@ -25,7 +25,10 @@ class ApiKeys:
         return bool(self._digests)
 
     def accept(self, authorization: bytes | None) -> bool:
-        """Whether an Authorization header holds a key. The time taken says nothing about which, or how nearly."""
+        """Returns whether an Authorization header has an accepted key.
+
+        All keys are compared in constant time, so that the duration reveals nothing about them.
+        """
         if not self._digests:
             return True
         scheme, _, key = (authorization or b"").partition(b" ")
@@ -35,10 +38,11 @@ class ApiKeys:
 
 
 def read_keys(file: str | None) -> ApiKeys:
-    """The keys of a file, one per line, and of the environment variable, between commas or spaces.
+    """Returns the keys of a file, one per line, and of the environment variable, separated by commas or spaces.
 
     Raises:
-        UserError: the file cannot be read, or what should hold keys holds none: the server would be open by mistake.
+        UserError: the file cannot be read, or the file or the variable contains no key. Without this error the server
+            would accept every request by mistake.
     """
     keys: list[str] = []
     if file is not None:
@@ -48,21 +52,21 @@ def read_keys(file: str | None) -> ApiKeys:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise UserError(f"cannot read the API keys in {file}: {reason}") from None
         if not keys:
-            raise UserError(f"{file} holds no API key; write one per line")
+            raise UserError(f"{file} contains no API key; write one per line")
     if VARIABLE in os.environ:
-        found = [key for key in re.split(r"[,\s]+", os.environ[VARIABLE]) if key]
-        if not found:
-            raise UserError(f"{VARIABLE} is set but holds no API key; unset it to serve without keys")
-        keys += found
+        variable_keys = [key for key in re.split(r"[,\s]+", os.environ[VARIABLE]) if key]
+        if not variable_keys:
+            raise UserError(f"{VARIABLE} is set but contains no API key; unset it to serve without keys")
+        keys += variable_keys
     return ApiKeys(keys)
 
 
 def check_exposure(host: str, keys: ApiKeys, allow_unauthenticated: bool) -> None:
-    """Raises UserError where a server without keys would be reachable from other machines."""
+    """Raises UserError if a server without keys would be reachable from other machines."""
     if not (keys or allow_unauthenticated or _is_loopback(host)):
         raise UserError(
-            f"other machines can reach {host or 'an empty host'}: give --api_keys_file or {VARIABLE}, "
-            "or say --allow_unauthenticated"
+            f"other machines can reach {host or 'an empty host'}: set --api_keys_file or {VARIABLE}, "
+            "or pass --allow_unauthenticated"
         )
 
 

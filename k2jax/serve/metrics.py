@@ -1,55 +1,61 @@
-"""What Prometheus reads at ``/metrics``."""
+"""Prometheus metrics of the server and its engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from k2jax.inference.engine import EngineStats
+
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _GAUGES = {
-    "slots": "Sequences that can run at a time",
-    "running": "Sequences that run",
-    "waiting": "Sequences that wait for a slot or pages",
-    "paused": "Sequences that are paused",
-    "pages": "Pages of the cache",
-    "pages_in_use": "Pages that running sequences hold",
-    "pages_cached": "Unused pages that hold a prefix",
+    "slots": "Sequences that can run at the same time",
+    "running": "Running sequences",
+    "waiting": "Sequences that wait for a slot or for cache pages",
+    "paused": "Paused sequences",
+    "pages": "Pages of the KV cache",
+    "pages_in_use": "Pages held by running sequences",
+    "pages_cached": "Unused pages that hold a cached prefix",
 }
 _COUNTERS = {
     "tokens_generated": "Generated tokens",
-    "prompt_tokens": "Tokens of prompts",
-    "prompt_tokens_cached": "Tokens of prompts that were in the cache",
-    "steps": "Steps of the engine",
+    "prompt_tokens": "Prompt tokens",
+    "prompt_tokens_cached": "Prompt tokens found in the prefix cache",
+    "steps": "Engine steps",
 }
 
 
 class Metrics:
-    """Counters of one server."""
+    """Metrics of one server.
 
-    def __init__(self, stats: Callable[[], Any]):
-        """``stats`` gives the engine's counters."""
+    Attributes:
+        disconnects: clients that disconnected before the end of their response.
+        first_token: time from a request to its first token [s].
+    """
+
+    def __init__(self, stats: Callable[[], EngineStats]):
+        """Registers the metrics; ``stats`` returns the engine's counters."""
         self._registry = CollectorRegistry()
         self._stats = stats
         self._registry.register(self)
         names = ("endpoint", "status")
-        self._requests = Counter("k2jax_requests", "Answered requests", names, registry=self._registry)
+        self._requests = Counter("k2jax_requests", "Responses", names, registry=self._registry)
         self.disconnects = Counter(
-            "k2jax_disconnects", "Clients that left before their answer was complete", registry=self._registry
+            "k2jax_disconnects", "Clients that disconnected before the end of their response", registry=self._registry
         )
         self.first_token = Histogram(
-            "k2jax_time_to_first_token_seconds", "From a request to its first token", registry=self._registry,
+            "k2jax_time_to_first_token_seconds", "Time from a request to its first token", registry=self._registry,
             buckets=_SECONDS,
         )  # fmt: skip
 
-    def answered(self, endpoint: str, status: int) -> None:
+    def count_response(self, endpoint: str, status: int) -> None:
         """Counts a response."""
         self._requests.labels(endpoint, str(status)).inc()
 
     def collect(self) -> Iterator[Metric]:
-        """The engine's counters, for the registry."""
+        """Yields the engine's counters; the registry calls it."""
         stats = self._stats()
         for name, meaning in _GAUGES.items():
             yield GaugeMetricFamily(f"k2jax_{name}", meaning, getattr(stats, name))
@@ -57,5 +63,5 @@ class Metrics:
             yield CounterMetricFamily(f"k2jax_{name}", meaning, getattr(stats, name))
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""A socket, uvicorn on it, and an orderly end."""
+"""Runs the application with uvicorn on a socket, and shuts it down gracefully."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from uvicorn.config import Config
 from k2jax.errors import UserError
 from k2jax.serve.service import Service
 
-_AFTER_GRACE = 5.0  # seconds for the last answers to be written
+_FLUSH_SECONDS = 5.0  # time after the grace period in which the last responses are written
 
 
 class Server(uvicorn.Server):
-    """Ends on SIGTERM or SIGINT: no new requests, some time for those at work, then they are cancelled."""
+    """A server that, on SIGTERM or SIGINT, rejects new requests and cancels running ones after a grace period."""
 
-    def __init__(self, config: Config, service: Service, grace_seconds: float, hello: str):
+    def __init__(self, config: Config, service: Service, grace_seconds: float, announcement: str):
         super().__init__(config)
-        self._service, self._grace, self._hello = service, grace_seconds, hello
+        self._service, self._grace_seconds, self._announcement = service, grace_seconds, announcement
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says where the server is, once it listens."""
+        """Prints the server's address once it listens."""
         await super().startup(sockets)
-        print(self._hello, flush=True)
+        print(self._announcement, flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Gives requests at work their time."""
+        """Waits for running requests, at most for the grace period."""
         self._service.closing = True
-        timer = asyncio.get_running_loop().call_later(self._grace, self._service.cancel_all)
+        timer = asyncio.get_running_loop().call_later(self._grace_seconds, self._service.cancel_all)
         try:
             await super().shutdown(sockets)
         finally:
@@ -38,10 +38,10 @@ class Server(uvicorn.Server):
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet; port 0 takes any.
+    """Returns a bound socket that does not listen yet; port 0 binds any free port.
 
     Raises:
-        UserError: the address cannot be had.
+        UserError: the address cannot be bound.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -56,15 +56,15 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def run_server(app: object, service: Service, sock: socket.socket, grace_seconds: float) -> None:
-    """Serves until a signal ends it."""
+    """Serves until a signal ends the server."""
     host, port = sock.getsockname()[:2]
-    where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    # No access log: what clients put into addresses is theirs. h11 is in pure Python, and one engine is the bottleneck.
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    # There is no access log because request paths can contain secrets. h11 suffices: the engine is the bottleneck.
     config = uvicorn.Config(
         app, http="h11", ws="none", lifespan="off", access_log=False, log_level="warning", server_header=False,
-        timeout_graceful_shutdown=round(grace_seconds + _AFTER_GRACE),
+        timeout_graceful_shutdown=round(grace_seconds + _FLUSH_SECONDS),
     )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn raises the signal again after its orderly end, where the default would spoil the exit code.
+        # uvicorn raises the signal again after its shutdown, and the default handler would change the exit code.
         signal.signal(number, lambda *_: None)
-    Server(config, service, grace_seconds, f"serving {service.served.name} at {where}/v1").run(sockets=[sock])
+    Server(config, service, grace_seconds, f"serving {service.card.name} at {url}/v1").run(sockets=[sock])

@@ -1,153 +1,178 @@
-"""Requests at work: who is let in, what became of them, and how they all end."""
+"""Requests in progress: admission, delivery of their tokens to the event loop, and cancellation."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 import contextlib
-import functools
+import logging
 import time
-from typing import Any
 
+from k2jax.api import ApiError, Delta, Detokenizer, GeneratedToken, GenerationRequest, ModelCard, PromptUsage
+from k2jax.api.errors import bad_request, unavailable
 from k2jax.errors import UserError
+from k2jax.inference.engine import EngineStats
 from k2jax.inference.request import Request
 from k2jax.inference.worker import Worker
-from k2jax.serve.errors import ApiError, bad, unavailable
-from k2jax.serve.params import Ask
-from k2jax.serve.reader import LOG, Delta, Reader
-from k2jax.serve.served import Served
+
+LOG = logging.getLogger("k2jax.serve")
 
 
 class Service:
-    """Puts what clients ask for to an engine. Its methods belong to the event loop's thread.
+    """Submits the choices of requests to an engine. Its methods must be called on the event loop's thread.
 
     Attributes:
-        served: the model.
-        closing: whether new requests are refused because the server is about to end.
+        card: the served model.
+        closing: whether new requests are rejected because the server is shutting down.
     """
 
-    def __init__(self, worker: Worker, served: Served, max_queue: int):
-        """Serves ``worker``'s model; ``max_queue`` choices may wait beside those that run."""
-        self.served = served
+    def __init__(self, worker: Worker, card: ModelCard, max_queue: int):
+        """Serves the model of ``worker``; at most ``max_queue`` choices wait for a slot."""
+        self.card = card
         self.closing = False
         self._worker = worker
-        self._room = worker.stats().slots + max_queue
+        self._capacity = worker.stats().slots + max_queue
         self._jobs: set[Job] = set()
-        self._reported = False
+        self._failure_logged = False
 
     def check(self) -> None:
-        """Raises ApiError where no request can be taken."""
+        """Raises ApiError if no request is accepted now."""
         if self.closing:
             raise unavailable("the server is shutting down")
         if self._worker.failed is not None:
             raise unavailable("the engine has failed")
 
-    def stats(self) -> Any:
-        """The engine's counters."""
+    def stats(self) -> EngineStats:
+        """Returns the engine's counters."""
         return self._worker.stats()
 
-    def start(self, ask: Ask) -> Job:
+    def start(self, request: GenerationRequest) -> Job:
         """Queues every choice of a request.
 
         Raises:
-            ApiError: there is no room for it now, or never.
+            ApiError: the queue is full, or the request has more choices than ever fit.
         """
         self.check()
-        wanted = len(ask.prompts) * ask.n
-        if wanted > self._room:
-            raise bad("n", f"{wanted} choices are asked for, and this server takes {self._room} at a time")
-        if wanted + sum(job.open for job in self._jobs) > self._room:
+        if request.choices > self._capacity:
+            message = f"the request has {request.choices} choices; this server accepts {self._capacity} at a time"
+            raise bad_request("n", message)
+        if request.choices + sum(job.unfinished for job in self._jobs) > self._capacity:
             message = "too many requests are waiting; try again later"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
-        job = Job(ask, self._jobs.discard)
+        job = Job(request, self._jobs.discard)
         self._jobs.add(job)
         try:
-            for number in range(wanted):
-                self._submit(job, number)
+            for choice in range(request.choices):
+                self._submit(job, choice)
         except (UserError, RuntimeError) as error:
-            job.open -= wanted - len(job.requests)  # those that will never be heard of
-            self.cancel(job)
-            if not job.open:
-                self._jobs.discard(job)
+            self._discard_partial(job)
             if isinstance(error, UserError):
-                raise bad(None, str(error)) from None
+                raise bad_request(None, str(error)) from None
             raise unavailable("the engine has stopped") from None
         return job
 
     def cancel(self, job: Job) -> None:
-        """Ends what is left of a job; its slots are free before the engine's next step."""
-        for request in job.requests:
-            self._worker.cancel(request)
+        """Ends the unfinished choices of a job; their slots are free before the engine's next step."""
+        for sequence in job.sequences:
+            self._worker.cancel(sequence)
 
     def cancel_all(self) -> None:
-        """Ends everything."""
+        """Ends every job."""
         for job in list(self._jobs):
             self.cancel(job)
 
-    def why_cancelled(self, job: Job) -> ApiError:
-        """What a client is told whose request did not come to its end."""
-        if job.abandoned:  # nobody reads this, but it is counted
+    def cancellation_error(self, job: Job) -> ApiError:
+        """Returns the error for the client of a job that was cancelled."""
+        if job.abandoned:  # no client reads this error, but the metrics count it
             return ApiError(499, "the client closed the connection")
-        failed = self._worker.failed
-        if failed is not None:
-            if not self._reported:
-                LOG.error("the engine has failed", exc_info=failed)
-            self._reported = True
+        failure = self._worker.failed
+        if failure is not None:
+            if not self._failure_logged:
+                LOG.error("the engine has failed", exc_info=failure)
+            self._failure_logged = True
             return unavailable("the engine has failed")
         return unavailable("the server is shutting down")
 
-    def _submit(self, job: Job, number: int) -> None:
-        ask = job.ask
-        prompt = ask.prompts[number // ask.n]
-        post = functools.partial(_post, asyncio.get_running_loop(), job)
-        reader = Reader(ask, number, prompt, self.served.tokenizer, post)
-        sampling = ask.sampling_of(number % ask.n, self.served.max_length - len(prompt))
-        job.requests.append(self._worker.submit(prompt, sampling, reader.on_token))
+    def _submit(self, job: Job, choice: int) -> None:
+        feed = _ChoiceFeed(job, choice, self.card, asyncio.get_running_loop())
+        prompt = job.request.choice_prompt(choice)
+        sampling = job.request.choice_sampling(choice, self.card.max_length)
+        job.sequences.append(self._worker.submit(prompt, sampling, on_token=feed.on_token))
+
+    def _discard_partial(self, job: Job) -> None:
+        """Ends a job of which some choices could not be submitted; those will never deliver anything."""
+        job.unfinished -= job.request.choices - len(job.sequences)
+        self.cancel(job)
+        if not job.unfinished:
+            self._jobs.discard(job)
 
 
 class Job:
-    """The choices of one HTTP request.
+    """One HTTP request in progress.
 
     Attributes:
-        ask: what was asked for.
-        requests: one per choice, prompt by prompt.
-        open: choices that the engine still works on.
-        abandoned: whether the client has gone.
+        request: what the client asks for.
+        sequences: the engine's requests, one per choice.
+        unfinished: choices that the engine still works on.
+        abandoned: whether the client has disconnected.
+        started: time of arrival, on the clock of ``time.perf_counter`` [s].
     """
 
-    def __init__(self, ask: Ask, on_done: Any):
-        self.ask = ask
-        self.requests: list[Request] = []
-        self.open = len(ask.prompts) * ask.n
+    def __init__(self, request: GenerationRequest, on_done: Callable[[Job], None]):
+        self.request = request
+        self.sequences: list[Request] = []
+        self.unfinished = request.choices
         self.abandoned = False
         self.started = time.perf_counter()
         self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
         self._on_done = on_done
 
     def deliver(self, delta: Delta) -> None:
-        """Takes the next delta of any choice."""
-        self.open -= delta.finish is not None
+        """Adds the next delta of any choice."""
+        self.unfinished -= delta.finish is not None
         self._deltas.put_nowait(delta)
-        if not self.open:
+        if not self.unfinished:
             self._on_done(self)
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Deltas until every choice has ended."""
-        left = len(self.requests)
-        while left:
+        """Yields deltas until every choice has ended."""
+        unfinished = len(self.sequences)
+        while unfinished:
             delta = await self._deltas.get()
-            left -= delta.finish is not None
+            unfinished -= delta.finish is not None
             yield delta
 
-    def usage(self, sampled: int) -> dict[str, Any]:
-        """Numbers of tokens; a prompt counts once, however many choices it has."""
-        prompts = self.requests[:: self.ask.n]
-        read = sum(len(request.prompt) for request in prompts)
-        cached = sum(request.cached_tokens for request in prompts)
-        usage = {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
-        return usage | {"prompt_tokens_details": {"cached_tokens": cached}}
+    def prompt_usage(self) -> PromptUsage:
+        """Returns the numbers of prompt tokens; a prompt counts once, however many choices it has."""
+        firsts = self.sequences[:: self.request.n]
+        tokens = sum(len(sequence.prompt) for sequence in firsts)
+        return PromptUsage(tokens, cached=sum(sequence.cached_tokens for sequence in firsts))
 
 
-def _post(loop: asyncio.AbstractEventLoop, job: Job, delta: Delta) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens any more
-        loop.call_soon_threadsafe(job.deliver, delta)
+class _ChoiceFeed:
+    """Detokenizes one choice on the engine's thread, and delivers the deltas to the job on the event loop's thread."""
+
+    def __init__(self, job: Job, choice: int, card: ModelCard, loop: asyncio.AbstractEventLoop):
+        self._job, self._choice, self._loop = job, choice, loop
+        self._detokenizer = Detokenizer(job.request, choice, card.tokenizer)
+        self._read = 0  # tokens of the engine's request that were fed
+        self._finished = False
+
+    def on_token(self, sequence: Request) -> bool:
+        """Feeds new tokens; returns True if the engine can end the sequence. See ``inference.request.Request``."""
+        if not self._finished:
+            try:
+                delta = self._feed(sequence)
+            except Exception:  # an exception here would end the engine, and with it every other request
+                LOG.exception("the generated tokens could not be decoded")
+                delta = Delta(self._choice, finish="error")
+            self._finished = delta.finish is not None
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, so no client is left
+                self._loop.call_soon_threadsafe(self._job.deliver, delta)
+        return self._finished
+
+    def _feed(self, sequence: Request) -> Delta:
+        new, self._read = range(self._read, len(sequence.tokens)), len(sequence.tokens)
+        top = sequence.top_logprobs
+        tokens = [GeneratedToken(sequence.tokens[i], sequence.logprobs[i], top[i] if top else ()) for i in new]
+        return self._detokenizer.feed(tokens, sequence.finish_reason, sequence.prompt_logprobs)

@@ -1,4 +1,4 @@
-"""Text to tokens and back, conversations as tokens, and the tool calls in a model's answer."""
+"""Tokenizers, chat formats, incremental detokenization, and the tool calls in a model's answer. It imports no jax."""
 
 from k2jax.text.chat import ChatBuilder, chat_format
 from k2jax.text.gguf_vocabulary import gguf_tokenizer

@@ -1,4 +1,4 @@
-"""Byte-level BPE as a ``tokenizer.json``: the letters that stand for bytes, and the file from its parts."""
+"""Byte-level BPE as a ``tokenizer.json``: the letters that represent bytes, and the file from its parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KIMI = (
 
 @cache
 def byte_letters() -> tuple[str, ...]:
-    """The letter that byte-level tokenizers write for each byte: itself when printable, else the next from U+0100."""
+    """Returns the letter that represents each byte: the byte if it is printable, otherwise the next from U+0100."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
@@ -31,12 +31,12 @@ def byte_letters() -> tuple[str, ...]:
 
 @cache
 def letter_bytes() -> dict[str, int]:
-    """The byte that each letter stands for: the inverse of ``byte_letters``."""
+    """Returns the byte that each letter represents, the inverse of ``byte_letters``."""
     return {letter: byte for byte, letter in enumerate(byte_letters())}
 
 
 def spell(token: bytes) -> str:
-    """Bytes in byte-level letters, as vocabularies write them."""
+    """Returns bytes in byte-level letters, as vocabularies write them."""
     letters = byte_letters()
     return "".join([letters[byte] for byte in token])
 
@@ -51,21 +51,21 @@ def byte_level_json(
     whole_pieces_first: bool = False,
     around: tuple[str, str] | None = None,
 ) -> str:
-    """The content of a ``tokenizer.json``.
+    """Returns the content of a ``tokenizer.json``.
 
     Args:
-        vocab: ids of the entries, spelled in byte-level letters.
-        merges: pairs of entries, first merged first.
-        split: patterns that cut text into pieces, each applied to the pieces of the one before.
-        special: control tokens, never made from text; those outside ``vocab`` take the next ids in this order.
-        plain: added tokens that are found in text.
-        whole_pieces_first: whether a piece that is an entry is that entry, however its merges would go.
-        around: the tokens that begin and end a document, by name.
+        vocab: ids of the entries, written in byte-level letters.
+        merges: pairs of entries, in order of precedence.
+        split: patterns that split text into pieces, each applied to the pieces of the previous one.
+        special: names of control tokens, which text never encodes to; those outside ``vocab`` get the next ids.
+        plain: names of added tokens that text can encode to.
+        whole_pieces_first: whether a piece that is an entry becomes that entry, regardless of the merges.
+        around: names of the tokens that begin and end a document.
     """
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=whole_pieces_first))
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     backend.decoder = decoders.ByteLevel()
     for names, is_special in ((special, True), (plain, False)):

@@ -1,7 +1,7 @@
 """The tokenizer inside a GGUF file, from its metadata: byte-level BPE only.
 
-A GGUF file names its split of text into pieces (``tokenizer.ggml.pre``) rather than spelling it out, so each name
-must be known here; text is not normalized, as in llama.cpp.
+A GGUF file only names the pattern that splits text into pieces (``tokenizer.ggml.pre``), so this module lists the
+pattern of each supported name. As in llama.cpp, text is not normalized.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ SPLITS = {
     "kimi-k2": [KIMI],
 }
 _WHOLE_PIECES_FIRST = {"llama-bpe", "kimi-k2"}
-_CONTROL = {2, 3, 5}  # unknown, control and unused entries: none may come from text
+_CONTROL = {2, 3, 5}  # unknown, control and unused entries, which text never encodes to
 _USER_DEFINED = 4
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], origin: str = "the GGUF file") -> Tokenizer:
-    """The tokenizer of a GGUF file.
+    """Returns the tokenizer of a GGUF file.
 
     Args:
-        metadata: the file's key-value pairs, of which those under ``tokenizer.ggml.`` are read.
-        origin: names the file in errors.
+        metadata: the file's key-value pairs; only those under ``tokenizer.ggml.`` are read.
+        origin: name of the file in errors.
 
     Raises:
-        UserError: when the vocabulary is not byte-level BPE, its split is not known, or a part is missing.
+        UserError: the vocabulary is not byte-level BPE, its split pattern is not supported, or a part is missing.
     """
     kind = _get(metadata, "model", str, origin)
     if kind != "gpt2":
-        raise UserError(f"{origin} has a {kind!r} vocabulary; only 'gpt2' (byte-level BPE) can be read")
+        raise UserError(f"{origin} has a {kind!r} vocabulary; only 'gpt2' (byte-level BPE) is supported")
     split = _get(metadata, "pre", str, origin)
     if split not in SPLITS:
         raise UserError(f"{origin} splits text as {split!r}, which is not one of {', '.join(SPLITS)}")
     tokens = [str(token) for token in _get(metadata, "tokens", list, origin)]
     if len(set(tokens)) < len(tokens):
-        raise UserError(f"{origin} has one token twice in its vocabulary; convert the model again")
+        raise UserError(f"{origin} has the same token twice in its vocabulary; convert the model again")
     types = [int(kind) for kind in metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))]
     if len(types) != len(tokens):
         raise UserError(f"{origin} has {len(tokens)} tokens but {len(types)} token types; convert the model again")

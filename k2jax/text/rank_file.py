@@ -1,8 +1,8 @@
-"""Reads a tiktoken rank file: its merges recovered from the ranks, with Kimi's split pattern and special tokens.
+"""Reads a tiktoken rank file: merges recovered from the ranks, with Kimi's split pattern and special tokens.
 
-A rank file lists each entry's bytes and rank and says nothing of merges: tiktoken joins the neighbours whose bytes
-together have the lowest rank. Only one pair of neighbours can ever become a given entry, the last two parts that the
-entry's own bytes go through, so one merge for each entry says the same.
+A rank file lists the bytes and the rank of each entry, but no merges: tiktoken joins the neighbors whose concatenation
+has the lowest rank. Only one pair of neighbors can become a given entry: the last two parts when the entry's own bytes
+are merged. So one merge per entry is equivalent.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from k2jax.text.byte_level import KIMI, byte_level_json, spell
 
 RANK_FILE_NAME = "tiktoken.model"
 CONFIG_NAME = "tokenizer_config.json"
-RESERVED = 256  # ids after the ranks that Kimi's models keep for special tokens
-# Kimi K2's names, by distance from the end of the ranks (163584 of them in its release).
+RESERVED = 256  # ids after the ranks that Kimi's models reserve for special tokens
+# Kimi K2's names, by distance from the end of the ranks (its release has 163584 ranks).
 KIMI_NAMES = {
     0: "[BOS]",
     1: "[EOS]",
@@ -41,16 +41,18 @@ KIMI_NAMES = {
 
 
 def is_rank_file(content: bytes) -> bool:
-    """Whether the first line is an entry of a rank file: base64, a space, a number."""
+    """Returns whether the first line is an entry of a rank file: base64, a space, a number."""
     token, _, rank = content.split(b"\n", 1)[0].strip().partition(b" ")
     return bool(token) and rank.isdigit()
 
 
 def rank_file_json(file: Path, content: bytes) -> str:
-    """The ``tokenizer.json`` content of a rank file; names come from ``tokenizer_config.json`` where one is beside it.
+    """Returns the ``tokenizer.json`` content of a rank file.
+
+    The names of special tokens come from ``tokenizer_config.json`` in the same folder, if there is one.
 
     Raises:
-        UserError: when a line is not an entry, a rank or a byte is missing, or a name lies outside the special ids.
+        UserError: a line is not an entry, a rank or a byte is missing, or a named id is not a special id.
     """
     ranks = _read_ranks(file, content)
     names = _special_names(file, len(ranks))
@@ -60,23 +62,23 @@ def rank_file_json(file: Path, content: bytes) -> str:
 
 
 def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The pair that each entry is merged from, lowest rank first; entries that no merge reaches are left out."""
+    """Returns the pair from which each entry is merged, lowest rank first, without entries that no merge reaches."""
     entries = (_last_pair(token, ranks) for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1)
     return [pair for pair in entries if pair is not None]
 
 
 def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
-    """The last two parts of an entry's bytes as tiktoken merges them, or None when they never come down to two."""
+    """The last two parts when tiktoken merges an entry's bytes, or None if more parts remain."""
     parts = [token[i : i + 1] for i in range(len(token))]
     pairs = [ranks.get(token[i : i + 2]) for i in range(len(token) - 1)]  # rank of parts[i] + parts[i + 1]
     while len(parts) > 2:
         present = [rank for rank in pairs if rank is not None]
         if not present:
             return None
-        at = pairs.index(min(present))
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-        del pairs[at]
-        for i in (at - 1, at):
+        lowest = pairs.index(min(present))
+        parts[lowest : lowest + 2] = [parts[lowest] + parts[lowest + 1]]
+        del pairs[lowest]
+        for i in (lowest - 1, lowest):
             if 0 <= i < len(pairs):
                 pairs[i] = ranks.get(parts[i] + parts[i + 1])
     return parts[0], parts[1]
@@ -100,7 +102,7 @@ def _read_ranks(file: Path, content: bytes) -> dict[bytes, int]:
 
 
 def _special_names(file: Path, base: int) -> list[str]:
-    """Names of the ids from ``base`` on; ids that nobody names are ``<|reserved_token_ID|>``."""
+    """Names of the ids from ``base`` on; unnamed ids are called ``<|reserved_token_ID|>``."""
     config = file.with_name(CONFIG_NAME)
     named = _configured_names(config) if config.is_file() else {base + i: name for i, name in KIMI_NAMES.items()}
     if outside := [i for i in named if not base <= i < base + RESERVED]:
@@ -109,7 +111,7 @@ def _special_names(file: Path, base: int) -> list[str]:
             f"{base + RESERVED - 1}; the two files belong to different tokenizers"
         )
     if len(set(named.values())) < len(named):
-        raise UserError(f"{config} gives one name to two ids; fetch the file again")
+        raise UserError(f"{config} gives the same name to two ids; fetch the file again")
     return [named.get(i, f"<|reserved_token_{i}|>") for i in range(base, base + RESERVED)]
 
 
@@ -118,4 +120,4 @@ def _configured_names(config: Path) -> dict[int, str]:
         added = json.loads(config.read_bytes())["added_tokens_decoder"]
         return {int(i): str(token["content"]) for i, token in added.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{config} has no readable added_tokens_decoder; fetch it again or take it away") from None
+        raise UserError(f"{config} has no readable added_tokens_decoder; fetch it again or delete it") from None

@@ -1,9 +1,10 @@
-"""One Tokenizer class over any ``tokenizer.json``: trained byte-level BPE, raw bytes, or somebody else's vocabulary.
+"""The Tokenizer class for any ``tokenizer.json``: trained byte-level BPE, raw bytes, or another model's vocabulary.
 
-Other forms of a vocabulary become a ``tokenizer.json`` when they are read, so there is one class and one saved form.
+Other vocabulary formats are converted to a ``tokenizer.json`` when they are read, so there is one class and one saved
+format.
 
-Text is only ever text: a document that spells out a special token encodes to ordinary tokens. Special tokens enter a
-sequence by id (``bos``, ``eos``), never through ``encode``.
+Text cannot inject special tokens: a document that contains the name of a special token encodes to ordinary tokens.
+Special tokens enter a sequence by id (``bos``, ``eos``), never through ``encode``.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from k2jax.text.rank_file import RANK_FILE_NAME, is_rank_file, rank_file_json
 
 FILE_NAME = "tokenizer.json"
 BOS, EOS = "[BOS]", "[EOS]"
-SMALLEST_BPE = 256 + 2  # every byte and the two special tokens, so that any text round-trips
-_DEEPSEEK = "<\uff5c{}\u2581of\u2581sentence\uff5c>"  # a full-width bar and a low line
+SMALLEST_BPE = 256 + 2  # all bytes and the two special tokens, so that every text round-trips
+_CHATML_START = "<|im_start|>"
+_DEEPSEEK = "<\uff5c{}\u2581of\u2581sentence\uff5c>"  # with a full-width vertical bar and a lower one-eighth block
 BOS_NAMES = (BOS, "<s>", "<|begin_of_text|>", "<bos>", _DEEPSEEK.format("begin"), "<|startoftext|>", "<|endoftext|>")
 EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", _DEEPSEEK.format("end"), "<|endoftext|>")
 
@@ -36,17 +38,17 @@ class Tokenizer:
     """Encodes documents to ids and back.
 
     Attributes:
-        vocab_size: number of ids, added tokens included; every id is smaller.
+        vocab_size: number of ids, including added tokens; every id is smaller.
         bos: id that begins every document.
-        eos: id that ends every document; some vocabularies use one token for both.
+        eos: id that ends every document; some vocabularies use the same token for both.
         fingerprint: sha256 of the ``tokenizer.json`` content, in hexadecimal.
     """
 
     def __init__(self, content: str, origin: str = FILE_NAME):
-        """Parses the content of a ``tokenizer.json``; ``origin`` names it in errors.
+        """Parses the content of a ``tokenizer.json``; ``origin`` is its name in errors.
 
         Raises:
-            UserError: when it is not a tokenizer, or has no beginning or end of document token.
+            UserError: it is not a tokenizer, or has no beginning-of-document or end-of-document token.
         """
         self._content = content
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
@@ -71,11 +73,20 @@ class Tokenizer:
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without bos and eos; special-token text in it stays text."""
+        """Returns the token ids of a text without bos and eos; names of special tokens in it stay text."""
         return self.encode_batch([text])[0].tolist()
 
+    def encode_document(self, text: str) -> list[int]:
+        """Returns the token ids of a document's beginning, as in training: ``bos`` comes first.
+
+        ``bos`` is not added if it is also the ``eos``, or the token that begins chat messages: such a vocabulary has no
+        beginning-of-document token of its own.
+        """
+        has_bos = self.bos != self.eos and self.special_name(self.bos) != _CHATML_START
+        return [self.bos] * has_bos + self.encode(text)
+
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Token ids of each text, uint32 ``[tokens]``, without bos and eos; texts are encoded in parallel."""
+        """Returns the token ids of each text, uint32 ``[tokens]``, without bos and eos, computed in parallel."""
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         ids = [np.array(encoding.ids, np.uint32) for encoding in encodings]
         return [
@@ -84,16 +95,16 @@ class Tokenizer:
         ]
 
     def _encode_in_pieces(self, text: str) -> np.ndarray:
-        """Ids of a text whose plain encoding holds a special id: cut inside each spelled-out special token.
+        """Ids of a text whose plain encoding contains a special id: each name of a special token is split.
 
-        Some vocabularies spell a control token as an ordinary entry, which the library's switch does not cover.
+        Some vocabularies have a control token as an ordinary entry as well, which ``encode_special_tokens`` ignores.
         """
         pieces = [text]
         for name in self._special.values():
-            cut = [piece.split(name) for piece in pieces]
+            splits = [piece.split(name) for piece in pieces]
             pieces = [
                 name[1:] * (i > 0) + part + name[:1] * (i < len(parts) - 1)
-                for parts in cut
+                for parts in splits
                 for i, part in enumerate(parts)
             ]
         encodings = self._backend.encode_batch_fast(pieces, add_special_tokens=False)
@@ -101,38 +112,43 @@ class Tokenizer:
         return ids[~np.isin(ids, self._special_ids)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of token ids; special tokens are left out, and bytes that are not UTF-8 become U+FFFD."""
+        """Returns the text of token ids without special tokens; bytes that are not UTF-8 become U+FFFD."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def has_special(self, name: str) -> bool:
-        """Whether the vocabulary has a special token of this name."""
+        """Returns whether the vocabulary has a special token of this name."""
         return name in self._ids_of_special
 
     def special_id(self, name: str) -> int:
-        """The id of a special token, by its name.
+        """Returns the id of a special token by its name.
 
         Raises:
-            UserError: when the vocabulary has no such special token.
+            UserError: the vocabulary has no such special token.
         """
         if name not in self._ids_of_special:
-            near = difflib.get_close_matches(name, self._ids_of_special, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {len(self._special)} others"
+            similar = difflib.get_close_matches(name, self._ids_of_special, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(similar)}?" if similar else f"it has {len(self._special)} others"
             raise UserError(f"the tokenizer has no special token {name}; {hint}")
         return self._ids_of_special[name]
 
     def special_name(self, i: int) -> str | None:
-        """The name of a special token, or None when the id stands for text or for nothing."""
+        """Returns the name of a special token, or None if the id is an ordinary token or outside the vocabulary."""
         return self._special.get(int(i))
 
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether every token represents the same bytes regardless of its neighbors."""
+        return isinstance(self._backend.decoder, decoders.ByteLevel)
+
     def token_bytes(self, i: int) -> bytes:
-        """The bytes of one token, which may be part of a character; none for an id outside the vocabulary.
+        """Returns the bytes of one token, possibly part of a character; none for an id outside the vocabulary.
 
         Raises:
-            UserError: when the tokenizer is not byte-level.
+            UserError: the tokenizer is not byte-level.
         """
-        if not isinstance(self._backend.decoder, decoders.ByteLevel):
+        if not self.is_byte_level:
             raise UserError(
-                "this tokenizer is not byte-level, so its tokens have no bytes of their own; choose another"
+                "this tokenizer is not byte-level, so a single token has no fixed bytes; use a byte-level tokenizer"
             )
         letters = self._backend.id_to_token(int(i)) if 0 <= i < self.vocab_size else None
         if letters is None:
@@ -141,18 +157,18 @@ class Tokenizer:
         return bytes(map(to_byte.get, letters)) if all(c in to_byte for c in letters) else letters.encode()
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Writes ``tokenizer.json`` into a folder, created when missing; byte for byte what the fingerprint covers."""
+        """Writes ``tokenizer.json``, the content behind the fingerprint, into a folder; it is created if missing."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / FILE_NAME).write_bytes(self._content.encode())
 
 
 def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
-    """The tokenizer in a folder, or in a file of any name: a ``tokenizer.json``, else a tiktoken rank file.
+    """Returns the tokenizer of a folder, or of a file of any name: a ``tokenizer.json`` or a tiktoken rank file.
 
     A rank file is read with Kimi's split pattern and special tokens.
 
     Raises:
-        UserError: when there is none, or it cannot be used.
+        UserError: there is no tokenizer, or it cannot be used.
     """
     path = Path(path).expanduser()
     file = path / FILE_NAME if path.is_dir() else path
@@ -169,14 +185,14 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """Trains a byte-level BPE; ids 0 and 1 are ``[BOS]`` and ``[EOS]``, all 256 bytes are in the vocabulary.
+    """Trains a byte-level BPE; ids 0 and 1 are ``[BOS]`` and ``[EOS]``, and all 256 bytes are in the vocabulary.
 
     Args:
-        texts: what to train on.
-        vocab: size of the vocabulary; little text gives fewer entries.
+        texts: training texts.
+        vocab: size of the vocabulary; short texts give fewer entries.
 
     Raises:
-        UserError: when ``vocab`` has no room for every byte.
+        UserError: ``vocab`` is too small for all bytes.
     """
     if vocab < SMALLEST_BPE:
         raise UserError(f"a byte-level vocabulary needs at least {SMALLEST_BPE} entries, not {vocab}")
@@ -194,7 +210,7 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """The tokenizer whose ids are bytes: ``[BOS]`` 0, ``[EOS]`` 1, byte b at 2 + b."""
+    """Returns the tokenizer whose ids are bytes: ``[BOS]`` is 0, ``[EOS]`` is 1, byte b is 2 + b."""
     letters = byte_letters()
     vocab = {BOS: 0, EOS: 1} | {letters[byte]: 2 + byte for byte in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -205,7 +221,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _names_around(parts: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Names that the file's own template puts before and after a document; each list is empty or has one."""
+    """Names of the tokens that the file's template adds before and after a document; each list has at most one."""
     processor = parts.get("post_processor") or {}
     for part in processor.get("processors", [processor]):
         if part.get("type") == "TemplateProcessing" and (single := part["single"]):
@@ -216,7 +232,7 @@ def _names_around(parts: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _unknown_id(backend: tokenizers.Tokenizer, model: dict[str, Any]) -> int | None:
-    """The id for what the vocabulary lacks; special by flag, but a legitimate encoding of text."""
+    """The id of the unknown token, which is flagged as special but is a legitimate encoding of text."""
     if isinstance(model.get("unk_id"), int):
         return model["unk_id"]
     return backend.token_to_id(model["unk_token"]) if model.get("unk_token") else None

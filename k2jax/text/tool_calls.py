@@ -1,7 +1,7 @@
-"""Reads Kimi K2's tool calls out of a model's answer as it arrives, whatever the model made of the format.
+"""Parses Kimi K2's tool calls in a model's answer as it arrives, including answers that violate the format.
 
-Nothing is lost: every event carries the input that it accounts for (``raw``), and together they are the input. How
-the input was cut into pieces changes only where neighbouring content or arguments are cut.
+Nothing is lost: every event has the input to which it corresponds (``raw``), and their concatenation is the input. How
+the input was split into pieces affects only where neighboring content or arguments are split.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ import json
 import re
 from typing import Any
 
-from k2jax.text.marks import MarkReader, Part
+from k2jax.text.special_token_scanner import Segment, SpecialTokenScanner
 from k2jax.text.tokenizer import Tokenizer
 
 _SECTION_BEGIN, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL_BEGIN, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _MESSAGE_END = "<|im_end|>"
-# Models write the section in the singular as well, which no vocabulary has as a special token.
-_MEANING = {mark: mark for mark in (_SECTION_BEGIN, _SECTION_END, _CALL_BEGIN, _ARGUMENTS, _CALL_END, _MESSAGE_END)} | {
-    mark.replace("calls", "call"): mark for mark in (_SECTION_BEGIN, _SECTION_END)
+# Models also write the section in the singular, which no vocabulary has as a special token.
+_MEANING = {name: name for name in (_SECTION_BEGIN, _SECTION_END, _CALL_BEGIN, _ARGUMENTS, _CALL_END, _MESSAGE_END)} | {
+    name.replace("calls", "call"): name for name in (_SECTION_BEGIN, _SECTION_END)
 }
 _CALL_ID = re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:{]+?):(?P<index>[0-9]+))\s*")
 
-# What can be wrong: first with a call, then with what is around calls.
+# Violations of the format: of a call, then between calls.
 NO_SECTION = "call outside a section"
-NO_MARK = "call without an argument mark"
-ODD_ID = "call id is not functions.NAME:IDX"
-NO_END = "call without its end"
+NO_ARGUMENTS = "call without the token that begins its arguments"
+INVALID_ID = "call id is not functions.NAME:IDX"
+NO_END = "call without an end"
 BAD_JSON = "arguments are not a JSON object"
 NO_NAME = "call without a name"
-NOT_A_CALL = "text or mark between calls"
-NO_BEGIN = "mark without its begin"
-NO_SECTION_END = "section without its end"
-TOO_LATE = "text after the end of the message"
+NOT_A_CALL = "text or special token between calls"
+NO_BEGIN = "special token without its begin"
+NO_SECTION_END = "section without an end"
+AFTER_END = "text after the end of the message"
 
 
 @dataclass(frozen=True)
 class Event:
-    """One step of an answer; ``raw`` is the part of the input that it accounts for."""
+    """One step of an answer; ``raw`` is the input to which it corresponds."""
 
     raw: str
 
 
 @dataclass(frozen=True)
 class Content(Event):
-    """Text of the answer, which is ``raw``."""
+    """Text of the answer: ``raw``."""
 
 
 @dataclass(frozen=True)
 class CallStart(Event):
-    """A tool call begins: its place in the answer, its id as the model wrote it, and its function's name."""
+    """The beginning of a tool call: its index in the answer, its id as the model wrote it, and its function's name."""
 
     index: int
     id: str
@@ -60,14 +60,14 @@ class CallStart(Event):
 
 @dataclass(frozen=True)
 class CallArguments(Event):
-    """Some of the arguments' text of call ``index``, which is ``raw``."""
+    """A piece of the arguments of call ``index``: ``raw``."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class CallEnd(Event):
-    """Call ``index`` is complete: its whole arguments, verbatim, and what is wrong with it."""
+    """The end of call ``index``: its complete arguments, verbatim, and its violations of the format."""
 
     index: int
     arguments: str
@@ -76,48 +76,48 @@ class CallEnd(Event):
 
 @dataclass(frozen=True)
 class Markup(Event):
-    """Input that is neither content nor a call: section marks, or with a ``problem`` what does not belong there."""
+    """Input that is neither content nor a call: section tokens, or with a ``problem`` a violation of the format."""
 
     problem: str | None = None
 
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The answer is over; ``reason`` is ``tool_calls`` or ``stop``. Only ``Markup`` can follow."""
+    """The end of the answer; ``reason`` is ``tool_calls`` or ``stop``. Only ``Markup`` can follow."""
 
     reason: str
 
 
 class ToolCallParser:
-    """Turns pieces of an answer, text or token ids, into events; no answer makes it raise.
+    """Turns pieces of an answer, as text or token ids, into events; it accepts every answer.
 
-    With a tokenizer, a mark that is one of its special tokens counts only as that token.
+    With a tokenizer, the name of one of its special tokens is recognized only as that token id.
 
     Attributes:
-        problems: what was wrong so far, each thing once.
+        problems: violations of the format so far, each once.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None):
         """Starts on an answer; token ids need the tokenizer.
 
         Raises:
-            UserError: when the tokenizer is not byte-level.
+            UserError: the tokenizer is not byte-level.
         """
         ends = {} if tokenizer is None else {tokenizer.special_name(tokenizer.eos): _MESSAGE_END}
-        self._reader = MarkReader(_MEANING | ends, tokenizer)
+        self._scanner = SpecialTokenScanner(_MEANING | ends, tokenizer)
         self.problems: list[str] = []
         self._state = self._in_content
         self._in_section = False
-        self._head: list[str] = []  # the call in its head: its begin mark, then its text
-        self._arguments: list[str] = []  # the call in its arguments: their text
-        self._flaws: list[str] = []  # what is wrong with that call
+        self._head: list[str] = []  # of the call whose id is being read: its begin token, then text
+        self._arguments: list[str] = []  # of the call whose arguments are being read: their text
+        self._flaws: list[str] = []  # violations of the format in that call
         self._content: list[str] = []
         self._starts: list[CallStart] = []
         self._ends: list[CallEnd] = []
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer so far in OpenAI's shape: complete calls only, their arguments verbatim."""
+        """The answer so far in OpenAI's format: complete calls only, their arguments verbatim."""
         calls = [
             {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": end.arguments}}
             for start, end in zip(self._starts, self._ends, strict=False)
@@ -125,91 +125,91 @@ class ToolCallParser:
         return {"role": "assistant", "content": "".join(self._content)} | ({"tool_calls": calls} if calls else {})
 
     def feed(self, text: str) -> list[Event]:
-        """Events of the next piece of text."""
-        return self._read(self._reader.text(text))
+        """Returns the events of the next piece of text."""
+        return self._dispatch(self._scanner.scan_text(text))
 
     def feed_ids(self, ids: Iterable[int]) -> list[Event]:
-        """Events of the next token ids; ids outside the vocabulary stand for nothing."""
-        return [event for i in ids for event in self._read(self._reader.token(int(i)))]
+        """Returns the events of the next token ids; ids outside the vocabulary are ignored."""
+        return [event for i in ids for event in self._dispatch(self._scanner.scan_token(int(i)))]
 
     def end(self) -> list[Event]:
-        """Events of the end of input: what is open is ended, and ``Finished`` comes unless it came."""
-        events = self._read(self._reader.flush())
-        return events if self._state == self._over else [*events, *self._state("", _MESSAGE_END)]
+        """Returns the events of the end of input: it ends what is open, with ``Finished`` unless it came before."""
+        events = self._dispatch(self._scanner.flush())
+        return events if self._state == self._after_end else [*events, *self._state("", _MESSAGE_END)]
 
-    def _read(self, parts: Iterable[Part]) -> list[Event]:
-        return [event for raw, mark in parts for event in self._state(raw, mark)]
+    def _dispatch(self, segments: Iterable[Segment]) -> list[Event]:
+        return [event for raw, token in segments for event in self._state(raw, token)]
 
-    # The states: each takes the next part of the input and, when that is a mark, what it means.
+    # The states: each receives the next segment, with the meaning of a special token or None.
 
-    def _in_content(self, raw: str, mark: str | None) -> Iterator[Event]:
-        if mark is None:
+    def _in_content(self, raw: str, token: str | None) -> Iterator[Event]:
+        if token is None:
             self._content.append(raw)
             yield Content(raw)
-        elif mark == _SECTION_BEGIN:
+        elif token == _SECTION_BEGIN:
             self._in_section, self._state = True, self._between_calls
             yield Markup(raw)
-        elif mark == _CALL_BEGIN:
+        elif token == _CALL_BEGIN:
             self._open_call(raw)
-        elif mark == _MESSAGE_END:
+        elif token == _MESSAGE_END:
             yield self._finish(raw)
         else:
             yield self._stray(raw, NO_BEGIN)
 
-    def _between_calls(self, raw: str, mark: str | None) -> Iterator[Event]:
-        if mark == _CALL_BEGIN:
+    def _between_calls(self, raw: str, token: str | None) -> Iterator[Event]:
+        if token == _CALL_BEGIN:
             self._open_call(raw)
-        elif mark == _SECTION_END:
+        elif token == _SECTION_END:
             self._in_section, self._state = False, self._in_content
             yield Markup(raw)
-        elif mark == _MESSAGE_END:
+        elif token == _MESSAGE_END:
             yield self._finish(raw)
         else:
-            # Space apart from the rest, so that the events do not depend on where the text was cut.
+            # White space is separate, so that the events do not depend on how the text was split.
             for run in re.findall(r"\s+|\S+", raw):
                 yield Markup(run) if run.isspace() else self._stray(run, NOT_A_CALL)
 
-    def _in_head(self, raw: str, mark: str | None) -> Iterator[Event]:
-        if mark is None:
+    def _in_head(self, raw: str, token: str | None) -> Iterator[Event]:
+        if token is None:
             self._head.append(raw)
             return
         begin, text = self._head[0], "".join(self._head[1:])
-        found = _CALL_ID.match(text)
-        if mark == _ARGUMENTS:
-            if found and found.end() == len(text):
-                yield self._start_call(begin + text + raw, found["id"], found["name"])
+        match = _CALL_ID.match(text)
+        if token == _ARGUMENTS:
+            if match and match.end() == len(text):
+                yield self._start_call(begin + text + raw, match["id"], match["name"])
             else:
                 name = text.strip()
-                yield self._start_call(begin + text + raw, name, name.removeprefix("functions."), ODD_ID)
-        elif found:
-            arguments = text[found.end() :]
-            yield self._start_call(begin + found[0], found["id"], found["name"], NO_MARK)
+                yield self._start_call(begin + text + raw, name, name.removeprefix("functions."), INVALID_ID)
+        elif match:
+            arguments = text[match.end() :]
+            yield self._start_call(begin + match[0], match["id"], match["name"], NO_ARGUMENTS)
             if arguments:
                 yield from self._state(arguments, None)
-            yield from self._state(raw, mark)
+            yield from self._state(raw, token)
         else:
-            # Nothing to call: its end, when it has one, goes with it.
-            ended = mark == _CALL_END
+            # There is no name, so this is no call. Its end token, if there is one, belongs to it.
+            ended = token == _CALL_END
             self._state = self._outside()
             yield self._stray(begin + text + raw * ended, NO_NAME)
             if not ended:
-                yield from self._state(raw, mark)
+                yield from self._state(raw, token)
 
-    def _in_arguments(self, raw: str, mark: str | None) -> Iterator[Event]:
-        if mark is None or mark == _ARGUMENTS:
+    def _in_arguments(self, raw: str, token: str | None) -> Iterator[Event]:
+        if token is None or token == _ARGUMENTS:
             self._arguments.append(raw)
             yield CallArguments(raw, len(self._ends))
-        elif mark == _CALL_END:
+        elif token == _CALL_END:
             yield self._end_call(raw)
         else:
             self._flaws.append(NO_END)
             yield self._end_call("")
-            yield from self._state(raw, mark)
+            yield from self._state(raw, token)
 
-    def _over(self, raw: str, mark: str | None) -> Iterator[Event]:
-        yield self._stray(raw, TOO_LATE)
+    def _after_end(self, raw: str, token: str | None) -> Iterator[Event]:
+        yield self._stray(raw, AFTER_END)
 
-    # What the states do.
+    # The actions of the states.
 
     def _outside(self) -> Callable[[str, str | None], Iterator[Event]]:
         return self._between_calls if self._in_section else self._in_content
@@ -242,7 +242,7 @@ class ToolCallParser:
     def _finish(self, raw: str) -> Finished:
         if self._in_section:
             self._note(NO_SECTION_END)
-        self._state = self._over
+        self._state = self._after_end
         return Finished(raw, "tool_calls" if self._ends else "stop")
 
     def _note(self, problem: str) -> None:

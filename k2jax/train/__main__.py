@@ -42,7 +42,7 @@ def main(values: flags.FlagValues) -> int:
 
         return train(config, values.workdir)
 
-    return processes.together(run)
+    return processes.run_and_exit(run)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ import numpy as np
 from k2jax.convert.loading import open_pretrained
 from k2jax.errors import UserError
 from k2jax.model import model_specs
-from k2jax.parallel.forms import from_logical, logical_partition
 from k2jax.parallel.layout import Layout
+from k2jax.parallel.resharding import from_logical, logical_partition
 from k2jax.params import Specs, named_specs
 
 
 def pretrained_params(init_from: str, layout: Layout) -> tuple[Any, str]:
-    """The parameters of a checkpoint argument in float32 as they lie at rest, and what was read, for people.
+    """The parameters of a checkpoint argument in float32, as the layout stores them, and a description of the source.
 
-    Each process reads what its devices hold of the logical form; the devices themselves make the form at rest of it.
+    Each process reads what its devices hold of the logical form; the devices convert it to the stored form.
 
     Raises:
         UserError: it cannot be read, or is another model than the layout's; then no weight is read.
@@ -27,8 +27,8 @@ def pretrained_params(init_from: str, layout: Layout) -> tuple[Any, str]:
     opened = open_pretrained(init_from)
     _check_shapes(init_from, model_specs(opened.model), layout.logical)
     logical = opened.params(layout.shardings(logical_partition(layout)), np.float32)
-    spread = jax.jit(functools.partial(from_logical, layout), out_shardings=layout.shardings(layout.rest))
-    return spread(logical), opened.origin
+    convert = jax.jit(functools.partial(from_logical, layout), out_shardings=layout.shardings(layout.storage))
+    return convert(logical), opened.origin
 
 
 def _check_shapes(init_from: str, given: Specs, wanted: Specs) -> None:

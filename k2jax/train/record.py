@@ -10,29 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from k2jax.chips import PEAK_FLOPS
 from k2jax.config.schema import Config
 from k2jax.model import training_flops_per_token
 from k2jax.optim import qk_clip_gamma
 from k2jax.train.step import StepMetrics
 
-PEAK_TFLOPS = {  # dense bf16 peak per jax device, by device_kind, from the vendors' data sheets [TFLOP/s]
-    "TPU v4": 275.0,
-    "TPU v5 lite": 197.0,
-    "TPU v5": 459.0,
-    "TPU v5p": 459.0,
-    "TPU v6 lite": 918.0,
-    "TPU7x": 1153.5,
-    "NVIDIA A100-SXM4-80GB": 312.0,
-    "NVIDIA H100 80GB HBM3": 989.4,
-    "NVIDIA H200": 989.4,
-}
-
 
 def peak_flops() -> float:
     """Peak FLOP/s of all devices: the data sheet's where known, else the rate of a large float32 matrix product."""
     kind = jax.devices()[0].device_kind
-    if kind in PEAK_TFLOPS:
-        return PEAK_TFLOPS[kind] * 1e12 * jax.device_count()
+    if kind in PEAK_FLOPS:
+        return PEAK_FLOPS[kind] * jax.device_count()
     size = 1024
     x = jnp.ones((size, size), jnp.float32)
     multiply = jax.jit(lambda a: a @ a)
@@ -60,22 +49,25 @@ def max_violation(expert_tokens: np.ndarray) -> np.ndarray:
 
 
 class Recorder:
-    """Keeps what spans steps: throughput, totals, the loss's running mean for spikes."""
+    """Keeps what spans steps: totals of real tokens and seconds, the loss's running mean for spikes."""
 
     def __init__(self, config: Config, meta: dict):
         self._config = config
-        self._tokens_per_step = config.train.batch_size * config.data.sequence_length
         self._peak = peak_flops()
-        self._flops_per_step = self._tokens_per_step * training_flops_per_token(
-            config.model, config.data.sequence_length
-        )
+        self._flops_per_token = training_flops_per_token(config.model, config.data.sequence_length)
+        self.tokens: int = meta.get("tokens", 0)
         self.spikes: int = meta.get("spikes", 0)
         self.running_loss: float | None = meta.get("running_loss")
         self.seconds: float = meta.get("seconds", 0.0)
 
     def meta(self) -> dict:
         """JSON values to save with a checkpoint, so that a resumed run goes on counting."""
-        return {"spikes": self.spikes, "running_loss": self.running_loss, "seconds": self.seconds}
+        return {
+            "tokens": self.tokens,
+            "spikes": self.spikes,
+            "running_loss": self.running_loss,
+            "seconds": self.seconds,
+        }
 
     def is_spike(self, loss: float) -> bool:
         """Whether ``loss`` jumps above its running mean; updates the mean and the count."""
@@ -84,16 +76,16 @@ class Recorder:
         self.running_loss = loss if self.running_loss is None else 0.95 * self.running_loss + 0.05 * loss
         return spike
 
-    def values(self, step: int, metrics: StepMetrics, learning_rate: float, seconds: float) -> dict:
+    def values(self, metrics: StepMetrics, learning_rate: float, seconds: float) -> dict:
         """The record of one step.
 
         Args:
-            step: optimizer steps done.
             metrics: on the host.
             learning_rate: used at this step.
             seconds: wall time of the step [s].
         """
-        self.seconds += seconds
+        tokens = int(metrics.tokens)
+        self.seconds, self.tokens = self.seconds + seconds, self.tokens + tokens
         loss = float(metrics.loss)
         self.is_spike(loss)
         max_logit = np.asarray(metrics.stats.max_logit)
@@ -101,15 +93,19 @@ class Recorder:
             "loss": loss,
             "learning_rate": learning_rate,
             "grad_norm": float(metrics.grad_norm),
-            "tokens_per_second": self._tokens_per_step / seconds,
-            "mfu": self._flops_per_step / seconds / self._peak,
+            "tokens_per_second": tokens / seconds,
+            "mfu": self._flops_per_token * tokens / seconds / self._peak,
             "max_logit": float(max_logit.max()),
             "max_logit_heads": max_logit,
             "spikes": self.spikes,
             "memory_gb": memory_gb(),
             "seconds": self.seconds,
-            "tokens": step * self._tokens_per_step,
+            "tokens": self.tokens,
         }
+        terms = {name: float(share) for name, share in metrics.shares.terms.items()}
+        if len(terms) > 1:
+            record |= {f"loss/{name}": share for name, share in terms.items()}
+        record |= {name: float(share) for name, share in metrics.shares.metrics.items()}
         if self._config.optimizer.name == "muonclip":
             gamma = np.asarray(qk_clip_gamma(max_logit, self._config.optimizer.qk_clip_tau))
             record |= {"clipped_heads": int((gamma < 1).sum()), "qk_clip_gamma": gamma}

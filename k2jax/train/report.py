@@ -10,7 +10,7 @@ import jax
 
 from k2jax import optim
 from k2jax.config.schema import Config
-from k2jax.data import Data
+from k2jax.data import TrainingData
 from k2jax.model import active_parameters, model_specs, total_parameters
 from k2jax.report.markdown import write_report
 from k2jax.report.plots import draw_plots
@@ -36,7 +36,7 @@ def newton_schulz_share(config: Config) -> float | None:
     )
 
 
-def print_start(config: Config, data: Data, start: int) -> None:
+def print_start(config: Config, data: TrainingData, start: int) -> None:
     """Prints the model's size, the table of weights and their optimizer groups, and the data."""
     rows = optim.group_table(model_specs(config.model), config.optimizer)
     print(text_table(("weight", "shape", "optimizer", "decay"), [[str(cell) for cell in row] for row in rows]))
@@ -55,7 +55,7 @@ def print_start(config: Config, data: Data, start: int) -> None:
         print("compiling; the first step takes a while")
 
 
-def baselines(data: Data) -> Baselines:
+def baselines(data: TrainingData) -> Baselines:
     """Entropy and compressors on the held-out text; over several sources their means by bytes."""
     parts = [m["splits"]["held_out"] for m in data.manifests.values()]
     total = sum(part["bytes"] for part in parts)
@@ -66,7 +66,7 @@ def baselines(data: Data) -> Baselines:
     return Baselines(mean("byte_entropy_bits"), mean("gzip_bits_per_byte"), mean("xz_bits_per_byte"))
 
 
-def write_results(config: Config, workdir: Path, data: Data, step: int, status: str) -> None:
+def write_results(config: Config, workdir: Path, data: TrainingData, step: int, status: str) -> None:
     """Redraws the plots and rewrites ``report.md``."""
     tau = config.optimizer.qk_clip_tau if config.optimizer.name == "muonclip" else None
     yardsticks = baselines(data)
@@ -92,7 +92,7 @@ def write_results(config: Config, workdir: Path, data: Data, step: int, status: 
     write_report(workdir, summary)
 
 
-def _sources(data: Data, step: int) -> list[DataSource]:
+def _sources(data: TrainingData, step: int) -> list[DataSource]:
     epochs = data.loader.epochs(step)
     return [
         DataSource(name, manifest["splits"]["train"]["tokens"], epochs[name], manifest["skipped"]["count"])
@@ -107,7 +107,7 @@ def _highlights(config: Config) -> dict[str, object]:
         "d_model": model.d_model,
         "heads": model.heads,
         "attention": model.attention,
-        "experts": f"{model.experts} routed, {model.active_experts} active, {model.shared_experts} shared"
+        "experts": f"{model.moe.experts} routed, {model.moe.active_experts} active, {model.moe.shared_experts} shared"
         if model.dense_layers < model.layers
         else "none",
         "optimizer": optimizer.name,

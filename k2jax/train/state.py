@@ -13,9 +13,9 @@ import optax
 
 from k2jax import optim
 from k2jax.config.schema import Config
-from k2jax.parallel.forms import from_logical, optimizer_shardings
 from k2jax.parallel.layout import Layout
-from k2jax.parallel.ownership import make_newton_schulz
+from k2jax.parallel.newton_schulz import make_newton_schulz
+from k2jax.parallel.resharding import from_logical, optimizer_shardings
 from k2jax.params import abstract, initialize
 
 
@@ -38,9 +38,9 @@ class TrainState:
 
 
 def make_optimizer(config: Config, layout: Layout) -> optax.GradientTransformationExtraArgs:
-    """The optimizer of a config for weights at rest on a mesh."""
+    """The optimizer of a config for weights that are stored on a mesh."""
     newton_schulz = make_newton_schulz(layout) if layout.mesh.size > 1 else None
-    return optim.build(config.optimizer, config.router, layout.specs, config.train.steps, newton_schulz)
+    return optim.build_optimizer(config.optimizer, config.router, layout.specs, config.train.steps, newton_schulz)
 
 
 def init_state(config: Config, optimizer: optax.GradientTransformationExtraArgs, layout: Layout) -> TrainState:
@@ -51,11 +51,11 @@ def init_state(config: Config, optimizer: optax.GradientTransformationExtraArgs,
 
 
 def state_shardings(optimizer: optax.GradientTransformationExtraArgs, layout: Layout) -> TrainState:
-    """Where everything lies at rest: a TrainState of NamedShardings."""
+    """The shardings of the state between steps: a TrainState of NamedShardings."""
     everywhere = NamedSharding(layout.mesh, PartitionSpec())
     opt_state = jax.eval_shape(optimizer.init, abstract(layout.specs))
-    placed = optimizer_shardings(optimizer, opt_state, layout, layout.rest)
-    return TrainState(everywhere, layout.shardings(layout.rest), placed, everywhere)
+    placed = optimizer_shardings(optimizer, opt_state, layout, layout.storage)
+    return TrainState(everywhere, layout.shardings(layout.storage), placed, everywhere)
 
 
 def compute_dtype(name: str, platform: str | None = None) -> jnp.dtype:

@@ -12,9 +12,11 @@ import optax
 
 from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
+from k2jax.losses import Loss
 from k2jax.model import ModelStats
-from k2jax.parallel.gradients import make_loss_and_gradients, make_nll_sum
+from k2jax.parallel.gradients import make_loss_and_gradients, make_loss_sums
 from k2jax.parallel.layout import Layout
+from k2jax.parallel.objective import LossShares
 from k2jax.train.state import TrainState, compute_dtype
 
 
@@ -22,7 +24,9 @@ class StepMetrics(NamedTuple):
     """What a step reports, on the device.
 
     Attributes:
-        loss: ``[]`` float32, mean negative log-likelihood per target token [nats].
+        loss: ``[]`` float32, the sum of the loss's terms, without the balance loss.
+        shares: the terms and the metrics of the loss, over their denominators.
+        tokens: ``[]`` int32, tokens of the batch that are not padding.
         grad_norm: ``[]`` float32, global norm before clipping.
         stats: over all micro-batches.
         balance_loss: ``[]`` float32, mean over the batch's rows, summed over layers, without its coefficient.
@@ -30,6 +34,8 @@ class StepMetrics(NamedTuple):
     """
 
     loss: Array
+    shares: LossShares
+    tokens: Array
     grad_norm: Array
     stats: ModelStats
     balance_loss: Array
@@ -37,28 +43,30 @@ class StepMetrics(NamedTuple):
 
 
 def make_train_step(
-    config: Config, optimizer: optax.GradientTransformationExtraArgs, layout: Layout
+    config: Config, optimizer: optax.GradientTransformationExtraArgs, layout: Layout, loss: Loss
 ) -> Callable[[TrainState, PackedBatch], tuple[TrainState, StepMetrics]]:
     """The step ``(state, batch [M, B, S]) -> (state, metrics)``; jit it with the state donated.
 
-    The batch is cut into M micro-batches of B rows, as ``parallel.placement`` does.
+    The batch is cut into M micro-batches of B rows, as ``parallel.batches`` does.
     """
-    loss_and_gradients = make_loss_and_gradients(config, layout)
+    loss_and_gradients = make_loss_and_gradients(config, layout, loss)
     dtype = compute_dtype(config.train.compute_dtype, layout.platform)
 
     def step(state: TrainState, batch: PackedBatch) -> tuple[TrainState, StepMetrics]:
-        loss, stats, grads = loss_and_gradients(layout.to_compute(state.params, dtype), batch)
+        shares, stats, grads = loss_and_gradients(layout.to_compute(state.params, dtype), batch)
         with jax.named_scope("optimizer"):
-            grads = layout.gradients_to_rest(grads)
+            grads = layout.gradients_to_storage(grads)
             grad_norm = optax.global_norm(grads)
             updates, opt_state = optimizer.update(
                 grads, state.opt_state, state.params, max_logit=stats.max_logit, expert_tokens=stats.expert_tokens
             )
-            healthy = state.healthy & _finite(loss, grad_norm, stats.max_logit)
+            healthy = state.healthy & _finite(shares.total, grad_norm, stats.max_logit)
             new = (state.step + 1, optax.apply_updates(state.params, updates), opt_state)
             old = (state.step, state.params, state.opt_state)
             kept = jax.tree.map(lambda a, b: jnp.where(healthy, a, b), new, old)
-        metrics = StepMetrics(loss, grad_norm, stats, stats.balance_loss / config.train.batch_size, healthy)
+        balance_loss = stats.balance_loss / config.train.batch_size
+        tokens = (batch.exit > jnp.arange(batch.exit.shape[-1])).sum()
+        metrics = StepMetrics(shares.total, shares, tokens, grad_norm, stats, balance_loss, healthy)
         return TrainState(*kept, healthy), metrics
 
     return step
@@ -69,11 +77,13 @@ def _finite(loss: Array, grad_norm: Array, max_logit: Array) -> Array:
     return jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.all(max_logit < jnp.inf)
 
 
-def make_eval_step(config: Config, layout: Layout) -> Callable[[Any, PackedBatch], tuple[Array, Array]]:
-    """The validation step ``(params, batch [M, B, S]) -> (sum of weighted nll [nats], sum of weights)``."""
-    nll_sum, dtype = make_nll_sum(config, layout), compute_dtype(config.train.compute_dtype, layout.platform)
+def make_eval_step(
+    config: Config, layout: Layout, loss: Loss
+) -> Callable[[Any, PackedBatch], tuple[LossShares, dict[str, Array]]]:
+    """The validation step ``(params, batch [M, B, S]) -> (sums of the loss, denominators)``: both add up."""
+    loss_sums, dtype = make_loss_sums(config, layout, loss), compute_dtype(config.train.compute_dtype, layout.platform)
 
-    def step(params: Any, batch: PackedBatch) -> tuple[Array, Array]:
-        return nll_sum(layout.to_compute(params, dtype), batch), batch.weights.sum()
+    def step(params: Any, batch: PackedBatch) -> tuple[LossShares, dict[str, Array]]:
+        return loss_sums(layout.to_compute(params, dtype), batch), loss.denominators(batch.targets)
 
     return step

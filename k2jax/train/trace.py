@@ -10,7 +10,7 @@ import jax
 class StepTrace:
     """Traces the steps ``first`` to ``last`` of ``steps = (first, last)`` into ``folder``; none when it is empty.
 
-    A run that resumes between the two traces the rest, one that ends between them writes what there is.
+    A run that resumes between the two traces the remaining steps; one that ends between them writes what was traced.
     """
 
     def __init__(self, folder: Path, steps: tuple[int, ...]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import fcntl
@@ -9,6 +10,7 @@ import json
 from pathlib import Path
 import re
 
+from k2jax import processes, runtime
 from k2jax.checkpoint import run_config
 from k2jax.config.build import to_json
 from k2jax.config.schema import Config
@@ -27,7 +29,7 @@ FIXED = (
 )
 """Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""
 
-FREE = r"data\.(on_corrupt|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(capacity_factor|kernels)"
+FREE = r"data\.(on_corrupt|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
 """Keys below FIXED ones that change neither (a corpus may move: its contents are compared, not its path)."""
 
 
@@ -58,10 +60,10 @@ def check_shared(workdir: Path) -> None:
     """Checks, after ``write_config`` in one process of a run, that another one sees its file.
 
     Raises:
-        UserError: the workdir is another folder here.
+        UserError: this process sees another folder under that path.
     """
     if not (workdir / "config.json").is_file():
-        raise UserError(f"--workdir {workdir} is another folder here than in process 0; all processes must share it")
+        raise UserError(f"--workdir {workdir} is not the folder that process 0 sees; all processes must share it")
 
 
 def check_equal(first: str, config: Config) -> None:
@@ -78,7 +80,23 @@ def check_equal(first: str, config: Config) -> None:
 
 
 @contextlib.contextmanager
-def locked(workdir: Path):
+def claimed(workdir: str | Path, config: Config) -> Iterator[Path]:
+    """The open workdir of a run of this config, which no other run of this machine enters meanwhile.
+
+    Raises:
+        UserError: the machine cannot run the config, processes were given different ones, or the workdir is another
+            run's or in use.
+    """
+    runtime.check_kernels(config.model)
+    runtime.check_exchange(config)
+    check_equal(processes.broadcast_from_first("config", to_json(config)), config)
+    path = open_workdir(workdir, config)
+    with locked(path) if processes.is_first() else contextlib.nullcontext():
+        yield path
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
     """Keeps other processes of this machine from running in the workdir; the system unlocks it when a process dies.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Routed experts over the ranks of an expert-parallel axis: dispatch, compute, combine, chunk by chunk."""
+"""Expert-parallel routed experts: dispatch, experts and combine, one chunk of tokens after the other."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.expert_exchange.exchange import Backend, expert_combine, expert_dispatch
 from pallas_kernels.implementation import Impl
-from pallas_kernels.routed_experts import routed_experts
-from pallas_kernels.varying import vary_together
-
-# Room for a little more than the mean, as `routed_experts` has it; what is beyond it takes its slower path.
-_CAPACITY_FACTOR = 1.06
+from pallas_kernels.routed_experts import CAPACITY_FACTOR, routed_experts
+from pallas_kernels.vma import vary_together
 
 
 def expert_parallel(
@@ -30,39 +27,39 @@ def expert_parallel(
     impl: Impl = "auto",
     store_fp8: tuple[str, ...] = (),
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute `routed_experts` with experts spread over the P ranks of `axis_name`; inside a shard_map over it.
+    """Computes ``routed_experts`` with the experts divided among the P ranks of ``axis_name``; inside a ``shard_map``.
 
-    Differentiable in x, w13, w2 and gates. Each rank's weights get the gradients of all ranks' tokens: there is nothing
-    to sum over `axis_name` afterwards.
+    Differentiable in x, w13, w2 and gates. Each rank's weights receive the gradients of all ranks' tokens, so that
+    nothing has to be summed over ``axis_name`` afterwards.
 
-    With `chunks` > 1 the tokens are exchanged and computed in that many parts, and each part's dispatch stands before
-    the matmuls of the part before it. Neither needs the other, so XLA's scheduler runs them at the same time where the
-    collective is asynchronous: in programs compiled for v5p, `ring` always; `a2a` with the compiler option
-    `xla_tpu_enable_async_all_to_all`; `ragged` with `xla_tpu_enable_async_ragged_all_to_all`. With these, one part's
-    dispatch and return lie behind another part's down and up projections; without them, and with `dense` and `dma`,
-    parts run one after the other. More chunks need less memory for rows and pass over the weights more often; a chunk's
-    weight gradients are rounded to the dtype of the weights before they are summed.
+    With ``chunks`` > 1 the tokens are exchanged and computed in that many parts, and the dispatch of a part is issued
+    before the matmuls of the part before it. The two are independent, so XLA's scheduler overlaps them where the
+    collective is asynchronous: in programs compiled for v5p, ``a2a`` with the compiler option
+    ``xla_tpu_enable_async_all_to_all`` and ``ragged`` with ``xla_tpu_enable_async_ragged_all_to_all``. With these
+    options one part's dispatch and return overlap with the down and up projections of other parts; without them, and
+    with ``dense`` and ``dma``, parts run one after the other. More chunks need less memory for rows and read the
+    weights more often. The weight gradients of a chunk are rounded to the dtype of the weights before they are summed.
 
     Args:
-        x: [T, D], this rank's tokens; float32 or bfloat16.
-        w13: [E / P, D, 2, F], gate and up projections of this rank's experts, in the dtype of x.
-        w2: [E / P, F, D], their down projections.
-        expert_ids: int32 [T, K] in [0, E], ids among all experts; E means no expert.
-        gates: float32 [T, K].
-        axis_name: the mesh axis of the ranks.
-        backend: as of `expert_dispatch`.
-        chunks: parts of the tokens; the last may be smaller.
-        slots: as of `expert_dispatch`, for each chunk.
-        max_copies: as of `routed_experts`, for each chunk: how many choices one rank computes at most. A bound of twice
-            the mean T * K needs far less memory than all P * T * K; beyond it the result is NaN.
-        impl: as of `expert_dispatch` and `routed_experts`.
-        store_fp8: as of `routed_experts`.
+        x: ``[T, D]``, this rank's tokens; float32 or bfloat16.
+        w13: ``[E / P, D, 2, F]``, gate and up projections of this rank's experts, in the dtype of x.
+        w2: ``[E / P, F, D]``, their down projections.
+        expert_ids: int32 ``[T, K]`` in [0, E], ids among all experts; E means no expert.
+        gates: float32 ``[T, K]``.
+        axis_name: mesh axis of the ranks.
+        backend: as in ``expert_dispatch``.
+        chunks: number of parts of the tokens; the last may be smaller.
+        slots: as in ``expert_dispatch``, for each chunk.
+        max_copies: as in ``routed_experts``, for each chunk: the most choices that one rank computes. A bound of twice
+            the mean T * K needs far less memory than all P * T * K; if it is exceeded the result is NaN.
+        impl: as in ``expert_dispatch`` and ``routed_experts``.
+        store_fp8: as in ``routed_experts``.
 
     Returns:
-        (y [T, D] in the dtype of x, int32 [] count of this rank's rows that found no slot).
+        (y ``[T, D]`` in the dtype of x, int32 ``[]`` count of this rank's rows that found no slot).
 
     Raises:
-        ValueError: shapes, dtypes or names that do not fit, or `chunks` is not positive.
+        ValueError: if shapes, dtypes or names are invalid, or ``chunks`` is not positive.
     """
     if chunks < 1:
         raise ValueError(f"chunks must be positive, not {chunks}")
@@ -71,16 +68,16 @@ def expert_parallel(
     size = -(-x.shape[0] // chunks)
 
     def dispatch(start):
-        part = (array[start : start + size] for array in (x, expert_ids, gates))
-        return expert_dispatch(*part, experts=experts, axis_name=axis_name, backend=backend, slots=slots, impl=impl)
+        chunk = (array[start : start + size] for array in (x, expert_ids, gates))
+        return expert_dispatch(*chunk, experts=experts, axis_name=axis_name, backend=backend, slots=slots, impl=impl)
 
-    arrived, y, dropped = dispatch(0), [], []
+    dispatched, y, dropped = dispatch(0), [], []
     for start in range(0, x.shape[0], size):
-        (x_RD, ids_RK, gates_RK), route = arrived
+        (x_RD, ids_RK, gates_RK), route = dispatched
         if start + size < x.shape[0]:
-            arrived = dispatch(start + size)
-        # Most choices received are of other ranks' experts: the mean rank computes as many as it sent.
-        factor = _CAPACITY_FACTOR * min(size, x.shape[0] - start) / x_RD.shape[0]
+            dispatched = dispatch(start + size)
+        # Most received choices belong to other ranks' experts: the mean rank computes as many as it sent.
+        factor = CAPACITY_FACTOR * min(size, x.shape[0] - start) / x_RD.shape[0]
         y_RD = routed_experts(
             x_RD,
             w13,

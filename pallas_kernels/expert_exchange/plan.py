@@ -1,11 +1,11 @@
-"""Which rows a rank sends to which peer and where they lie, and the way back: integers only.
+"""The plan of an exchange: integers that say which rows a rank sends to each peer, and where they lie.
 
-A row goes to each rank that owns at least one of its token's experts, once. The plan maps rows to tokens and tokens to
-rows, so that rows are only ever gathered: into the buffer that is sent, and out of the buffer that comes back.
+A token has one row for each rank that owns at least one of its experts. The plan maps rows to tokens and tokens to
+rows, so that rows are only ever gathered: into the buffer that is sent, and from the buffer that comes back.
 
-Sent rows lie by peer, in the order of their tokens, from row `start_P[p]` on: at `p * C` where a collective wants equal
-parts (`a2a`), or one peer right after the other, on whole groups of rows, where it takes any (`ragged`, `dma`). Packed,
-the buffer holds about T * min(K, P) rows instead of P * T.
+Rows are sorted by peer and, for one peer, by token; those for peer p start at row ``start_P[p]``. Collectives with
+equal parts (``a2a``) need ``start_P[p] = p * C``. Others (``ragged``, ``dma``) take a packed buffer, in which the peers
+follow each other on whole groups of rows: about T * min(K, P) rows instead of P * T.
 """
 
 from __future__ import annotations
@@ -16,28 +16,47 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-# Rows of one tile of bfloat16 (two float32 tiles): what a DMA moves at least, and what every range of rows starts on.
+from pallas_kernels.ops import take
+
+# Rows of one bfloat16 tile (two float32 tiles): the least that a DMA moves. Every range of rows starts at a multiple.
 ROW_GROUP = 16
-NOWHERE = 2**31 - 1
+NOWHERE = 2**31 - 1  # index outside any buffer
 
 
-class Plan(NamedTuple):
-    """Where the rows of T tokens with K choices go, with C slots for each of P peers; every array is int32.
+class ExchangePlan(NamedTuple):
+    """Destinations of the rows of T tokens with K choices, with C slots for each of P peers; all arrays are int32.
 
-    A place is a row of the buffer of N rows that is sent, `NOWHERE` where there is none.
+    A place is a row of the sent buffer of N rows, or ``NOWHERE``.
+
+    Attributes:
+        token_of_slot_PC: token in each peer's slots; T for an empty slot.
+        token_of_row_N: token of each row of the sent buffer; T for an unused row.
+        place_TJ: places of each token's rows, at most J = min(K, P) of them.
+        slot_of_choice_TK: slot (peer * C + index) in which the gate of each choice travels.
+        start_P: first row for each peer.
+        count_P: number of rows for each peer.
+        dropped: ``[]``, number of rows that found no slot.
     """
 
-    token_of_slot_PC: jax.Array  # the token in each peer's slot; T where the slot is empty
-    token_of_row_N: jax.Array  # the same for the rows of the sent buffer
-    place_TJ: jax.Array  # each token's rows, J = min(K, P) of them at most
-    slot_of_choice_TK: jax.Array  # the slot (peer * C + index) in which each choice's gate travels
-    start_P: jax.Array  # the first row to each peer
-    count_P: jax.Array  # the rows to each peer
-    dropped: jax.Array  # [], the rows that found no slot
+    token_of_slot_PC: jax.Array
+    token_of_row_N: jax.Array
+    place_TJ: jax.Array
+    slot_of_choice_TK: jax.Array
+    start_P: jax.Array
+    count_P: jax.Array
+    dropped: jax.Array
 
 
-def make_plan(expert_ids_TK: jax.Array, experts: int, ranks: int, slots: int, *, packed: bool) -> Plan:
-    """Plan the sending of tokens with global ids `expert_ids_TK` (int32, in [0, experts]) to `ranks` ranks."""
+def plan_exchange(expert_ids_TK: jax.Array, experts: int, ranks: int, slots: int, *, packed: bool) -> ExchangePlan:
+    """Plans which rows of this rank's tokens go to which ranks.
+
+    Args:
+        expert_ids_TK: int32 in [0, experts], ids among all experts; ``experts`` means no expert.
+        experts: E, a multiple of ``ranks``.
+        ranks: P.
+        slots: C.
+        packed: whether the sent buffer is packed, instead of C rows for each peer.
+    """
     tokens, active = expert_ids_TK.shape
     token_T, peer_P = jnp.arange(tokens, dtype=jnp.int32), jnp.arange(ranks, dtype=jnp.int32)
     owner_TK = expert_ids_TK // (experts // ranks)
@@ -47,18 +66,18 @@ def make_plan(expert_ids_TK: jax.Array, experts: int, ranks: int, slots: int, *,
     count_P = jnp.minimum(wanted_P, slots)
     start_P = _packed_starts(count_P) if packed else peer_P * slots
 
-    # Sorting brings the tokens of each peer to the front: no scatter, which a TPU runs one element at a time.
+    # Sorting moves the tokens of each peer to the front. A TPU would run a scatter one element at a time.
     token_of_slot_PC = jnp.sort(jnp.where(sent_PT, token_T, tokens), axis=1)[:, :slots]
     token_of_slot_PC = jnp.pad(token_of_slot_PC, ((0, 0), (0, max(0, slots - tokens))), constant_values=tokens)
     fits_PT = sent_PT & (index_PT < slots)
     place_PT = jnp.where(fits_PT, start_P[:, None] + index_PT, NOWHERE)
     slot_PT = jnp.where(fits_PT, peer_P[:, None] * slots + index_PT, NOWHERE)
     rows = sent_rows(tokens, active, ranks, slots) if packed else ranks * slots
-    plan = Plan(
+    plan = ExchangePlan(
         token_of_slot_PC=token_of_slot_PC,
         token_of_row_N=_tokens_of_rows(rows, token_of_slot_PC, start_P, tokens),
         place_TJ=jnp.sort(place_PT.T, axis=1)[:, : min(active, ranks)],
-        slot_of_choice_TK=take(slot_PT.reshape(-1), _flat(owner_TK, token_T, ranks), fill=NOWHERE),
+        slot_of_choice_TK=take(slot_PT.reshape(-1), _index_in_PT(owner_TK, token_T, ranks), fill=NOWHERE),
         start_P=start_P,
         count_P=count_P,
         dropped=jnp.sum(wanted_P - count_P, dtype=jnp.int32),
@@ -68,19 +87,14 @@ def make_plan(expert_ids_TK: jax.Array, experts: int, ranks: int, slots: int, *,
 
 
 def row_groups(rows):
-    """Round a number of rows up to whole groups; for Python ints, NumPy and JAX arrays."""
+    """Rounds a number of rows up to whole groups of ``ROW_GROUP``; takes Python ints, NumPy and JAX arrays."""
     return -(-rows // ROW_GROUP) * ROW_GROUP
 
 
 def sent_rows(tokens: int, active: int, ranks: int, slots: int) -> int:
-    """Rows that hold whatever a rank sends when packed: a token goes to min(K, P) ranks, each peer wastes < 1 group."""
+    """Rows of a packed buffer for any routing: min(K, P) for each token, and less than a group for each peer."""
     most = row_groups(tokens * min(active, ranks) + ranks * (ROW_GROUP - 1))
     return min(most, ranks * slots)
-
-
-def take(array: jax.Array, index: jax.Array, fill: float = 0) -> jax.Array:
-    """Gather rows `array[index]`; where the index is outside the array the row is `fill`."""
-    return array.at[index].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
 
 
 def _packed_starts(count_P):
@@ -89,7 +103,7 @@ def _packed_starts(count_P):
 
 
 def _tokens_of_rows(rows, token_of_slot_PC, start_P, tokens):
-    """Look up the token of each row: that of its place among the slots of the last peer that starts before it."""
+    """Token of each row, looked up in the slots of the last peer whose rows start at or before it."""
     slots = token_of_slot_PC.shape[1]
     row_N = jnp.arange(rows, dtype=jnp.int32)
     peer_N = jnp.sum(start_P[:, None] <= row_N, axis=0, dtype=jnp.int32) - 1
@@ -98,6 +112,7 @@ def _tokens_of_rows(rows, token_of_slot_PC, start_P, tokens):
     return take(token_of_slot_PC.reshape(-1), slot_N, fill=tokens)
 
 
-def _flat(owner_TK, token_T, ranks):
+def _index_in_PT(owner_TK, token_T, ranks):
+    """Index of each choice in a flattened ``[P, T]`` array; ``NOWHERE`` for choices without an expert."""
     tokens = token_T.size
     return jnp.where(owner_TK < ranks, owner_TK * tokens + token_T[:, None], NOWHERE)

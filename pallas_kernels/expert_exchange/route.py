@@ -1,4 +1,4 @@
-"""What both halves of an exchange know: its settings, and the route its rows took."""
+"""The records that dispatch and combine share: settings of an exchange, and the route that its rows took."""
 
 from __future__ import annotations
 
@@ -10,57 +10,76 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from pallas_kernels.expert_exchange.plan import Plan
+from pallas_kernels.expert_exchange.plan import ExchangePlan
 
 
-class Exchange(NamedTuple):
-    """What is static about an exchange."""
+class ExchangeSettings(NamedTuple):
+    """Static settings of an exchange.
+
+    Attributes:
+        backend: ``dense``, ``a2a``, ``ragged`` or ``dma``.
+        axis_name: mesh axis of the ranks.
+        experts: E, over all ranks.
+        ranks: P.
+        slots: C, the most rows from one rank to another; all tokens for ``dense``.
+        interpret: parameters of the interpreter, or False to compile the kernel.
+    """
 
     backend: str
     axis_name: str
-    experts: int  # E, over all ranks
-    ranks: int  # P
-    slots: int  # C, the rows from one rank to another; all tokens where every rank sees every token
+    experts: int
+    ranks: int
+    slots: int
     interpret: bool | pltpu.InterpretParams
 
     @property
     def local_experts(self) -> int:
-        """The experts of one rank."""
+        """Number of experts on one rank."""
         return self.experts // self.ranks
 
 
-class SlottedPlan(NamedTuple):
-    """A plan, and where this rank's part of each peer's buffer lies."""
+class AllToAllPlan(NamedTuple):
+    """Plan of the rows that this rank sends, and the ranges of its rows in the peers' buffers.
 
-    plan: Plan
-    ranges_P2: jax.Array | None  # int32, the first row and the number of rows; None where all buffers are alike
+    Attributes:
+        rows: rows that this rank sends.
+        peer_ranges_P2: int32, for each peer the first row and the number of rows that it sends to this rank; None if
+            all buffers have the same form.
+    """
+
+    rows: ExchangePlan
+    peer_ranges_P2: jax.Array | None
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Route:
-    """The way back for what `expert_dispatch` sent; fit for `expert_combine` only.
+    """The route of the rows that ``expert_dispatch`` sent, as ``expert_combine`` needs it.
 
     Attributes:
         exchange: settings.
-        plan: bool [R, K] (which choices are of this rank's experts) or a SlottedPlan.
-        dropped: int32 [], how many rows of this rank, one for each token and rank it should go to, found no slot.
+        plan: bool ``[R, K]``, which choices belong to this rank's experts (``dense``), or an AllToAllPlan.
+        dropped: int32 ``[]``, rows of this rank that found no slot; a token has one row for each rank of its experts.
     """
 
-    exchange: Exchange = field(metadata={"static": True})
-    plan: jax.Array | SlottedPlan
+    exchange: ExchangeSettings = field(metadata={"static": True})
+    plan: jax.Array | AllToAllPlan
     dropped: jax.Array
 
 
 def pack(ids_K: jax.Array, gates_K: jax.Array) -> jax.Array:
-    """Join ids and gates [..., K] to one int32 array [..., 2K], for one collective instead of two."""
+    """Joins ids and gates ``[..., K]`` into one int32 array ``[..., 2K]``, so that one collective sends both."""
     return jnp.concatenate([ids_K, lax.bitcast_convert_type(gates_K, jnp.int32)], axis=-1)
 
 
-def unpack_local(exchange: Exchange, packed_R2K: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Split received choices into ids among this rank's experts [R, K], none for those of others, and gates [R, K]."""
+def unpack_local(exchange: ExchangeSettings, packed_R2K: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Splits received choices into ids and gates, and removes those of other ranks' experts.
+
+    Returns:
+        (int32 ids among this rank's experts ``[R, K]``, E / P for other experts; float32 gates ``[R, K]``)
+    """
     ids_RK, bits_RK = jnp.split(packed_R2K, 2, axis=-1)
     ids_RK -= lax.axis_index(exchange.axis_name) * exchange.local_experts
-    mine_RK = (ids_RK >= 0) & (ids_RK < exchange.local_experts)
-    gates_RK = jnp.where(mine_RK, lax.bitcast_convert_type(bits_RK, jnp.float32), 0)
-    return jnp.where(mine_RK, ids_RK, exchange.local_experts), gates_RK
+    local_RK = (ids_RK >= 0) & (ids_RK < exchange.local_experts)
+    gates_RK = jnp.where(local_RK, lax.bitcast_convert_type(bits_RK, jnp.float32), 0)
+    return jnp.where(local_RK, ids_RK, exchange.local_experts), gates_RK

@@ -1,13 +1,14 @@
 """Grouped matmuls as Mosaic kernels.
 
-`multiply` walks (column tile, visit, contraction tile): the weights of a group are read once for each of its row tiles,
-rows once for each column tile. With tiles of 512 rows and 2048 columns a step does 410 FLOPs for each byte it reads,
-above the ridge of v5e (240), v5p (166) and tpu7x (312) and below that of v6e (560), whose limit is then its bandwidth.
-`multiply_transposed` walks (tile of K, tile of N, visit) and keeps the float32 sum of one group's [tile, tile] of
-weights in VMEM over all its row tiles: with 1024 by 1024 each byte read gives 512 FLOPs and each sum is written once.
+``multiply`` walks (column tile, visit, contraction tile): the weights of a group are read once for each of its row
+tiles, rows once for each column tile. With tiles of 512 rows and 2048 columns a step has 410 FLOPs per byte read, above
+the ridge of v5e (240), v5p (166) and tpu7x (312) and below that of v6e (560), where HBM bandwidth is the bound.
+``multiply_transposed`` walks (tile of K, tile of N, visit) and keeps the float32 sum of one group's tile of weights in
+VMEM over all row tiles of the group: with tiles of 1024 x 1024 there are 512 FLOPs per byte read, and each sum is
+written once.
 
-Whole sub-blocks of rows outside a visit's group are skipped, the rest is masked by selection: a row of another group,
-or beyond all groups, may hold NaN.
+Sub-blocks of rows that lie outside a visit's group are skipped, and other rows outside it are masked by selection: a
+row of another group, or beyond all groups, may hold NaN.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from pallas_kernels.grouped_matmul.packing import pairs_are_words, write_pair
 from pallas_kernels.grouped_matmul.tiling import (
     VMEM_LIMIT_BYTES,
     Visits,
-    dot,
     for_row_blocks,
     frozen,
     is_active,
@@ -37,11 +37,19 @@ from pallas_kernels.grouped_matmul.tiling import (
     store_rows,
     tile_of,
 )
-from pallas_kernels.varying import interpreter, output
+from pallas_kernels.ops import dot
+from pallas_kernels.vma import interpreter, output
 
 
-class Tiles(NamedTuple):
-    """Sizes of the blocks of one matmul [M, K] x [K, N]; `sub` rows are multiplied at a time."""
+class MatmulTiles(NamedTuple):
+    """Sizes of the blocks of one matmul ``[M, K] x [K, N]``.
+
+    Attributes:
+        rows: rows of a tile.
+        sub: rows that are multiplied at a time.
+        k: columns of a tile of K.
+        n: columns of a tile of N.
+    """
 
     rows: int
     sub: int
@@ -49,23 +57,36 @@ class Tiles(NamedTuple):
     n: int
 
 
-def default_tiles(rows: int, groups: int, k: int, n: int, *, transposed: bool) -> Tiles:
-    """Tiles for sums of at most 4 MiB, and two of each block, in VMEM."""
+def default_tiles(rows: int, groups: int, k: int, n: int, *, transposed: bool) -> MatmulTiles:
+    """Returns tiles for which the sums take at most 4 MiB of VMEM."""
     limit_k, limit_n = (1024, 1024) if transposed else (1024, 2048)
-    return Tiles(row_tile(rows, groups, 512), 128, tile_of(k, limit_k), tile_of(n, limit_n))
+    return MatmulTiles(row_tile(rows, groups, 512), 128, tile_of(k, limit_k), tile_of(n, limit_n))
 
 
-def multiply(lhs_MK, rhs_G, sizes_G, *, transpose_rhs: bool, tiles: Tiles | None, interpret) -> jax.Array:
-    """`out[m] = lhs[m] @ rhs[group of m]`, 0 for rows without a group; rhs is [G, K, N], or [G, N, K] transposed."""
+def multiply(lhs_MK, rhs_G, sizes_G, *, transpose_rhs: bool, tiles: MatmulTiles | None, interpret) -> jax.Array:
+    """Computes ``out[m] = lhs[m] @ rhs[group of m]``, and 0 for rows without a group.
+
+    Args:
+        lhs_MK: rows sorted by group.
+        rhs_G: ``[G, K, N]``, or ``[G, N, K]`` with ``transpose_rhs``.
+        sizes_G: int32, number of rows of each group.
+        transpose_rhs: whether rhs is stored transposed.
+        tiles: sizes of blocks; None chooses them.
+        interpret: as in ``pallas_call``.
+
+    Returns:
+        ``[M, N]`` in the dtype of lhs.
+    """
     rows, contraction = lhs_MK.shape
     groups, columns = rhs_G.shape[0], rhs_G.shape[1 if transpose_rhs else 2]
     tiles = tiles or default_tiles(rows, groups, contraction, columns, transposed=False)
-    lhs_MK = _at_least_one_tile(lhs_MK, tiles.rows)
+    lhs_MK = _pad_to_tile(lhs_MK, tiles.rows)
     padded = lhs_MK.shape[0]
-    # Rows after the last group are one more group, whose visits write zeros.
+    # Rows after the last group form an additional group, whose visits write zeros.
     sizes_G = jnp.append(sizes_G, padded - jnp.sum(sizes_G, dtype=jnp.int32))
     visits = plan_visits(sizes_G, padded, tiles.rows, empty_groups=False)
     k_blocks = contraction // tiles.k
+    shape = cost.MatmulShape(rows, groups, contraction, columns, lhs_MK.dtype.itemsize)
 
     def has_product(v, plan):
         return is_active(plan, v) & (plan.group_V[v] < groups)
@@ -93,7 +114,7 @@ def multiply(lhs_MK, rhs_G, sizes_G, *, transpose_rhs: bool, tiles: Tiles | None
         ),
         out_shape=output((padded, columns), lhs_MK.dtype, lhs_MK),
         compiler_params=_parameters("parallel", "arbitrary", "arbitrary"),
-        cost_estimate=cost.multiply(rows, groups, contraction, columns, lhs_MK.dtype.itemsize, tiles),
+        cost_estimate=cost.multiply(shape, tiles),
         interpret=interpreter(interpret, lhs_MK),
         name="grouped_matmul",
     )(*visits, lhs_MK, rhs_G)
@@ -105,7 +126,7 @@ def _multiply_kernel(group_V, tile_V, start_V, end_V, lhs, rhs, out, sum_s, *, s
     real = group_V[v] < groups
 
     def accumulate(rows, mask_R1):
-        # Rows outside the group are computed and dropped: a row of a matmul never reaches another row.
+        # Rows outside the group are computed and not stored: a row of a product depends on no other row.
         product = dot(lhs[rows, :], rhs[0], (1, 1) if transpose_rhs else (1, 0))
         total = jnp.where(k == 0, product, sum_s[rows, :] + product)
         sum_s[rows, :] = total
@@ -126,20 +147,21 @@ def _multiply_kernel(group_V, tile_V, start_V, end_V, lhs, rhs, out, sum_s, *, s
         )
 
 
-def multiply_transposed(lhs_MK, dout_PMN, sizes_G, *, tiles: Tiles | None, interpret) -> jax.Array:
-    """`out[g] = sum of lhs[m]^T dout[p, m]` over the rows m of group g, 0 where there is none.
+def multiply_transposed(lhs_MK, dout_PMN, sizes_G, *, tiles: MatmulTiles | None, interpret) -> jax.Array:
+    """Computes ``out[g] = sum of lhs[m]^T dout[p, m]`` over the rows m of group g, and 0 for a group without rows.
 
-    The P (1 or 2) matrices of `dout_PMN` share the rows of lhs that a step has in VMEM.
+    The P (1 or 2) matrices of ``dout_PMN`` share the rows of lhs that a step holds in VMEM.
 
     Returns:
-        [G, K, N] for P = 1, else [G, K, P, N].
+        ``[G, K, N]`` for P = 1, else ``[G, K, P, N]``.
     """
     (rows, k_size), (parts, _, columns), groups = lhs_MK.shape, dout_PMN.shape, sizes_G.size
     tiles = tiles or default_tiles(rows, groups, k_size, columns, transposed=True)
-    lhs_MK = _at_least_one_tile(lhs_MK, tiles.rows)
-    dout_PMN = _at_least_one_tile(dout_PMN, tiles.rows)
+    lhs_MK = _pad_to_tile(lhs_MK, tiles.rows)
+    dout_PMN = _pad_to_tile(dout_PMN, tiles.rows)
     visits = plan_visits(sizes_G, lhs_MK.shape[0], tiles.rows, empty_groups=True)
     middle = () if parts == 1 else (parts,)
+    shape = cost.MatmulShape(rows, groups, k_size, columns, lhs_MK.dtype.itemsize)
 
     def out_index(k, n, v, *plan):
         return (Visits(*plan).group_V[v], k, *(0 for _ in middle), n)
@@ -160,7 +182,7 @@ def multiply_transposed(lhs_MK, dout_PMN, sizes_G, *, tiles: Tiles | None, inter
         ),
         out_shape=output((groups, k_size, *middle, columns), lhs_MK.dtype, lhs_MK),
         compiler_params=_parameters("parallel", "parallel", "arbitrary"),
-        cost_estimate=cost.multiply_transposed(rows, groups, k_size, parts, columns, lhs_MK.dtype.itemsize, tiles),
+        cost_estimate=cost.multiply_transposed(shape, tiles, parts=parts),
         interpret=interpreter(interpret, lhs_MK),
         name="grouped_matmul_transposed",
     )(*visits, lhs_MK, dout_PMN)
@@ -177,7 +199,7 @@ def _transposed_kernel(group_V, tile_V, start_V, end_V, lhs, dout, out, sum_s, *
 
     @pl.when(whole)
     def _():
-        # One product over all rows reads and writes the sums once, not once a sub-block.
+        # A product over all rows reads and writes the sums once instead of once for each sub-block.
         for part in range(dout.shape[0]):
             sum_s[part] += dot(lhs[...], dout[part], (0, 0))
 
@@ -197,7 +219,7 @@ def _transposed_kernel(group_V, tile_V, start_V, end_V, lhs, dout, out, sum_s, *
             write_pair(out, slice(None), sum_s[0], sum_s[1], words=words)
 
 
-def _at_least_one_tile(array, rows: int):
+def _pad_to_tile(array, rows: int):
     missing = rows - array.shape[-2]
     return array if missing <= 0 else jnp.pad(array, [(0, 0)] * (array.ndim - 2) + [(0, missing), (0, 0)])
 

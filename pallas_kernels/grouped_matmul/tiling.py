@@ -1,9 +1,9 @@
-"""What every grouped kernel shares: which (group, row tile) pairs it visits, its matmul, its tile sizes.
+"""Tiling of grouped kernels: the visits of (group, row tile) pairs, access to blocks of rows, and tile sizes.
 
-Rows are sorted by group and *not* padded. A row tile that holds the edge between two groups is visited once for each;
-a visit touches only rows ``[start, end)`` of its tile. So buffers hold no padding, whatever the routing, and the price
-of an edge is one partial sub-block computed twice. Visits are a static number of steps of a sequential grid dimension,
-described by prefetched scalars; the surplus visits at the end repeat the last blocks, so they fetch nothing.
+Rows are sorted by group and *not* padded. A row tile that spans the boundary of two groups is visited once for each;
+a visit touches only rows ``[start, end)`` of its tile. Buffers therefore hold no padding, whatever the routing, and a
+boundary costs one partial sub-block that is computed twice. Visits are a static number of steps of a sequential grid
+dimension, described by prefetched scalars; surplus visits at the end repeat the last blocks and fetch nothing.
 """
 
 from __future__ import annotations
@@ -20,18 +20,30 @@ VMEM_LIMIT_BYTES = 60 << 20
 
 
 class Visits(NamedTuple):
-    """The visits of V steps in order of rows; every array is int32 [V]."""
+    """Visits in order of rows; every array is int32 ``[V]`` for V steps.
+
+    Attributes:
+        group_V: the group.
+        tile_V: the row tile.
+        start_V: first row of the group in this tile.
+        end_V: one past its last row; equal to ``start_V`` for a visit without rows.
+    """
 
     group_V: jax.Array
     tile_V: jax.Array
-    start_V: jax.Array  # the first row of the group in this tile
-    end_V: jax.Array  # one past its last row; equal to `start_V` where there is nothing to do
+    start_V: jax.Array
+    end_V: jax.Array
 
 
 def plan_visits(sizes_G: jax.Array, rows: int, tile: int, *, empty_groups: bool) -> Visits:
-    """Plan the visits of groups of `sizes_G` consecutive rows (their sum at most `rows`) with tiles of `tile` rows.
+    """Plans the visits of groups of consecutive rows.
 
-    With `empty_groups` a group without rows has one visit of no row, for kernels that write something for each group.
+    Args:
+        sizes_G: int32, number of rows of each group; their sum is at most ``rows``.
+        rows: number of all rows.
+        tile: rows of a tile.
+        empty_groups: whether a group without rows gets one visit without rows, for kernels that write a result for
+            each group.
     """
     groups, tiles = sizes_G.size, pl.cdiv(rows, tile)
     end_G = jnp.cumsum(sizes_G, dtype=jnp.int32)
@@ -52,27 +64,30 @@ def plan_visits(sizes_G: jax.Array, rows: int, tile: int, *, empty_groups: bool)
 
 
 def is_active(visits: Visits, step) -> jax.Array:
-    """Whether this visit has a row; `visits` may hold refs."""
+    """Whether a visit has rows; ``visits`` may hold references."""
     return visits.start_V[step] < visits.end_V[step]
 
 
 def is_first_of(ids_ref, step) -> jax.Array:
-    """Whether the tile (or group) of this step differs from that of the step before."""
+    """Whether the tile (or group) of a step differs from that of the step before."""
     return (step == 0) | (ids_ref[step] != ids_ref[jnp.maximum(step - 1, 0)])
 
 
 def is_last_of(ids_ref, step, steps: int) -> jax.Array:
-    """Whether the tile (or group) of this step differs from that of the step after."""
+    """Whether the tile (or group) of a step differs from that of the step after."""
     return (step == steps - 1) | (ids_ref[step] != ids_ref[jnp.minimum(step + 1, steps - 1)])
 
 
 def frozen(block, blocks: int, active) -> jax.Array:
-    """The index of an inner block, held at the last one by visits without rows: what is there is not fetched again."""
+    """Index of an inner block; visits without rows keep the last index, so that they fetch nothing."""
     return jnp.where(active, block, blocks - 1)
 
 
 def for_row_blocks(start, end, sub: int, body) -> None:
-    """Call `body(rows, mask_R1)` for each sub-block of `sub` rows that meets [start, end); the mask selects these."""
+    """Calls ``body(rows, mask_R1)`` for each sub-block of ``sub`` rows that meets [start, end).
+
+    The mask selects the rows of the sub-block in [start, end).
+    """
 
     def step(index, carry):
         first = pl.multiple_of(index * sub, sub)
@@ -80,33 +95,26 @@ def for_row_blocks(start, end, sub: int, body) -> None:
         body(pl.ds(first, sub), (row_R1 >= start) & (row_R1 < end))
         return carry
 
-    # `//` also handles signs, which Mosaic cannot compile ahead of time.
+    # Unlike ``lax.div``, ``//`` handles negative numbers, with code that Mosaic cannot compile ahead of time.
     lax.fori_loop(lax.div(start, sub), lax.div(end + (sub - 1), sub), step, 0)
 
 
 def store_rows(ref, index, mask_R1, new) -> None:
-    """Write the selected rows of `new` (float32) to `ref[index]` and keep the others, which another visit wrote."""
+    """Writes the selected rows of ``new`` (float32) to ``ref[index]``; other rows, of another visit, are kept."""
     old = ref[index].astype(jnp.float32)
     ref[index] = jnp.where(mask_R1, new.astype(jnp.float32), old).astype(ref.dtype)
 
 
 def masked(value_RC, mask_R1):
-    """Zero the rows outside the mask, whatever they hold."""
+    """Sets rows outside the mask to zero, whatever they hold."""
     return jnp.where(mask_R1, value_RC.astype(jnp.float32), 0.0).astype(value_RC.dtype)
 
 
-def dot(a, b, contract=(1, 0)) -> jax.Array:
-    """Contract dimension `contract[0]` of a with `contract[1]` of b; sums are float32, exact for float32 inputs."""
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
-    dimensions = (((contract[0],), (contract[1],)), ((), ()))
-    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
-
-
 def tile_of(size: int, limit: int) -> int:
-    """The largest divisor of `size` that is a multiple of 128 and at most `limit`; the whole where there is none."""
+    """Largest divisor of ``size`` that is a multiple of 128 and at most ``limit``; ``size`` if there is none."""
     return max((tile for tile in range(128, limit + 1, 128) if size % tile == 0), default=size)
 
 
 def row_tile(rows: int, groups: int, limit: int) -> int:
-    """Rows of a tile: at most those of an average group, a power of two between 128 and `limit` (at most 512)."""
+    """Rows of a tile: a power of two from 128 to ``limit`` (at most 512), at most the size of an average group."""
     return next((tile for tile in (512, 256) if tile <= limit and rows >= tile * groups), 128)

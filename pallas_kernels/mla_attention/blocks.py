@@ -1,9 +1,9 @@
-"""Which blocks of queries meet which blocks of keys: the list of pairs that the Mosaic kernels walk.
+"""Pairs of query blocks and key blocks that the Mosaic kernels compute, in a schedule.
 
-A kernel's grid is as long as its list, so a pair that the exit mask leaves empty is neither fetched nor computed. The
-diagonal pair of every block is on the list even where it is masked throughout (padding): it is what writes the block's
-output. Off the diagonal the rule is exact for exits of a depth-first tree: ``max(exit[J]) > first index of I`` for an
-earlier J says that some key of J is visible to the first query of I.
+A kernel's grid is as long as its schedule, so a pair in which the exit mask hides every key is neither fetched nor
+computed. The diagonal pair of every block is scheduled even if it is masked throughout (padding), because it writes the
+block's output. Off the diagonal the rule is exact for exits of a depth-first tree: ``max(exit[J]) > first index of I``
+for an earlier block J says that some key of J is visible to the first query of I.
 """
 
 from __future__ import annotations
@@ -15,38 +15,49 @@ import jax.numpy as jnp
 
 LARGEST_BLOCK = 512
 SMALLEST_BLOCK = 128
-"""The lanes of a vector register: row statistics lie along them."""
-SCALAR_BYTES = 1_000_000  # for a schedule, of a TPU's 1 MiB of scalar memory
+"""Number of lanes of a vector register: row statistics lie along them."""
+SCALAR_BYTES = 1_000_000
+"""Bytes for a schedule in a TPU's 1 MiB of scalar memory."""
 
 _FULL, _LAST, _FIRST, _KEY_SHIFT, _QUERY_SHIFT = 1, 2, 4, 3, 17
 _INDEX_MASK = 2 ** (_QUERY_SHIFT - _KEY_SHIFT) - 1
 
 
-class Pair(NamedTuple):
-    """One step of a kernel: block indices in the sequence, and flags; unpacked from a word of the schedule."""
+class BlockPair(NamedTuple):
+    """One step of a kernel, unpacked from a word of the schedule.
+
+    Attributes:
+        query: index of the query block in the sequence.
+        key: index of the key block.
+        full: whether every key of the pair is visible to every query, so that no mask is needed.
+        first: whether the pair is the first of its group. A group shares a query block or, in a schedule sorted by key,
+            a key block.
+        last: whether the pair is the last of its group.
+    """
 
     query: Array
     key: Array
     full: Array
-    """Every key of the block is visible to every query of the other: no mask is needed."""
     first: Array
-    """First pair of its group, the pairs that share a query block or, sorted by key, a key block."""
     last: Array
 
 
-class Schedule(NamedTuple):
-    """The pairs of all rows of the batch; entries from ``steps`` on are meaningless."""
+class PairSchedule(NamedTuple):
+    """Pairs of all rows of the batch; entries from ``steps`` on are meaningless.
+
+    Attributes:
+        rows: int32 ``[B * N * (N + 1) / 2]`` for N blocks of a row, the row of the batch.
+        pairs: int32, the same shape, the packed BlockPair.
+        steps: int32 scalar, number of pairs.
+    """
 
     rows: Array
-    """int32 ``[B * N * (N + 1) / 2]`` for N blocks a row: the row of the batch."""
     pairs: Array
-    """int32, likewise: the packed Pair."""
     steps: Array
-    """int32 scalar."""
 
 
 def block_size(length: int) -> int:
-    """Tokens per block, for queries and keys alike: at least four blocks, so that causal skipping pays, up to 512."""
+    """Tokens of a block of queries or keys: up to 512, with at least four blocks, so that causal skipping pays off."""
     block = LARGEST_BLOCK
     while block > SMALLEST_BLOCK and 4 * block > length:
         block //= 2
@@ -54,15 +65,20 @@ def block_size(length: int) -> int:
 
 
 def fits(batch: int, n: int) -> bool:
-    """Whether the schedule of ``batch`` rows of ``n`` blocks fits into scalar memory, two words a pair."""
+    """Whether the schedule of ``batch`` rows of ``n`` blocks fits into scalar memory, with two words for each pair."""
     return 8 * batch * n * (n + 1) // 2 <= SCALAR_BYTES
 
 
-def schedule(exit_BS: Array, block: int, group: Literal["query", "key"]) -> Schedule:
-    """The visible pairs, grouped by ``group`` in rising order; ``S`` is a multiple of ``block``, exits are at most S.
+def schedule_pairs(exit_BS: Array, block: int, group: Literal["query", "key"]) -> PairSchedule:
+    """Schedules the visible pairs of blocks.
+
+    Args:
+        exit_BS: int32, at most S; S is a multiple of ``block``.
+        block: tokens of a block.
+        group: which block the pairs of a group share; groups are in rising order.
 
     Raises:
-        ValueError: more blocks in a row than a packed word can count.
+        ValueError: if a row has more blocks than a packed word can count.
     """
     batch, length = exit_BS.shape
     n = length // block
@@ -74,38 +90,38 @@ def schedule(exit_BS: Array, block: int, group: Literal["query", "key"]) -> Sche
     if group == "key":
         visible_BNN, pairs_BNN = visible_BNN.swapaxes(1, 2), pairs_BNN.swapaxes(1, 2)
     group_BN1 = jnp.arange(batch * n, dtype=jnp.int32).reshape(batch, n, 1)
-    # Stable: the visible pairs move to the front and stay in order.
-    sorted_by_group = lax.sort((jnp.where(visible_BNN, group_BN1, batch * n).ravel(), pairs_BNN.ravel()), num_keys=1)
-    group_T, pairs_T = (x[: batch * n * (n + 1) // 2] for x in sorted_by_group)
+    # The sort is stable: the visible pairs move to the front and keep their order.
+    sorted_pairs = lax.sort((jnp.where(visible_BNN, group_BN1, batch * n).ravel(), pairs_BNN.ravel()), num_keys=1)
+    group_T, pairs_T = (x[: batch * n * (n + 1) // 2] for x in sorted_pairs)
     first_T, last_T = jnp.diff(group_T, prepend=-1) != 0, jnp.diff(group_T, append=-1) != 0
-    return Schedule(group_T // n, pairs_T | first_T * _FIRST | last_T * _LAST, visible_BNN.sum(dtype=jnp.int32))
+    return PairSchedule(group_T // n, pairs_T | first_T * _FIRST | last_T * _LAST, visible_BNN.sum(dtype=jnp.int32))
 
 
-def unpack(word: Array) -> Pair:
-    """The Pair of a scalar of ``Schedule.pairs``."""
+def unpack(word: Array) -> BlockPair:
+    """Unpacks a scalar of ``PairSchedule.pairs``."""
     query, key = word >> _QUERY_SHIFT, word >> _KEY_SHIFT & _INDEX_MASK
-    return Pair(query, key, word & _FULL != 0, word & _FIRST != 0, word & _LAST != 0)
+    return BlockPair(query, key, word & _FULL != 0, word & _FIRST != 0, word & _LAST != 0)
 
 
 def whole_blocks(exit: Array | None, batch: int, length: int, block: int) -> Array:
-    """Int32 exits ``[B, S']`` up to a whole number of blocks, S at most; an appended token is visible to nothing."""
+    """Pads exits to a whole number of blocks, int32 and at most S; a padded token is visible to no query."""
     if exit is None:
         exit = jnp.full((batch, length), length)
     return jnp.pad(jnp.minimum(exit, length).astype(jnp.int32), ((0, 0), (0, -length % block)))
 
 
 def visited_blocks(exit: Array | None, length: int, block: int) -> Array:
-    """Pairs of blocks that a kernel computes for exits ``[B, S]`` (None: one causal sequence), int32 scalar."""
+    """Number of pairs that a kernel computes for exits ``[B, S]`` (None: one causal sequence), int32 scalar."""
     exit_BS = whole_blocks(exit, 1 if exit is None else exit.shape[0], length, block)
     return _visible(exit_BS, block)[0].sum(dtype=jnp.int32)
 
 
 def _visible(exit_BS: Array, block: int) -> tuple[Array, Array]:
-    """Bool ``[B, query blocks, key blocks]``: the pair is on the list; it needs no mask."""
+    """Two bool arrays ``[B, query blocks, key blocks]``: whether the pair is scheduled, and whether it is full."""
     exit_BNb = exit_BS.reshape(exit_BS.shape[0], -1, block)
     query_N1 = jnp.arange(exit_BNb.shape[1])[:, None]
     key_N = query_N1[:, 0]
-    reach_B1N, sure_B1N = exit_BNb.max(-1)[:, None], exit_BNb.min(-1)[:, None]
-    seen = (key_N < query_N1) & (reach_B1N > query_N1 * block)
-    full = (key_N < query_N1) & (sure_B1N >= (query_N1 + 1) * block)
-    return seen | (key_N == query_N1), full
+    latest_B1N, earliest_B1N = exit_BNb.max(-1)[:, None], exit_BNb.min(-1)[:, None]
+    seen_BNN = (key_N < query_N1) & (latest_B1N > query_N1 * block)
+    full_BNN = (key_N < query_N1) & (earliest_B1N >= (query_N1 + 1) * block)
+    return seen_BNN | (key_N == query_N1), full_BNN

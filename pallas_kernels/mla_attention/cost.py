@@ -1,8 +1,8 @@
-"""FLOPs, bytes and exponentials of the Mosaic kernels, counted from what they multiply and fetch.
+"""FLOPs, bytes and exponentials of the Mosaic kernels, counted from their products and fetches.
 
-``visits`` is the number of pairs of blocks, over the batch: ``blocks.visited_blocks`` of a known mask, or all causal
-ones, which is what a kernel tells the compiler since it has to before the exits are known. Bytes are those of the
-arrays' elements: a width of 64 counts as 64, though a TPU's tiles hold it in 128.
+``visits`` is the number of pairs of blocks over the batch: ``blocks.visited_blocks`` of a known mask, or by default all
+causal pairs, which a kernel declares to the compiler because the exits are not known then. Bytes are those of the
+arrays' elements: a width of 64 counts as 64, although a TPU's tiles pad it to 128.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ FLOAT32 = 4
 
 
 class AttentionShape(NamedTuple):
-    """Sizes of a call; ``length`` in whole blocks."""
+    """Sizes of a call.
+
+    Attributes:
+        batch: B.
+        heads: H.
+        length: S, in whole blocks.
+        nope: Dn.
+        rope: Dr.
+        value: Dv.
+        itemsize: size of one element [bytes].
+    """
 
     batch: int
     heads: int
@@ -28,18 +38,18 @@ class AttentionShape(NamedTuple):
 
     @classmethod
     def of(cls, q_nope: Array, rope: int, v: Array) -> AttentionShape:
-        """Of a call with these inputs and this width of the rope."""
+        """Sizes of a call with these inputs and this width of the rope."""
         return cls(*q_nope.shape, rope, v.shape[-1], v.dtype.itemsize)
 
 
 def causal_visits(shape: AttentionShape, block: int) -> int:
-    """Pairs of blocks under a causal mask."""
+    """Number of pairs of blocks under a causal mask."""
     blocks = -(-shape.length // block)
     return shape.batch * blocks * (blocks + 1) // 2
 
 
 def forward_cost(shape: AttentionShape, block: int, heads: int, visits: int | None = None) -> pl.CostEstimate:
-    """Of the forward kernel, with ``heads`` heads per step."""
+    """Cost of the forward kernel with ``heads`` heads per step."""
     written = shape.heads * (shape.value * shape.itemsize + FLOAT32)
     read = shape.heads * (shape.nope + shape.rope) * shape.itemsize
     streamed = _keys_bytes(shape, heads)
@@ -47,7 +57,7 @@ def forward_cost(shape: AttentionShape, block: int, heads: int, visits: int | No
 
 
 def query_gradients_cost(shape: AttentionShape, block: int, heads: int, visits: int | None = None) -> pl.CostEstimate:
-    """Of the kernel for dq."""
+    """Cost of the kernel for dq."""
     written = shape.heads * (shape.nope + shape.rope) * shape.itemsize
     streamed = _keys_bytes(shape, heads)
     width = 2 * (shape.nope + shape.rope) + shape.value
@@ -55,25 +65,29 @@ def query_gradients_cost(shape: AttentionShape, block: int, heads: int, visits: 
 
 
 def key_gradients_cost(shape: AttentionShape, block: int, heads: int, visits: int | None = None) -> pl.CostEstimate:
-    """Of the kernel for dk and dv."""
+    """Cost of the kernel for dk and dv."""
     written = shape.heads * (shape.nope + shape.value) * shape.itemsize + shape.heads // heads * shape.rope * FLOAT32
     width = 2 * (shape.nope + shape.rope) + 2 * shape.value
     return _cost(shape, block, visits, width, _rows_bytes(shape), _keys_bytes(shape, heads) + written)
 
 
 def _keys_bytes(shape: AttentionShape, heads: int) -> int:
-    """Read per key: its parts, the value, and for each group of heads the shared key and the exit."""
+    """Bytes read for a key: both parts of it, the value, and for each group of heads the shared key and the exit."""
     shared = shape.heads // heads * (shape.rope * shape.itemsize + FLOAT32)
     return shape.heads * (shape.nope + shape.value) * shape.itemsize + shared
 
 
 def _rows_bytes(shape: AttentionShape) -> int:
-    """Read per query in the backward pass: its parts, the output's cotangent, lse and delta."""
+    """Bytes read for a query in the backward pass: both parts of it, the output's cotangent, lse and delta."""
     return shape.heads * ((shape.nope + shape.rope + shape.value) * shape.itemsize + 2 * FLOAT32)
 
 
 def _cost(shape: AttentionShape, block, visits, width, streamed, resident) -> pl.CostEstimate:
-    """``width`` is summed over the products of a tile; ``streamed`` bytes move per visit, ``resident`` ones once."""
+    """Cost of a kernel.
+
+    ``width`` is summed over the products of a tile. ``streamed`` bytes of a token move at every visit of its block,
+    ``resident`` bytes of a token once.
+    """
     visits = causal_visits(shape, block) if visits is None else visits
     scores = visits * block * block * shape.heads
     return pl.CostEstimate(

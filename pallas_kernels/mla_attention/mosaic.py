@@ -1,7 +1,7 @@
-"""MLA flash attention on TPU: the custom VJP around the Mosaic kernels, and the shapes that they ask for.
+"""MLA flash attention on TPU: the custom VJP around the Mosaic kernels, and the shapes that they require.
 
-Source: FlashAttention-2 (Dao, arXiv:2307.08691), algorithms 1 and 2; ``tile`` says how the tiles are held, ``blocks``
-which are visited, ``mosaic_forward`` and ``mosaic_backward`` what is fused.
+Source: FlashAttention-2 (Dao, arXiv:2307.08691), algorithms 1 and 2. ``tile`` describes the layout of tiles, ``blocks``
+the blocks that are visited, ``mosaic_forward`` and ``mosaic_backward`` what is fused.
 """
 
 from __future__ import annotations
@@ -15,17 +15,12 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
 from pallas_kernels.mla_attention import blocks, mosaic_backward, mosaic_forward, tile
-from pallas_kernels.mla_attention.xla import AttentionStats
-from pallas_kernels.varying import vary_together
+from pallas_kernels.mla_attention.arrays import AttentionInputs, AttentionStats
+from pallas_kernels.vma import vary_together
 
 
 def mla_attention(
-    q_nope: Array,
-    q_rope: Array,
-    k_nope: Array,
-    k_rope: Array,
-    v: Array,
-    exit: Array | None,
+    inputs: AttentionInputs,
     scale: float,
     *,
     interpret: bool | pltpu.InterpretParams = False,
@@ -33,56 +28,63 @@ def mla_attention(
 ) -> tuple[Array, AttentionStats]:
     """``pallas_kernels.mla_attention.mla_attention`` by Mosaic kernels; the result does not depend on the block.
 
-    A length that the block (a multiple of 128) does not divide is padded, which copies the inputs. Rows of the batch
-    whose schedules do not fit into scalar memory together are computed one after the other.
+    A length that is not a multiple of the block is padded, which copies the inputs. If the schedules of all rows of the
+    batch do not fit into scalar memory together, the rows are computed one after the other.
+
+    Args:
+        inputs: arrays of the call.
+        scale: factor of the logits.
+        interpret: as in ``pallas_call``.
+        block: tokens of a block, a multiple of 128; None chooses it.
 
     Raises:
-        ValueError: another dtype than float32 or bfloat16, or a sequence too long even by itself.
+        ValueError: if the dtype is neither float32 nor bfloat16, or a single sequence is too long.
     """
-    batch, heads, length, _ = q_nope.shape
-    if q_nope.dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"the kernels take float32 or bfloat16, not {q_nope.dtype}")
+    batch, heads, length, _ = inputs.q_nope.shape
+    if inputs.q_nope.dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"the kernels take float32 or bfloat16, not {inputs.q_nope.dtype}")
     block = block or blocks.block_size(length)
-    exit = blocks.whole_blocks(exit, batch, length, block)
-    if batch > 1 and not blocks.fits(batch, exit.shape[1] // block):
+    inputs = inputs._replace(exit=blocks.whole_blocks(inputs.exit, batch, length, block))
+    if batch > 1 and not blocks.fits(batch, inputs.exit.shape[1] // block):
 
-        def one_row(row: tuple[Array, ...]) -> tuple[Array, AttentionStats]:
-            *arrays, row_exit = (x[None] for x in row)
-            out, stats = mla_attention(*arrays, row_exit[:, :length], scale, interpret=interpret, block=block)
+        def attend_row(row: AttentionInputs) -> tuple[Array, AttentionStats]:
+            row = AttentionInputs(*(x[None] for x in row))
+            row = row._replace(exit=row.exit[:, :length])
+            out, stats = mla_attention(row, scale, interpret=interpret, block=block)
             return out[0], AttentionStats(stats.max_logit, stats.lse[0])
 
-        out, stats = lax.map(one_row, (q_nope, q_rope, k_nope, k_rope, v, exit))
+        out, stats = lax.map(attend_row, inputs)
         return out, AttentionStats(stats.max_logit.max(0), stats.lse)
-    arrays = [_pad(x, -length % block, x is q_rope or x is k_rope) for x in (q_nope, q_rope, k_nope, k_rope, v)]
-    plan = tile.Plan(float(scale), block, tile.heads_per_step(heads), interpret)
-    out, lse, max_logit = _attention(*vary_together(*arrays, exit), plan)
+    *arrays, exit = inputs
+    arrays = [_pad(x, -length % block, x is inputs.q_rope or x is inputs.k_rope) for x in arrays]
+    settings = tile.AttentionSettings(float(scale), block, tile.heads_per_step(heads), interpret)
+    out, lse, max_logit = _attention(AttentionInputs(*vary_together(*arrays, exit)), settings)
     return out[:, :, :length], AttentionStats(max_logit, lse[:, :, :length])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _attention(q_nope, q_rope, k_nope, k_rope, v, exit, plan: tile.Plan):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _attention(inputs: AttentionInputs, settings: tile.AttentionSettings):
     """Output, lse and maximum logit; the latter two are treated as constants."""
-    return mosaic_forward.forward(q_nope, q_rope, k_nope, k_rope, v, exit, plan)
+    return mosaic_forward.forward(inputs, settings)
 
 
-def _attention_fwd(*inputs_and_plan):
-    *inputs, plan = inputs_and_plan
-    out, lse, max_logit = mosaic_forward.forward(*inputs, plan)
+def _attention_fwd(inputs, settings):
+    out, lse, max_logit = mosaic_forward.forward(inputs, settings)
     out, lse = checkpoint_name(out, "attention_output"), checkpoint_name(lse, "attention_lse")
     return (out, lse, max_logit), (inputs, out, lse)
 
 
-def _attention_bwd(plan: tile.Plan, residuals, cotangents):
+def _attention_bwd(settings: tile.AttentionSettings, residuals, cotangents):
     inputs, out, lse = residuals
-    # The cotangents of lse and the maxima are dropped: statistics carry no gradient.
-    return *mosaic_backward.backward(inputs, out, lse, cotangents[0], plan), None
+    # The cotangents of lse and the maxima are dropped, since statistics carry no gradient.
+    return (mosaic_backward.backward(inputs, out, lse, cotangents[0], settings),)
 
 
 _attention.defvjp(_attention_fwd, _attention_bwd)
 
 
 def _pad(x: Array, tokens: int, is_rope: bool) -> Array:
-    """``tokens`` zeros appended to the sequence, and a zero column to a rope of width 0, which no block can have."""
+    """Appends ``tokens`` zeros to the sequence, and a zero column to a rope of width 0, which no block can have."""
     columns = 1 if is_rope and x.shape[-1] == 0 else 0
     if not tokens and not columns:
         return x

@@ -1,18 +1,18 @@
 """Backward kernels: gradients of queries along rows of the score matrix, of keys and values along its columns.
 
 Both recompute the probabilities of a tile from lse and never hold more than one tile per head. Two passes over the
-visible pairs (seven products of a tile where one pass would take five) leave each gradient in one block of VMEM until
-it is complete: no gradient is read back, and no float32 copy of dq goes through HBM.
+visible pairs (seven products of a tile where one pass would need five) keep each gradient in one block of VMEM until
+it is complete: no gradient is read back, and no float32 copy of dq passes through HBM.
 
-The rope key is shared: its gradient is summed over the heads of a step in the kernel and over the steps' groups of
-heads in XLA. Summing over all heads in the kernel would need the heads inside the loop over key blocks, whose groups
-differ in length: a grid padded to the longest one, half of it idle under a causal mask. The partial sums are written
-as ``[B, H / heads per step, Dr, S]`` float32, with the sequence along lanes where a width of 64 would be padded to 128:
-with four heads per step they take half the bytes of q_rope in bfloat16.
+The rope key is shared: its gradient is summed over the heads of a step in the kernel and over the groups of heads in
+XLA. Summing over all heads in the kernel would put the heads inside the loop over key blocks, whose groups differ in
+length: the grid would be padded to the longest group, and half of it would be idle under a causal mask. The partial
+sums are written as ``[B, H / heads per step, Dr, S]`` float32, with the sequence along lanes, because a width of 64
+would be padded to 128: with four heads per step they take half the bytes of q_rope in bfloat16.
 
 Roofline, K2 in bfloat16, four heads of 512 x 512: 1,074 MFLOP against 1.1 MB of keys and values per step for queries,
-1,342 MFLOP against 1.3 MB of queries and cotangents for keys: above 900 FLOP per byte, where 560 (v6e) is the highest
-ridge.
+1,342 MFLOP against 1.3 MB of queries and cotangents for keys. Both exceed 900 FLOP per byte; the highest ridge is 560
+(v6e).
 """
 
 from __future__ import annotations
@@ -25,80 +25,95 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.mla_attention import blocks, cost, tile
+from pallas_kernels.mla_attention.arrays import AttentionInputs
+from pallas_kernels.ops import dot
 
 
-def backward(inputs, out: Array, lse: Array, dout: Array, plan: tile.Plan) -> tuple[Array, ...]:
-    """Gradients of q_nope, q_rope, k_nope, k_rope and v; ``inputs`` are those of ``mosaic_forward.forward``."""
+def backward(
+    inputs: AttentionInputs, out: Array, lse: Array, dout: Array, settings: tile.AttentionSettings
+) -> AttentionInputs:
+    """Runs the backward kernels.
+
+    Args:
+        inputs: arguments of ``mosaic_forward.forward``.
+        out: its output.
+        lse: its lse.
+        dout: cotangent of the output.
+        settings: settings of the call.
+
+    Returns:
+        The gradients of the inputs; None for exit.
+    """
     q_nope, q_rope, k_nope, k_rope, v, exit = inputs
-    delta = (out.astype(jnp.float32) * dout.astype(jnp.float32)).sum(-1)
-    # +inf for a row that sees nothing: its probabilities are exp2(-inf) = 0 instead of NaN.
-    log2_lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * tile.LOG2_E)
-    rows = dout, log2_lse[:, :, None], delta[:, :, None]
-    inputs = (q_nope, tile.transposed_rope(q_rope), k_nope, k_rope, v, *rows, exit[:, None])
-    dq_nope, dq_rope = _query_gradients(inputs, exit, plan)
-    dk_nope, dk_rope, dv = _key_gradients(inputs, exit, plan)
+    delta_BHS = (out.astype(jnp.float32) * dout.astype(jnp.float32)).sum(-1)
+    # +inf for a row without a visible key: its probabilities are exp2(-inf) = 0 instead of NaN.
+    log2_lse_BHS = jnp.where(lse == -jnp.inf, jnp.inf, lse * tile.LOG2_E)
+    rows = dout, log2_lse_BHS[:, :, None], delta_BHS[:, :, None]
+    operands = (q_nope, tile.transposed_rope(q_rope), k_nope, k_rope, v, *rows, exit[:, None])
+    dq_nope, dq_rope = _query_gradients(operands, exit, settings)
+    dk_nope, dk_rope, dv = _key_gradients(operands, exit, settings)
     dk_rope = dk_rope.sum(1).swapaxes(1, 2).astype(k_rope.dtype)
-    return dq_nope, dq_rope.swapaxes(2, 3), dk_nope, dk_rope, dv
+    return AttentionInputs(dq_nope, dq_rope.swapaxes(2, 3), dk_nope, dk_rope, dv, None)
 
 
-def _in_specs(plan: tile.Plan, nope: int, rope: int, value: int) -> list[pl.BlockSpec]:
+def _in_specs(settings: tile.AttentionSettings, nope: int, rope: int, value: int) -> list[pl.BlockSpec]:
     return [
-        tile.of_queries(plan, nope),
-        tile.of_query_ropes(plan, rope),
-        tile.of_keys(plan, nope),
-        tile.of_shared_keys(plan, rope),
-        tile.of_keys(plan, value),
-        tile.of_queries(plan, value),
-        tile.of_query_rows(plan),
-        tile.of_query_rows(plan),
-        tile.of_exits(plan),
+        tile.query_spec(settings, nope),
+        tile.query_rope_spec(settings, rope),
+        tile.key_spec(settings, nope),
+        tile.shared_key_spec(settings, rope),
+        tile.key_spec(settings, value),
+        tile.query_spec(settings, value),
+        tile.query_row_spec(settings),
+        tile.query_row_spec(settings),
+        tile.exit_spec(settings),
     ]
 
 
-def _query_gradients(inputs, exit, plan: tile.Plan):
-    """Gradients of q_nope and, transposed as the accumulator is, q_rope."""
-    q_nope, q_rope, _, _, v, *_ = inputs
+def _query_gradients(operands, exit, settings: tile.AttentionSettings):
+    """Gradients of q_nope and of q_rope, the latter transposed as in the accumulator."""
+    q_nope, q_rope, _, _, v, *_ = operands
     nope, rope, value = q_nope.shape[-1], q_rope.shape[-2], v.shape[-1]
     return tile.call(
-        functools.partial(_query_kernel, plan=plan),
-        plan,
-        blocks.schedule(exit, plan.block, "query"),
-        inputs=inputs,
-        in_specs=_in_specs(plan, nope, rope, value),
+        functools.partial(_query_kernel, settings=settings),
+        settings,
+        blocks.schedule_pairs(exit, settings.block, "query"),
+        operands=operands,
+        in_specs=_in_specs(settings, nope, rope, value),
         outputs=[q_nope, q_rope],
-        out_specs=[tile.of_queries(plan, nope), tile.of_query_ropes(plan, rope)],
-        scratch=[(plan.heads, nope + rope, plan.block)],
-        cost=cost.query_gradients_cost(cost.AttentionShape.of(q_nope, rope, v), plan.block, plan.heads),
+        out_specs=[tile.query_spec(settings, nope), tile.query_rope_spec(settings, rope)],
+        scratch=[(settings.heads, nope + rope, settings.block)],
+        cost=cost.query_gradients_cost(cost.AttentionShape.of(q_nope, rope, v), settings.block, settings.heads),
         name="mla_attention_query_gradients",
     )
 
 
-def _key_gradients(inputs, exit, plan: tile.Plan):
+def _key_gradients(operands, exit, settings: tile.AttentionSettings):
     """Gradients of k_nope, k_rope (float32 ``[B, H / heads per step, Dr, S]``, yet to be summed) and v."""
-    q_nope, q_rope, k_nope, _, v, *_ = inputs
+    q_nope, q_rope, k_nope, _, v, *_ = operands
     nope, rope, value = q_nope.shape[-1], q_rope.shape[-2], v.shape[-1]
     batch, heads, length, _ = v.shape
-    dk_rope_shape = (batch, heads // plan.heads, rope, length)
-    of_dk_rope = pl.BlockSpec(
-        (None, None, rope, plan.block), lambda h, t, rows, pairs: (rows[t], h, 0, blocks.unpack(pairs[t]).key)
+    dk_rope_shape = (batch, heads // settings.heads, rope, length)
+    dk_rope_spec = pl.BlockSpec(
+        (None, None, rope, settings.block), lambda h, t, rows, pairs: (rows[t], h, 0, blocks.unpack(pairs[t]).key)
     )
     return tile.call(
-        functools.partial(_key_kernel, plan=plan),
-        plan,
-        blocks.schedule(exit, plan.block, "key"),
-        inputs=inputs,
-        in_specs=_in_specs(plan, nope, rope, value),
+        functools.partial(_key_kernel, settings=settings),
+        settings,
+        blocks.schedule_pairs(exit, settings.block, "key"),
+        operands=operands,
+        in_specs=_in_specs(settings, nope, rope, value),
         outputs=[k_nope, jax.ShapeDtypeStruct(dk_rope_shape, jnp.float32), v],
-        out_specs=[tile.of_keys(plan, nope), of_dk_rope, tile.of_keys(plan, value)],
-        scratch=[(plan.heads, plan.block, nope + rope), (plan.heads, plan.block, value)],
-        cost=cost.key_gradients_cost(cost.AttentionShape.of(q_nope, rope, v), plan.block, plan.heads),
+        out_specs=[tile.key_spec(settings, nope), dk_rope_spec, tile.key_spec(settings, value)],
+        scratch=[(settings.heads, settings.block, nope + rope), (settings.heads, settings.block, value)],
+        cost=cost.key_gradients_cost(cost.AttentionShape.of(q_nope, rope, v), settings.block, settings.heads),
         name="mla_attention_key_gradients",
     )
 
 
 def _query_kernel(
     rows_ref, pairs_ref, q_nope_ref, q_rope_ref, k_nope_ref, k_rope_ref, v_ref, dout_ref, lse_ref, delta_ref, exit_ref,
-    dq_nope_ref, dq_rope_ref, acc_ref, *, plan: tile.Plan,
+    dq_nope_ref, dq_rope_ref, acc_ref, *, settings: tile.AttentionSettings,
 ):  # fmt: skip
     pair = blocks.unpack(pairs_ref[pl.program_id(1)])
 
@@ -108,27 +123,27 @@ def _query_kernel(
 
     def products(head, visible_KQ):
         q, k = tile.join(q_nope_ref[head], q_rope_ref[head].T), tile.join(k_nope_ref[head], k_rope_ref[...])
-        scores_KQ = tile.log2_scores(k, q, visible_KQ, plan.scale)
-        return k, scores_KQ, tile.dot(v_ref[head], dout_ref[head], (1, 1))
+        scores_KQ = tile.log2_scores(k, q, visible_KQ, settings.scale)
+        return k, scores_KQ, dot(v_ref[head], dout_ref[head], (1, 1))
 
     def add(head, started):
         k, scores_KQ, dprobs_KQ = started
         dscores_KQ = jnp.exp2(scores_KQ - lse_ref[head]) * (dprobs_KQ - delta_ref[head])
-        acc_ref[head] += tile.dot(k, dscores_KQ.astype(k.dtype), (0, 0))
+        acc_ref[head] += dot(k, dscores_KQ.astype(k.dtype), (0, 0))
 
-    tile.for_each_head(pair, exit_ref, plan.heads, products, add)
+    tile.for_each_head(pair, exit_ref, settings.heads, products, add)
 
     @pl.when(pair.last)
     def _():
         nope = dq_nope_ref.shape[-1]
-        for head in range(plan.heads):
-            dq_nope_ref[head] = (plan.scale * acc_ref[head, :nope]).T.astype(dq_nope_ref.dtype)
-            dq_rope_ref[head] = (plan.scale * acc_ref[head, nope:]).astype(dq_rope_ref.dtype)
+        for head in range(settings.heads):
+            dq_nope_ref[head] = (settings.scale * acc_ref[head, :nope]).T.astype(dq_nope_ref.dtype)
+            dq_rope_ref[head] = (settings.scale * acc_ref[head, nope:]).astype(dq_rope_ref.dtype)
 
 
 def _key_kernel(
     rows_ref, pairs_ref, q_nope_ref, q_rope_ref, k_nope_ref, k_rope_ref, v_ref, dout_ref, lse_ref, delta_ref, exit_ref,
-    dk_nope_ref, dk_rope_ref, dv_ref, dk_acc_ref, dv_acc_ref, *, plan: tile.Plan,
+    dk_nope_ref, dk_rope_ref, dv_ref, dk_acc_ref, dv_acc_ref, *, settings: tile.AttentionSettings,
 ):  # fmt: skip
     pair = blocks.unpack(pairs_ref[pl.program_id(1)])
 
@@ -139,22 +154,22 @@ def _key_kernel(
 
     def products(head, visible_KQ):
         q, k = tile.join(q_nope_ref[head], q_rope_ref[head].T), tile.join(k_nope_ref[head], k_rope_ref[...])
-        scores_KQ = tile.log2_scores(k, q, visible_KQ, plan.scale)
-        return q, scores_KQ, tile.dot(v_ref[head], dout_ref[head], (1, 1))
+        scores_KQ = tile.log2_scores(k, q, visible_KQ, settings.scale)
+        return q, scores_KQ, dot(v_ref[head], dout_ref[head], (1, 1))
 
     def add(head, started):
         q, scores_KQ, dprobs_KQ = started
         probs_KQ = jnp.exp2(scores_KQ - lse_ref[head])
         dscores_KQ = probs_KQ * (dprobs_KQ - delta_ref[head])
-        dk_acc_ref[head] += tile.dot(dscores_KQ.astype(q.dtype), q, (1, 0))
-        dv_acc_ref[head] += tile.dot(probs_KQ.astype(dout_ref.dtype), dout_ref[head], (1, 0))
+        dk_acc_ref[head] += dot(dscores_KQ.astype(q.dtype), q, (1, 0))
+        dv_acc_ref[head] += dot(probs_KQ.astype(dout_ref.dtype), dout_ref[head], (1, 0))
 
-    tile.for_each_head(pair, exit_ref, plan.heads, products, add)
+    tile.for_each_head(pair, exit_ref, settings.heads, products, add)
 
     @pl.when(pair.last)
     def _():
         nope = dk_nope_ref.shape[-1]
-        dk_acc = plan.scale * dk_acc_ref[...]
+        dk_acc = settings.scale * dk_acc_ref[...]
         dk_nope_ref[...] = dk_acc[:, :, :nope].astype(dk_nope_ref.dtype)
         dk_rope_ref[...] = dk_acc[:, :, nope:].sum(0).T
         dv_ref[...] = dv_acc_ref[...].astype(dv_ref.dtype)

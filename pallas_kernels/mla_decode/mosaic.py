@@ -1,54 +1,71 @@
-"""Attention over a paged latent cache on TPU.
+"""Attention to a paged latent cache on TPU.
 
-The grid walks the sequences, and within one the blocks of its query rows (one block of up to 128 rows in decoding: all
-heads). Each step streams the sequence's pages from HBM, BLOCK_TOKENS at a time, into one of two buffers while the
-other is attended to; the first block of the next step is already on its way when a step ends, so only the very first
-fetch is waited for. How many blocks there are depends on the length alone: a short sequence costs what it reads, not
-what its page table could hold.
+The grid walks the sequences, and within a sequence the blocks of its query rows (when decoding, one block of up to 128
+rows: all heads). Each step streams the sequence's pages from HBM, BLOCK_TOKENS at a time, into one of two buffers while
+the other is attended to. The first block of the next step is prefetched before a step ends, so only the very first
+fetch is waited for. The number of blocks depends on the length alone: the cost of a short sequence is that of its own
+tokens, not of its page table.
 
-What is fused: the gather of the pages, logits, running softmax and weighted sum; the fetched latents serve as keys and,
+What is fused: the gather of the pages, logits, running softmax and weighted sum. The fetched latents serve as keys and,
 in their first R numbers, as values, so that every cached byte is read once for all heads.
 
-Roofline: a cached token of K2 is 1,152 bytes in bfloat16 and 2 x 64 x (576 + 512) FLOPs: 121 FLOPs per byte, below the
-balance of every TPU (v5p 166, v5e 240, v6e 560): the kernel aims at the bandwidth of HBM. The grid is one sequence of
-steps, for the sake of the fetch ahead, so on v5p one of the two cores runs it.
+Roofline: a cached token of K2 has 1,152 bytes in bfloat16 and 2 x 64 x (576 + 512) FLOPs: 121 FLOPs per byte, below the
+ridge of every TPU (v5p 166, v5e 240, v6e 560), so that HBM bandwidth is the bound. The grid is sequential because of
+the prefetch, so on v5p only one of the two cores runs it.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from pallas_kernels.mla_decode.xla import Partial
-from pallas_kernels.varying import interpreter, output, vary_together
+from pallas_kernels.mla_decode.xla import PagedCache, Partial
+from pallas_kernels.ops import dot
+from pallas_kernels.vma import interpreter, output, vary_together
 
 BLOCK_TOKENS = 512
 LARGEST_ROWS = 128
-MOST_PAGES = 200_000  # of the page table, which lies in 1 MiB of scalar memory
-PAGE_MULTIPLE = 8  # tokens of a page: whole tiles of memory
+MOST_PAGES = 200_000  # entries of the page table, which lies in 1 MiB of scalar memory
+PAGE_MULTIPLE = 8  # the tokens of a page fill whole tiles of memory
 LANES = 128
 VMEM_LIMIT = 32 << 20
 
 
-def mla_decode(
-    q: Array,
-    cache: Array,
-    layer: Array | int,
-    pages: Array,
-    lengths: Array,
-    latent: int,
-    scale: float,
-    interpret: Any = False,
-) -> Partial:
-    """``pallas_kernels.mla_decode.mla_decode``; ``interpret`` as ``pallas_call`` takes it."""
-    layer = jnp.asarray(layer, jnp.int32).reshape(1)
-    q, cache, layer, pages, lengths = vary_together(q, cache, layer, pages, lengths)
+class _RunningSoftmax(NamedTuple):
+    """References to the state of a running softmax.
+
+    Attributes:
+        peak: float32 ``[Q, LANES]``, largest logit of each query.
+        total: float32 ``[Q, LANES]``, sum of the exponentiated logits.
+        values: float32 ``[Q, R]``, weighted sum of the values.
+    """
+
+    peak: Any
+    total: Any
+    values: Any
+
+
+def mla_decode(q: Array, paged: PagedCache, latent: int, scale: float, *, interpret: Any = False) -> Partial:
+    """``pallas_kernels.mla_decode.mla_decode`` by the kernel.
+
+    Args:
+        q: as in ``mla_decode``.
+        paged: the other arrays of ``mla_decode``.
+        latent: as in ``mla_decode``.
+        scale: as in ``mla_decode``.
+        interpret: as in ``pallas_call``.
+
+    Raises:
+        ValueError: if the page table is too large, or a page's tokens are not a multiple of PAGE_MULTIPLE.
+    """
+    layer = jnp.asarray(paged.layer, jnp.int32).reshape(1)
+    q, cache, layer, pages, lengths = vary_together(q, paged.latents_LPSW, layer, paged.pages_NM, paged.lengths_N)
     count, queries, width = q.shape
     page_size = cache.shape[2]
     if page_size % PAGE_MULTIPLE or pages.size > MOST_PAGES:
@@ -96,7 +113,7 @@ def mla_decode(
 
 
 def cost(count: int, queries: int, width: int, latent: int, context: int, itemsize: int) -> pl.CostEstimate:
-    """FLOPs and bytes when every sequence has ``context`` cached tokens."""
+    """Cost of a call in which every sequence has ``context`` cached tokens."""
     row_blocks = math.ceil(queries / LARGEST_ROWS)
     return pl.CostEstimate(
         flops=2 * count * queries * context * (width + latent),
@@ -112,20 +129,21 @@ def _kernel(
     page_size = cache.shape[2]
     block_tokens = per_block * page_size
 
-    def pages_of(sequence):  # at least one, so that every step has a block to wait for
+    def pages_of(sequence):
+        # An empty sequence counts as one page, so that every step has a block to wait for.
         return jnp.maximum(pl.cdiv(lengths[sequence], page_size), 1)
 
     def each_page(sequence, block, slot, act):
         """Starts or awaits the copies of a block's pages."""
         first = block * per_block
 
-        def one(i, _):
+        def copy_page(i, _):
             page = cache.at[layer[0], pages[sequence, first + i]]
-            place = buffer.at[slot, pl.ds(pl.multiple_of(i * page_size, page_size), page_size)]
-            act(pltpu.make_async_copy(page, place, arrived.at[slot]))
+            target = buffer.at[slot, pl.ds(pl.multiple_of(i * page_size, page_size), page_size)]
+            act(pltpu.make_async_copy(page, target, arrived.at[slot]))
             return 0
 
-        lax.fori_loop(0, jnp.minimum(per_block, pages_of(sequence) - first), one, 0)
+        lax.fori_loop(0, jnp.minimum(per_block, pages_of(sequence) - first), copy_page, 0)
 
     @pl.when((n == 0) & (rows_block == 0))
     def _():
@@ -139,16 +157,16 @@ def _kernel(
 
     def attend(block, _):
         slot = parity[0]
-        ends = block + 1 == blocks
-        next_sequence = jnp.where(ends & (rows_block + 1 == pl.num_programs(1)), n + 1, n)
+        is_last = block + 1 == blocks
+        next_sequence = jnp.where(is_last & (rows_block + 1 == pl.num_programs(1)), n + 1, n)
 
         @pl.when(next_sequence < pl.num_programs(0))
         def _():
-            each_page(next_sequence, jnp.where(ends, 0, block + 1), 1 - slot, lambda copy: copy.start())
+            each_page(next_sequence, jnp.where(is_last, 0, block + 1), 1 - slot, lambda copy: copy.start())
 
         each_page(n, block, slot, lambda copy: copy.wait())
         left = lengths[n] - block * block_tokens
-        _attend_block(q[0], buffer[slot], left, peak, total, values, latent, scale)
+        _attend_block(q[0], buffer[slot], left, _RunningSoftmax(peak, total, values), latent, scale)
         parity[0] = 1 - slot
         return 0
 
@@ -157,21 +175,18 @@ def _kernel(
     lse[0] = jnp.where(total[...] == 0.0, -jnp.inf, peak[...] + jnp.log(total[...]))
 
 
-def _attend_block(q_QW, kv_TW, left, peak, total, values, latent: int, scale: float):
-    """One block of the running softmax; the first ``left`` of its tokens are real."""
-    precision = lax.Precision.HIGHEST if q_QW.dtype == jnp.float32 else None
-    product = functools.partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
-    # What no page was copied to may hold NaN, which a weight of 0 would not remove.
+def _attend_block(q_QW, kv_TW, left, running: _RunningSoftmax, latent: int, scale: float):
+    """Adds a block of tokens to the running softmax; only the first ``left`` of them are tokens of the sequence."""
+    peak, total, values = running
+    # Rows to which no page was copied may hold NaN, which a weight of 0 would not remove.
     kv_TW = jnp.where(lax.broadcasted_iota(jnp.int32, kv_TW.shape, 0) < left, kv_TW, 0)
-    logits_QT = scale * product(q_QW, kv_TW, (((1,), (1,)), ((), ())))
+    logits_QT = scale * dot(q_QW, kv_TW, (1, 1))
     logits_QT = jnp.where(lax.broadcasted_iota(jnp.int32, logits_QT.shape, 1) < left, logits_QT, -jnp.inf)
-    before = peak[:, :1]
-    now = jnp.maximum(before, logits_QT.max(1, keepdims=True))
-    finite = jnp.where(now == -jnp.inf, 0.0, now)
-    weights_QT = jnp.exp(logits_QT - finite)
-    kept = jnp.exp(before - finite)
-    values[...] = kept * values[...] + product(
-        weights_QT.astype(kv_TW.dtype), kv_TW[:, :latent], (((1,), (0,)), ((), ()))
-    )
-    total[...] = kept * total[...] + weights_QT.sum(1, keepdims=True)
-    peak[...] = jnp.broadcast_to(now, peak.shape)
+    old_peak_Q1 = peak[:, :1]
+    new_peak_Q1 = jnp.maximum(old_peak_Q1, logits_QT.max(1, keepdims=True))
+    finite_Q1 = jnp.where(new_peak_Q1 == -jnp.inf, 0.0, new_peak_Q1)
+    weights_QT = jnp.exp(logits_QT - finite_Q1)
+    kept_Q1 = jnp.exp(old_peak_Q1 - finite_Q1)
+    values[...] = kept_Q1 * values[...] + dot(weights_QT.astype(kv_TW.dtype), kv_TW[:, :latent])
+    total[...] = kept_Q1 * total[...] + weights_QT.sum(1, keepdims=True)
+    peak[...] = jnp.broadcast_to(new_peak_Q1, peak.shape)

@@ -1,33 +1,33 @@
-"""The SwiGLU MLP of each expert on its own rows, and its hand-written backward pass."""
+"""The SwiGLU MLP of each expert on its own rows, and its explicit backward pass."""
 
 import jax
 import jax.numpy as jnp
 
 
 def accumulator_dtype(dtype) -> jnp.dtype:
-    """The dtype in which products of `dtype` are summed: float32, or float64 for float64."""
+    """Dtype in which products of ``dtype`` are summed: float32, or float64 for float64."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def preactivation(xs_ECD: jax.Array, w13_ED2F: jax.Array) -> jax.Array:
-    """Multiply gate and up weights in one pass; returns [E, C, 2F] (gate, then up) in the dtype of `xs_ECD`."""
+    """Multiplies rows with gate and up weights in one pass; returns ``[E, C, 2F]`` (gate, then up) in their dtype."""
     return _einsum("ecd,edf->ecf", xs_ECD, _merged(w13_ED2F)).astype(xs_ECD.dtype)
 
 
 def output(h13_EC2F: jax.Array, w2_EFD: jax.Array) -> jax.Array:
-    """Apply SwiGLU and the down projection; returns [E, C, D] in the accumulator's dtype."""
+    """Applies SwiGLU and the down projection; returns ``[E, C, D]`` in the accumulator's dtype."""
     gate_ECF, up_ECF = _split(h13_EC2F)
     a_ECF = (jax.nn.silu(gate_ECF) * up_ECF).astype(h13_EC2F.dtype)
     return _einsum("ecf,efd->ecd", a_ECF, w2_EFD)
 
 
 def backward(xs_ECD, h13_EC2F, dys_ECD, weight_EC, w13_ED2F, w2_EFD):
-    """Differentiate `weight_EC * output(preactivation(xs_ECD, w13_ED2F), w2_EFD)` from its pre-activation.
+    """Differentiates ``weight_EC * output(preactivation(xs_ECD, w13_ED2F), w2_EFD)`` from its pre-activation.
 
-    The weight's gradient is `<ys, dys> = <a w2, dys> = <a, dys w2^T>`, so it needs no ys.
+    The gradient of the weight is ``<ys, dys> = <a w2, dys> = <a, dys w2^T>``, which does not need ys.
 
     Returns:
-        (dxs [E, C, D], dw13 [E, D, 2, F], dw2 [E, F, D], dweight [E, C]) in the accumulator's dtype.
+        (dxs ``[E, C, D]``, dw13 ``[E, D, 2, F]``, dw2 ``[E, F, D]``, dweight ``[E, C]``) in the accumulator's dtype.
     """
     gate_ECF, up_ECF = _split(h13_EC2F)
     weight_EC1 = weight_EC[..., None].astype(gate_ECF.dtype)

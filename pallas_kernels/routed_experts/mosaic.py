@@ -1,11 +1,12 @@
 """Routed experts on a TPU: five kernels and their custom VJP.
 
-Forward: `up` (gather, gate and up projections, SwiGLU), `down` (down projection, gate), `combine_rows`.
-Backward: `activation_gradients` (gather of dy, w2 transposed, SwiGLU backwards), `down_transposed`, `combine_rows`, and
-`grouped_matmul.mosaic.multiply_transposed` for both weight gradients. The residuals are the inputs, the routing and
-the pre-activation of the rows in use; those that a policy of jax.checkpoint may save are named. The backward writes
-sorted copies of x and dy: the weight gradients read each of them once for each column tile, so that one copy costs less
-than gathering rows again for each.
+Forward: ``up`` (gather, gate and up projections, SwiGLU), ``down`` (down projection, gate), ``combine_rows``.
+Backward: ``activation_gradients`` (gather of dy, w2 transposed, SwiGLU backwards), ``down_transposed``,
+    ``combine_rows``,
+and ``grouped_matmul.mosaic.multiply_transposed`` for both weight gradients. The residuals are the inputs, the routing
+and the pre-activation of the rows in use; those that a policy of ``jax.checkpoint`` may save are named. The backward
+pass writes sorted copies of x and dy: the weight gradients read each of them once for each column tile, so that one
+copy costs less than gathering the rows again each time.
 """
 
 from __future__ import annotations
@@ -19,44 +20,60 @@ import jax.numpy as jnp
 
 from pallas_kernels.grouped_matmul import mosaic as grouped
 from pallas_kernels.grouped_matmul.tiling import row_tile, tile_of
+from pallas_kernels.ops import take
+from pallas_kernels.routed_experts.fp8_residuals import name_plan, restore, store
 from pallas_kernels.routed_experts.mosaic_backward import activation_gradients, down_transposed
 from pallas_kernels.routed_experts.mosaic_combine import combine_rows
 from pallas_kernels.routed_experts.mosaic_forward import down, up
-from pallas_kernels.routed_experts.plan import take
-from pallas_kernels.routed_experts.routing import make_routing
-from pallas_kernels.routed_experts.rows import pack
-from pallas_kernels.routed_experts.stored import name_plan, restore, store
-from pallas_kernels.varying import vary_together
+from pallas_kernels.routed_experts.packed_rows import pack
+from pallas_kernels.routed_experts.routing import plan_routing
+from pallas_kernels.vma import vary_together
 
 
-class Tiles(NamedTuple):
-    """Sizes of blocks: sorted rows, rows multiplied at a time, columns of F, columns of each half of D, tokens."""
+class ExpertTiles(NamedTuple):
+    """Sizes of blocks.
+
+    Attributes:
+        rows: sorted rows of a tile.
+        sub: rows that are multiplied at a time.
+        f: columns of F.
+        d: columns of each half of D.
+        tokens: tokens of a tile of the combine kernel.
+        weights: tiles of the weight gradients; None chooses them.
+    """
 
     rows: int
     sub: int
     f: int
     d: int
     tokens: int
-    weights: grouped.Tiles | None = None
+    weights: grouped.MatmulTiles | None = None
 
 
-class Settings(NamedTuple):
-    """What does not vary: the bound on copies with an expert, the tiles, the interpreter if any, what FP8 stores."""
+class ExpertSettings(NamedTuple):
+    """Static settings of a call.
+
+    Attributes:
+        max_copies: most copies with an expert.
+        tiles: sizes of blocks.
+        interpret: interpreter of the kernels, or False to compile them.
+        store_fp8: names of the residuals that are stored in FP8.
+    """
 
     max_copies: int
-    tiles: Tiles
+    tiles: ExpertTiles
     interpret: bool | pltpu.InterpretParams
     store_fp8: tuple[str, ...] = ()
 
 
-def default_tiles(max_copies: int, experts: int, f_size: int, width: int, itemsize: int) -> Tiles:
-    """Tiles that keep every kernel under 48 MiB of VMEM at D = 7168 and F = 2048."""
+def default_tiles(max_copies: int, experts: int, f_size: int, width: int, itemsize: int) -> ExpertTiles:
+    """Returns tiles that keep every kernel under 48 MiB of VMEM at D = 7168 and F = 2048."""
     rows = row_tile(max_copies, experts, 512 if itemsize == 2 else 128)
-    return Tiles(rows, 128, tile_of(f_size, 128), tile_of(width // 2, 512 // itemsize), 64)
+    return ExpertTiles(rows, 128, tile_of(f_size, 128), tile_of(width // 2, 512 // itemsize), 64)
 
 
-def experts_mosaic(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings: Settings):
-    """Compute `routed_experts`."""
+def experts_mosaic(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings: ExpertSettings):
+    """Computes ``routed_experts`` with the kernels."""
     return _experts(*vary_together(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK), settings)
 
 
@@ -67,7 +84,7 @@ def _experts(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings):
 
 def _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings, *, keep=True):
     max_copies, tiles, interpret, store_fp8 = settings
-    routing = make_routing(expert_ids_TK, gates_TK, w2_EFD.shape[0], max_copies, tiles.rows, tiles.tokens)
+    routing = plan_routing(expert_ids_TK, gates_TK, w2_EFD.shape[0], max_copies, tiles.rows, tiles.tokens)
     routing = name_plan(routing)
     a_RF, h13_2RF = up(pack(x_TD), w13_ED2F, routing, tiles, keep_preactivation=keep, interpret=interpret)
     ys_RW = down(a_RF, w2_EFD, routing, tiles, interpret=interpret)

@@ -1,8 +1,9 @@
-"""The sum of each token's rows, gathered: what turns sorted rows back into tokens, forward (y) and backward (dx).
+"""Sum of each token's rows: gathers sorted rows back into tokens, forward (y) and backward (dx).
 
-Rows of a tile of tokens come from HBM one by one into one of two buffers while the tile before is summed. Only rows in
-use are fetched: a scatter into [T, K, D] would have to write, and read back, every choice without an expert, which for
-one of 16 expert-parallel ranks are most. It moves R * D values in and T * D out and has no FLOPs worth counting.
+The rows of a tile of tokens are fetched from HBM one by one into one of two buffers while the previous tile is summed.
+Only rows in use are fetched: a scatter into ``[T, K, D]`` would have to write and read back every choice without an
+expert, which on one of 16 expert-parallel ranks are the majority. The kernel reads R * D values, writes T * D, and its
+FLOPs are negligible.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import jax.numpy as jnp
 
 from pallas_kernels.grouped_matmul.tiling import VMEM_LIMIT_BYTES
 from pallas_kernels.routed_experts import cost
-from pallas_kernels.routed_experts.routing import CORES, Routing
-from pallas_kernels.routed_experts.rows import read_halves, start_rows, wait_rows
-from pallas_kernels.varying import interpreter, output
+from pallas_kernels.routed_experts.packed_rows import read_halves, start_rows, wait_rows
+from pallas_kernels.routed_experts.routing import CORES, KernelRouting
+from pallas_kernels.vma import interpreter, output
 
 
-def combine_rows(packed_RW, routing: Routing, shape, dtype, tiles, *, interpret) -> jax.Array:
-    """Sum the rows of each token in float32.
+def combine_rows(packed_RW, routing: KernelRouting, shape, dtype, tiles, *, interpret) -> jax.Array:
+    """Sums the rows of each token in float32.
 
     Returns:
-        `shape` = [T, D] in `dtype`; 0 for tokens without rows, NaN everywhere if copies did not fit.
+        ``shape`` = ``[T, D]`` in ``dtype``; 0 for tokens without rows, NaN everywhere if copies did not fit.
     """
     (tokens, width), (token_tiles, _, places) = shape, routing.source_JP.shape
     steps = token_tiles // CORES
 
-    def lists(index):
+    def row_lists(index):
         return [pl.BlockSpec((1, 1, places), index, memory_space=pltpu.SMEM) for _ in range(2)]
 
     def tokens_index(core, i, *_):
@@ -41,8 +42,8 @@ def combine_rows(packed_RW, routing: Routing, shape, dtype, tiles, *, interpret)
             num_scalar_prefetch=3,
             grid=(CORES, steps),
             in_specs=[
-                *lists(lambda core, i, *_: (core * steps, 0, 0)),
-                *lists(lambda core, i, *_: (core * steps + jnp.minimum(i + 1, steps - 1), 0, 0)),
+                *row_lists(lambda core, i, *_: (core * steps, 0, 0)),
+                *row_lists(lambda core, i, *_: (core * steps + jnp.minimum(i + 1, steps - 1), 0, 0)),
                 pl.BlockSpec((tiles.tokens, 1), tokens_index),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],

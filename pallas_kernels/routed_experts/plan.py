@@ -1,7 +1,7 @@
-"""Where each token copy goes: a slot of its expert's capacity, a row of an overflow block, or nowhere.
+"""Capacity plan of the plain JAX path: each copy's row, in a slot of its expert's capacity or in an overflow block.
 
-A plan is made of integers only. It maps places to copies and copies to places, so that every permutation of rows,
-forward or backward, is a gather. "Copy" n = t * K + k is the k-th expert choice of token t.
+A plan consists of integers only. It maps places to copies and copies to places, so that every permutation of rows,
+forward or backward, is a gather. Copy n = t * K + k is the k-th expert choice of token t.
 """
 
 import math
@@ -11,71 +11,91 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-# Rows of an unrolled matmul tile; capacities are multiples of it so that no matmul has a ragged edge.
+from pallas_kernels.ops import take
+
+CAPACITY_FACTOR = 1.06
+"""Default capacity of an expert over its mean count: copies beyond it take the slower path of the overflow blocks."""
+
+# Rows of an unrolled matmul tile. Capacities are multiples of it, so that no matmul has a partial tile.
 _ROW_MULTIPLE = 8
 
 
-class Plan(NamedTuple):
-    """The routing of T tokens to K of E experts with capacity C; every array is int32.
+class CapacityPlan(NamedTuple):
+    """Rows of the copies of T tokens with K of E experts and capacity C; all arrays are int32.
 
-    A place in [0, E * C) is the slot `expert * C + rank`; a place from E * C on is a row of an overflow block, counted
-    over all blocks; a copy with no expert has a place beyond any row.
+    A place in [0, E * C) is the slot ``expert * C + rank``. A place from E * C on is a row of an overflow block,
+    counted over all blocks. The place of a copy without an expert is beyond any row.
+
+    Attributes:
+        copy_of_slot_EC: copy in each slot; T * K for an empty slot.
+        place_of_copy_TK: place of each copy.
+        copy_sorted_N: copies in the order of their experts.
+        start_E: first sorted position of each expert.
+        count_E: number of copies of each expert.
+        block_end_E: number of overflow blocks of this expert and all before it.
     """
 
-    copy_of_slot_EC: jax.Array  # the copy that fills a slot; T * K when the slot is empty
+    copy_of_slot_EC: jax.Array
     place_of_copy_TK: jax.Array
-    copy_sorted_N: jax.Array  # the copies in the order of their experts
-    start_E: jax.Array  # the first sorted position of an expert
-    count_E: jax.Array  # the copies of an expert
-    block_end_E: jax.Array  # overflow blocks of this expert and all before it
+    copy_sorted_N: jax.Array
+    start_E: jax.Array
+    count_E: jax.Array
+    block_end_E: jax.Array
 
     @property
     def blocks(self) -> jax.Array:
-        """The number of overflow blocks, int32 []."""
+        """Number of overflow blocks, int32 ``[]``."""
         return self.block_end_E[-1]
 
     def overflow_place(self, first: jax.Array, block: int) -> jax.Array:
-        """The rows of copies counted from overflow block `first`, int32 [T, K]; negative for copies before it."""
+        """Rows of the copies, counted from overflow block ``first``; int32 ``[T, K]``, negative before that block."""
         return self.place_of_copy_TK - self.copy_of_slot_EC.size - first * block
 
 
 def capacity(copies: int, experts: int, factor: float) -> int:
-    """Slots per expert: `factor` times the mean count, rounded up to a multiple of 8, at most the number of copies."""
+    """Slots of an expert: ``factor`` times the mean count, at most all copies, rounded up to a multiple of 8."""
     rounded = -(-math.ceil(factor * copies / experts) // _ROW_MULTIPLE) * _ROW_MULTIPLE
     return max(_ROW_MULTIPLE, min(rounded, -(-copies // _ROW_MULTIPLE) * _ROW_MULTIPLE))
 
 
 def expert_counts(expert_ids: jax.Array, experts: int) -> jax.Array:
-    """Count the copies of each expert.
+    """Counts the copies of each expert.
 
     Args:
-        expert_ids: int32 of any shape, in [0, experts]; the id `experts` (no expert) is not counted.
-        experts: E, the number of experts.
+        expert_ids: int32 of any shape, in [0, experts]; the id ``experts`` (no expert) is not counted.
+        experts: E, number of experts.
 
     Returns:
-        int32 [E].
+        int32 ``[E]``.
     """
-    # Scalars into E bins: on a CPU faster than comparing every id with every expert, and no row data is scattered.
+    # A scatter of scalars into E bins: on a CPU faster than comparing every id with every expert.
     return jnp.zeros((experts,), jnp.int32).at[expert_ids.reshape(-1)].add(1, mode="drop")
 
 
 def sort_copies(expert_ids_N: jax.Array, experts: int) -> tuple[jax.Array, jax.Array]:
-    """Sort copies by expert, stably.
+    """Sorts copies by expert; the sort is stable.
 
     Returns:
-        (expert_sorted_N, copy_sorted_N), both int32.
+        (expert_sorted_N, copy_sorted_N), both int32
     """
     copies = expert_ids_N.size
     index_N = jnp.arange(copies, dtype=jnp.int32)
     if (experts + 1) * copies > jnp.iinfo(jnp.int32).max:
         return tuple(lax.sort((expert_ids_N, index_N), num_keys=1, is_stable=True))
-    # One sort of packed keys is four times faster on a CPU than sorting pairs.
+    # Sorting packed keys is four times faster on a CPU than sorting pairs.
     key_N = lax.sort(expert_ids_N * copies + index_N)
     return key_N // copies, key_N % copies
 
 
-def make_plan(expert_ids_TK: jax.Array, experts: int, slots: int, block: int) -> Plan:
-    """Plan the routing of `expert_ids_TK` (int32, in [0, experts]) with `slots` slots an expert and overflow blocks."""
+def plan_capacity(expert_ids_TK: jax.Array, experts: int, slots: int, block: int) -> CapacityPlan:
+    """Plans the rows of all copies.
+
+    Args:
+        expert_ids_TK: int32 in [0, experts]; ``experts`` means no expert.
+        experts: E.
+        slots: C, slots of an expert.
+        block: rows of an overflow block.
+    """
     copies = expert_ids_TK.size
     expert_N, copy_N = sort_copies(expert_ids_TK.reshape(-1), experts)
     edge = jnp.searchsorted(expert_N, jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
@@ -86,7 +106,7 @@ def make_plan(expert_ids_TK: jax.Array, experts: int, slots: int, block: int) ->
     position_EC = jnp.where(rank_C < count_E[:, None], start_E[:, None] + rank_C, copies)
     copy_of_slot_EC = take(copy_N, position_EC, fill=copies)
 
-    # With one more, empty expert for the copies that have none.
+    # Copies without an expert have the id E, an additional expert without slots.
     block_start = jnp.concatenate([jnp.zeros((1,), jnp.int32), block_end_E])
     rank_N = jnp.arange(copies, dtype=jnp.int32) - edge[expert_N]
     overflow_N = experts * slots + block_start[expert_N] * block + rank_N - slots
@@ -94,11 +114,11 @@ def make_plan(expert_ids_TK: jax.Array, experts: int, slots: int, block: int) ->
     place_N = jnp.where(expert_N < experts, place_N, jnp.iinfo(jnp.int32).max)
     place_of_copy_N = jnp.zeros_like(place_N).at[copy_N].set(place_N, unique_indices=True)
     place_of_copy_TK = place_of_copy_N.reshape(expert_ids_TK.shape)
-    return materialize(Plan(copy_of_slot_EC, place_of_copy_TK, copy_N, start_E, count_E, block_end_E))
+    return materialize(CapacityPlan(copy_of_slot_EC, place_of_copy_TK, copy_N, start_E, count_E, block_end_E))
 
 
-def copies_of_block(plan: Plan, index: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
-    """Return the expert (int32 []) of overflow block `index` and its copies (int32 [block]; T * K where empty)."""
+def copies_of_block(plan: CapacityPlan, index: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
+    """Expert of overflow block ``index``, int32 ``[]``, and its copies, int32 ``[block]`` (T * K where empty)."""
     copies, slots = plan.copy_sorted_N.size, plan.copy_of_slot_EC.shape[1]
     expert = jnp.sum(plan.block_end_E <= index, dtype=jnp.int32)
     first = jnp.where(expert > 0, plan.block_end_E[expert - 1], 0)
@@ -108,24 +128,19 @@ def copies_of_block(plan: Plan, index: jax.Array, block: int) -> tuple[jax.Array
 
 
 def tokens_of(copies: jax.Array, active: int) -> jax.Array:
-    """The tokens of copies; T where a copy is T * K."""
+    """Tokens of copies; T for the copy T * K."""
     return materialize(copies // active)
 
 
 def materialize(indices):
-    """Keep XLA from recomputing small integers and gates for every element of the row gathers that read them."""
+    """Keeps XLA from recomputing small integers and gates for every element of the row gathers that read them."""
     return lax.optimization_barrier(indices)
 
 
-def take(array: jax.Array, index: jax.Array, fill: float = 0) -> jax.Array:
-    """Gather rows `array[index]`; where the index is outside the array, negative included, the row is `fill`."""
-    return array.at[index].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
-
-
 def combine(rows_RD: jax.Array, place_TK: jax.Array, gates_TK: jax.Array | None = None) -> jax.Array:
-    """Sum each token's K rows, times their gates if given; a place outside [0, R) adds nothing. Returns [T, D]."""
+    """Sums each token's K rows, times their gates if given; a place outside [0, R) adds 0. Returns ``[T, D]``."""
     total_TD = 0
-    # One gather per choice, which fuse into one pass over the tokens; [T, K, D] is never written.
+    # The gathers, one for each choice, fuse into one pass over the tokens; ``[T, K, D]`` is never written.
     for k in range(place_TK.shape[1]):
         row_TD = take(rows_RD, place_TK[:, k])
         total_TD += row_TD if gates_TK is None else row_TD * gates_TK[:, k, None].astype(rows_RD.dtype)

@@ -1,39 +1,56 @@
-"""Dropless routed experts in plain JAX: the bulk as one capacity einsum, what overflows it block by block.
+"""Dropless routed experts in plain JAX: one batched matmul up to the capacity, and overflow blocks beyond it.
 
-Everything is inside one custom VJP, so that permutations of rows are gathers forward and backward (a scatter-add of
-rows is slow on CPU and TPU) and the residuals are few: the inputs, the plan and the bulk's pre-activation. Those that
-a policy of jax.checkpoint may save are named.
+Everything is inside one custom VJP, so that permutations of rows are gathers in both directions (a scatter-add of rows
+is slow on CPU and TPU) and the residuals are few: the inputs, the plan and the pre-activation of the bulk. Residuals
+that a policy of ``jax.checkpoint`` may save are named.
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from pallas_kernels.ops import take
 from pallas_kernels.routed_experts import mlp, overflow
-from pallas_kernels.routed_experts.plan import combine, make_plan, materialize, take, tokens_of
-from pallas_kernels.routed_experts.stored import restore, store
+from pallas_kernels.routed_experts.fp8_residuals import restore, store
+from pallas_kernels.routed_experts.plan import combine, materialize, plan_capacity, tokens_of
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
-def experts_xla(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block, store_fp8=()):
-    """Compute `routed_experts` with `slots` rows an expert in the bulk and overflow blocks of `block` rows."""
-    return _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block, store_fp8)[0]
+class CapacitySettings(NamedTuple):
+    """Static settings of a call.
+
+    Attributes:
+        slots: C, rows of an expert in the bulk.
+        block: rows of an overflow block.
+        store_fp8: names of the residuals that are stored in FP8.
+    """
+
+    slots: int
+    block: int
+    store_fp8: tuple[str, ...] = ()
 
 
-def _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, slots, block, store_fp8):
-    plan = checkpoint_name(make_plan(expert_ids_TK, w13_ED2F.shape[0], slots, block), "expert_plan")
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def experts_xla(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings: CapacitySettings):
+    """Computes ``routed_experts`` in plain JAX."""
+    return _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings)[0]
+
+
+def _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings):
+    slots, block, store_fp8 = settings
+    plan = checkpoint_name(plan_capacity(expert_ids_TK, w13_ED2F.shape[0], slots, block), "expert_plan")
     xs_ECD = take(x_TD, tokens_of(plan.copy_of_slot_EC, gates_TK.shape[1]))
     h13_EC2F = mlp.preactivation(xs_ECD, w13_ED2F)
     y_TD = combine(_rows(mlp.output(h13_EC2F, w2_EFD)), plan.place_of_copy_TK, gates_TK)
-    y_TD = overflow.add_forward(y_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan, block)
+    y_TD = overflow.add_forward(y_TD, overflow.ExpertArrays(x_TD, w13_ED2F, w2_EFD, gates_TK), plan, block)
     stored_x = store(x_TD, "expert_input", "expert_input" in store_fp8)
-    # Gate and up as rows of their own, so that no tile of FP8 has numbers of both.
+    # Gate and up become separate rows, so that no FP8 tile holds numbers of both.
     stored_h13 = store(_halves(h13_EC2F), "expert_gate_up", "expert_gate_up" in store_fp8)
     return y_TD.astype(x_TD.dtype), (stored_x, w13_ED2F, w2_EFD, gates_TK, plan, stored_h13)
 
 
-def _backward(slots, block, store_fp8, residuals, dy_TD):
+def _backward(settings, residuals, dy_TD):
     stored_x, w13_ED2F, w2_EFD, gates_TK, plan, stored_h13 = residuals
     x_TD, h13_halves = restore((stored_x, stored_h13), w2_EFD.dtype)
     h13_EC2F = h13_halves.reshape(*plan.copy_of_slot_EC.shape, -1)
@@ -42,11 +59,11 @@ def _backward(slots, block, store_fp8, residuals, dy_TD):
     xs_ECD, dys_ECD = take(x_TD, token_EC), take(dy_TD, token_EC)
     gate_EC = materialize(take(gates_TK.reshape(-1), copy_EC))
     dxs_ECD, dw13_ED2F, dw2_EFD, dgate_EC = mlp.backward(xs_ECD, h13_EC2F, dys_ECD, gate_EC, w13_ED2F, w2_EFD)
-    grads = combine(_rows(dxs_ECD), place_TK), dw13_ED2F, dw2_EFD, take(dgate_EC.reshape(-1), place_TK)
-    grads = overflow.add_backward(grads, dy_TD, x_TD, w13_ED2F, w2_EFD, gates_TK, plan, block)
-    dx_TD, dw13_ED2F, dw2_EFD, dgates_TK = (
-        grad.astype(of.dtype) for grad, of in zip(grads, (x_TD, w13_ED2F, w2_EFD, gates_TK), strict=True)
-    )
+    arrays = overflow.ExpertArrays(x_TD, w13_ED2F, w2_EFD, gates_TK)
+    dx_TD, dgates_TK = combine(_rows(dxs_ECD), place_TK), take(dgate_EC.reshape(-1), place_TK)
+    grads = overflow.ExpertArrays(dx_TD, dw13_ED2F, dw2_EFD, dgates_TK)
+    grads = overflow.add_backward(grads, dy_TD, arrays, plan, settings.block)
+    dx_TD, dw13_ED2F, dw2_EFD, dgates_TK = jax.tree.map(lambda grad, array: grad.astype(array.dtype), grads, arrays)
     return dx_TD, dw13_ED2F, dw2_EFD, None, dgates_TK
 
 
@@ -54,7 +71,7 @@ experts_xla.defvjp(_forward, _backward)
 
 
 def _halves(h13_EC2F):
-    """[E, C, 2F] as [E, 2C, F]."""
+    """Reshapes ``[E, C, 2F]`` to ``[E, 2C, F]``."""
     experts, _, width = h13_EC2F.shape
     return h13_EC2F.reshape(experts, -1, width // 2)
 

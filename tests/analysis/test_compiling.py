@@ -9,11 +9,14 @@ from typing import NamedTuple
 import pytest
 
 from k2jax import aot, cli
-from k2jax.analysis import compiling, published, tables, topology
-from k2jax.analysis.hbm import Hbm
-from k2jax.analysis.sweep import Candidate
+from k2jax.analysis import compiling, topology
+from k2jax.analysis.cost import published
+from k2jax.analysis.cost.hbm import Hbm
+from k2jax.analysis.cost.sweep import Candidate
+from k2jax.analysis.report import tables
+from k2jax.config import replace_keys
 from k2jax.errors import UserError
-from tests.analysis.test_layouts import TINY, TOPOLOGY, config, devices
+from tests.analysis.cost.test_estimate import TINY, TOPOLOGY, config, devices
 
 ARGUMENTS = ["--config=experiments/pretrain/nano.py", f"--topology={TOPOLOGY}"]
 
@@ -27,7 +30,8 @@ def _prepared():
 def estimated(parallel, gigabytes, given):
     """A layout that takes so much by estimate."""
     size = SimpleNamespace(hbm=SimpleNamespace(total=gigabytes))
-    return Candidate(dataclasses.replace(given, parallel=dataclasses.replace(given.parallel, **parallel)), size)
+    changed = dataclasses.replace(given, parallel=dataclasses.replace(given.parallel, **parallel))
+    return Candidate(changed, size, given)
 
 
 def test_what_was_refused_is_not_proposed_nor_what_takes_as_much(monkeypatch):
@@ -49,12 +53,13 @@ def test_what_was_refused_is_not_proposed_nor_what_takes_as_much(monkeypatch):
 def test_what_a_sweep_does_not_estimate_is_1_in_what_is_proposed(axis):
     line = compiling.too_large(config(**{axis: 2, "data": 1}), TOPOLOGY, "97GiB of 95GiB")
     proposed = dict(re.findall(r"--config\.parallel\.(\w+)=(\d+)", line))
-    assert proposed == {"stage": "2", "virtual_stages": "2", "expert": "2", "data": "2", axis: "1"}, line
+    sizes = {"stage": "2", "virtual_stages": "2", "expert": "2", "data": "2", "expert_chunks": "1"}
+    assert proposed == {**sizes, axis: "1"}, line
 
 
 def test_what_a_tpu_would_run_is_traced(monkeypatch):
     """Widths that the experts' kernels do not take: plain JAX there, the other kernels as ever, and a note."""
-    model = dataclasses.replace(TINY, layers=2, expert_ffn=192)
+    model = replace_keys(TINY, {"layers": 2, "moe.expert_ffn": 192})
     given = config(model=model, expert=1, data=8, stage=1, virtual_stages=1, micro_batches=2)
     devices()  # libtpu is told what to be before it starts
     step = compiling.traced_step(given, TOPOLOGY)
@@ -66,7 +71,7 @@ def test_what_a_tpu_would_run_is_traced(monkeypatch):
     assert first == "loops" and "512 and 192" in note and "\n" not in note
     assert compiling.compile_training(config(), TOPOLOGY).notes == ["loops"]
     with pytest.raises(UserError, match="not 512 and 192; use auto"):
-        compiling.for_tpu(dataclasses.replace(given, model=dataclasses.replace(model, kernels="pallas")))
+        compiling.for_tpu(replace_keys(given, {"model": model, "model.kernels": "pallas"}))
 
 
 class Noted(NamedTuple):
@@ -87,7 +92,7 @@ class Report:
 
 def run(monkeypatch, capsys, sizes, *more):
     """``k2jax.aot --sweep`` with layouts of these sizes [bytes]; None where the compiler gives up."""
-    layouts = [Candidate(config(expert=2**number, data=4 // 2**number), {}) for number in range(len(sizes))]
+    layouts = [Candidate(config(expert=2**number, data=4 // 2**number), {}, config()) for number in range(len(sizes))]
 
     def compile_training(one, _):
         size = sizes[[layout.config for layout in layouts].index(one)]

@@ -1,23 +1,37 @@
 """The engine's programs compiled for an absent TPU: sizes worked out by hand, and no second cache."""
 
-import dataclasses
-
 import pytest
 
 from k2jax.analysis import topology
-from k2jax.config import model_preset
+from k2jax.config import model_preset, replace_keys
 from k2jax.errors import UserError
 
 topology.prepare()
 
+from k2jax.analysis.report.tables import as_json, serving_table  # noqa: E402
 from k2jax.analysis.serving import compile_serving  # noqa: E402
-from k2jax.analysis.tables import as_json, serving_table  # noqa: E402
 
-MODEL = dataclasses.replace(
-    model_preset("nano"), layers=3, dense_layers=1, d_model=256, heads=8, q_lora_rank=128, kv_lora_rank=128,
-    qk_nope_dim=128, qk_rope_dim=64, v_dim=128, dense_ffn=512, expert_ffn=128, experts=16, active_experts=4,
-    shared_experts=1, vocab=1024, tied_head=False,
-)  # fmt: skip
+MODEL = replace_keys(
+    model_preset("nano"),
+    {
+        "layers": 3,
+        "dense_layers": 1,
+        "d_model": 256,
+        "heads": 8,
+        "mla.q_lora_rank": 128,
+        "mla.kv_lora_rank": 128,
+        "mla.qk_nope_dim": 128,
+        "mla.qk_rope_dim": 64,
+        "mla.v_dim": 128,
+        "dense_ffn": 512,
+        "moe.expert_ffn": 128,
+        "moe.experts": 16,
+        "moe.active_experts": 4,
+        "moe.shared_experts": 1,
+        "vocab": 1024,
+        "tied_head": False,
+    },
+)
 TOPOLOGY, CONTEXT, SLOTS = "v5e:2x4", 32768, 32
 
 
@@ -31,7 +45,7 @@ def weights_of_a_device():
 
 @pytest.mark.parametrize("mode", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
 def test_a_program_holds_its_weights_and_one_cache(mode):
-    found = compile_serving(MODEL, mode, TOPOLOGY, 4, CONTEXT, SLOTS)
+    found = compile_serving(MODEL, mode, TOPOLOGY, expert=4, context=CONTEXT, slots=SLOTS)
     assert found.mesh == {"data": 2, "expert": 4}
     assert found.hbm.parts["weights"] == weights_of_a_device()
     pages = SLOTS // 8 * CONTEXT // 16 + 1
@@ -54,6 +68,6 @@ def test_a_program_holds_its_weights_and_one_cache(mode):
 
 def test_sequences_fill_what_the_weights_leave():
     with pytest.raises(UserError, match=r"raise config\.parallel\.expert, or lower --context"):
-        compile_serving(model_preset("k2"), "decode", "v5p:4x4x4", 16, CONTEXT)
+        compile_serving(model_preset("k2"), "decode", "v5p:4x4x4", expert=16, context=CONTEXT)
     with pytest.raises(UserError, match="expert 5 does not divide the 64 devices of v5p:4x4x4; 4 or 8 would"):
-        compile_serving(model_preset("k2"), "decode", "v5p:4x4x4", 5, CONTEXT)
+        compile_serving(model_preset("k2"), "decode", "v5p:4x4x4", expert=5, context=CONTEXT)

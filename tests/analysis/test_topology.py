@@ -4,7 +4,8 @@ import jax
 import pytest
 
 from k2jax.analysis import topology
-from k2jax.analysis.chips import CHIPS, chip_of
+from k2jax.analysis.topology import chip_of
+from k2jax.chips import CHIPS, PEAK_FLOPS
 from k2jax.errors import UserError
 
 
@@ -19,9 +20,12 @@ def _quiet(monkeypatch):
     ("name", "count"), [("v5e:2x2", 4), ("v5p:2x2x1", 4), ("v6e:2x2", 4), ("tpu7x:2x2x1", 8), ("v5p:8x8x16", 1024)]
 )
 def test_topologies_have_their_devices(name, count):
-    """A tpu7x chip is two devices."""
-    assert len(topology.devices(name)) == count
-    assert count % CHIPS[name.partition(":")[0]].devices == 0
+    """A tpu7x chip is two devices. What libtpu calls a device is the name under which its peak is found."""
+    devices, chip = topology.devices(name), CHIPS[name.partition(":")[0]]
+    assert len(devices) == count
+    assert count % chip.devices == 0
+    assert {device.device_kind for device in devices} <= set(chip.kinds)
+    assert PEAK_FLOPS[devices[0].device_kind] * chip.devices == chip.flops
 
 
 @pytest.mark.parametrize(

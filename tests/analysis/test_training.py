@@ -1,6 +1,5 @@
 """A compiled training program as a whole: its memory adds up, its time is the fixed arithmetic, its table says it."""
 
-import dataclasses
 import json
 import math
 from types import SimpleNamespace
@@ -9,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from k2jax.analysis import tables
-from k2jax.analysis.hbm import Hbm, Kept, hbm, kept, shard_bytes
-from k2jax.analysis.layer_costs import owners
-from k2jax.analysis.training import analyse, taken_branches
-from k2jax.config import model_preset
+from k2jax.analysis.cost.expert_rows import mean_owners
+from k2jax.analysis.cost.hbm import Hbm, LoopBuffers, hbm, loop_buffers, shard_bytes
+from k2jax.analysis.report import tables
+from k2jax.analysis.training import analyse, branch_shares
+from k2jax.config import model_preset, replace_keys
 from k2jax.config.schema import Config, TrainConfig
 from tests.analysis.programs import HEAD, HIDDEN, LAYERS, TICKS, TOKENS, TOPOLOGY, WIDTH, program
 
@@ -75,30 +74,32 @@ def test_the_table_names_every_term(found):
 
 def test_shards_of_a_tree():
     assert shard_bytes(program().state.params) == 4 * (2 * LAYERS * WIDTH * HIDDEN // 2 + WIDTH * HEAD)
-    assert kept(jax.make_jaxpr(lambda x: x + 1)(1.0).jaxpr) == (0, 0, 0)
+    assert loop_buffers(jax.make_jaxpr(lambda x: x + 1)(1.0).jaxpr) == (0, 0, 0)
     taken = SimpleNamespace(
         temp_size_in_bytes=50, argument_size_in_bytes=10**8, output_size_in_bytes=30, alias_size_in_bytes=20
     )
-    parts = hbm(SimpleNamespace(hbm_bytes=1, devices=1), taken, {}, {}, Kept(5, 6, 7)).parts
+    parts = hbm(SimpleNamespace(hbm_bytes=1, devices=1), taken, {}, {}, LoopBuffers(5, 6, 7)).parts
     assert (parts["results"], parts["other temporaries"], parts["batch"]) == (10, 32, 10**8)
-    reused = hbm(SimpleNamespace(hbm_bytes=1, devices=1), taken, {}, {}, Kept(5, 60, 7)).parts
+    reused = hbm(SimpleNamespace(hbm_bytes=1, devices=1), taken, {}, {}, LoopBuffers(5, 60, 7)).parts
     assert reused["counted twice"] == -22 and "other temporaries" not in reused
 
 
 def test_how_many_ranks_own_a_tokens_experts():
     """By counting choices of 2 of 6 experts on 3 ranks: 3 of 15 stay on one rank."""
-    model = dataclasses.replace(model_preset("nano"), experts=6, active_experts=2)
-    assert owners(model, 3) == pytest.approx((3 * 1 + 12 * 2) / 15)
-    assert owners(model_preset("k2"), 16) == pytest.approx(6.5, abs=0.03)
-    assert math.isclose(owners(model, 1), 1.0)
+    model = replace_keys(model_preset("nano"), {"moe.experts": 6, "moe.active_experts": 2})
+    assert mean_owners(model, 3) == pytest.approx((3 * 1 + 12 * 2) / 15)
+    assert mean_owners(model_preset("k2"), 16) == pytest.approx(6.5, abs=0.03)
+    assert math.isclose(mean_owners(model, 1), 1.0)
 
 
 def test_how_often_a_pipelines_ticks_branch():
     column = lambda *ticks: np.array([0 if t in ticks else -1 for t in range(10)])  # noqa: E731
     phases = [
-        SimpleNamespace(ticks=slice(0, 4), forward=True, backward=False, exit=False),
-        SimpleNamespace(ticks=slice(4, 10), forward=True, backward=True, exit=True),
+        SimpleNamespace(ticks=slice(0, 4), forward=True, backward=False, loss=False),
+        SimpleNamespace(ticks=slice(4, 10), forward=True, backward=True, loss=True),
     ]
-    schedule = SimpleNamespace(phases=lambda: phases, entrance=column(0, 4), exit=column(5, 7, 9), unembed=column(9))
-    assert taken_branches(schedule) == {4: pytest.approx(1 / 4), 6: pytest.approx((1 / 6 + 3 / 6 + 1 / 6) / 3)}
-    assert taken_branches(None) == {}
+    schedule = SimpleNamespace(
+        phases=lambda: phases, embed=column(0, 4), loss=column(5, 7, 9), embed_backward=column(9)
+    )
+    assert branch_shares(schedule) == {4: pytest.approx(1 / 4), 6: pytest.approx((1 / 6 + 3 / 6 + 1 / 6) / 3)}
+    assert branch_shares(None) == {}

@@ -1,9 +1,9 @@
 """Command lines of the golden tests; ``python -m tests.cluster.golden`` writes anew what they print."""
 
-import os
 from pathlib import Path
 import subprocess
-import sys
+
+from tests.command import run_command
 
 FOLDER = Path(__file__).parent / "golden"
 SAME = (
@@ -37,9 +37,7 @@ CASES = {
 
 def launch(*flags: str) -> subprocess.CompletedProcess:
     """``python -m k2jax.launch`` with these flags, in the repository, where no command of any cloud can be found."""
-    command = [sys.executable, "-m", "k2jax.launch", *flags]
-    environment = {**os.environ, "PATH": ""}
-    return subprocess.run(command, cwd=FOLDER.parents[2], env=environment, capture_output=True, text=True, timeout=120)
+    return run_command("k2jax.launch", *flags, PATH="")
 
 
 if __name__ == "__main__":

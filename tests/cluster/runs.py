@@ -1,4 +1,4 @@
-"""Runs for the tests, and what a shell or a cluster makes of them."""
+"""Launch specs for the tests, and what a shell or a cluster makes of them."""
 
 import dataclasses
 import os
@@ -8,10 +8,10 @@ import subprocess
 
 from hypothesis import strategies as st
 
-from k2jax.cluster.run import Run
+from k2jax.cluster.launch_spec import LaunchSpec
 from k2jax.cluster.slices import parse_slice
 
-RUN = Run(
+SPEC = LaunchSpec(
     name="k2",
     tpu=parse_slice("v5p:8x8x16"),
     slices=1,
@@ -45,10 +45,10 @@ one_line = texts.map(lambda text: "".join(c for c in text if c.isprintable()))
 folder_parts = one_line.map(lambda text: "f" + text.translate(dict.fromkeys(map(ord, "/*?[]"), "_")))
 
 
-def run(**changes) -> Run:
+def run(**changes) -> LaunchSpec:
     if isinstance(changes.get("tpu"), str):
         changes["tpu"] = parse_slice(changes["tpu"])
-    return dataclasses.replace(RUN, **changes)
+    return dataclasses.replace(SPEC, **changes)
 
 
 def expand(text, environment):

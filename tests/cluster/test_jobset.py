@@ -114,18 +114,18 @@ def test_the_bucket_is_mounted_where_the_workdir_points():
 @given(st.lists(texts, max_size=4), folder_parts, st.lists(texts, max_size=2))
 @settings(max_examples=60, deadline=None)
 def test_any_text_reaches_the_trainer_as_typed(arguments, folder, values):
-    one = run(
+    spec = run(
         arguments=tuple(arguments),
         workdir=f"gs://bucket/{folder}/x",
         environment=tuple((f"V{i}", value) for i, value in enumerate(values)),
     )
-    script = jobset_script(one)
+    script = jobset_script(spec)
     document = script.split("<< 'END", 1)[1].split("\n", 1)[1].rsplit("\n", 2)[0]
     (container,) = pod_of(yaml.safe_load(document))["containers"]
     known = {"HOME": "/root", "A": "a"}
     for pair in container["env"]:
         known[pair["name"]] = expand(pair["value"], known)
-    assert {name: known[name] for name in one.variables} == one.variables
+    assert {name: known[name] for name in spec.variables} == spec.variables
     words = [expand(word, known) for word in container["command"]]
     assert words == ["python", "-m", "k2jax.train", f"--workdir=/gcs/bucket/{folder}/x", *arguments]
 
@@ -148,11 +148,11 @@ def test_text_that_looks_like_something_else_is_quoted():
 
 def test_kubectl_gets_the_manifest_after_the_clusters_credentials(tmp_path):
     environment = fake_commands(tmp_path, gcloud='echo "$@" >> $T/calls', kubectl='echo "$@" >> $T/calls; cat > $T/in')
-    one = run(arguments=("--config=x.py", "--config.a=l\nEND\nm"))
-    done = bash(jobset_script(one), environment)
+    spec = run(arguments=("--config=x.py", "--config.a=l\nEND\nm"))
+    done = bash(jobset_script(spec), environment)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "calls").read_text().splitlines() == [
         "container clusters get-credentials my-cluster --location=us-east5-a --project=my-project",
         "create --filename=-",
     ]
-    assert yaml.safe_load((tmp_path / "in").read_text()) == jobset(one)
+    assert yaml.safe_load((tmp_path / "in").read_text()) == jobset(spec)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from k2jax import cli, launch
-from k2jax.cluster.run import XLA_OPTIONS, name_of
+from k2jax.cluster.launch_spec import XLA_OPTIONS, job_name
 from tests.cluster import golden
 from tests.cluster.runs import fake_commands
 
@@ -30,7 +30,7 @@ def test_dry_run_prints_what_it_printed(case):
         (["--zone="], "--zone is empty"),
         (["--project="], "--project is empty"),
         (["--tpu=v5q-8"], "no TPU generation 'v5q' in --tpu 'v5q-8'; did you mean 'v5p'?"),
-        (["--workdir=/tmp/k2"], "--workdir /tmp/k2 is local, and hosts come and go with what is on them"),
+        (["--workdir=/tmp/k2"], "--workdir /tmp/k2 is local, and a host's disk is deleted with the host"),
         (["--workdir=gs://bucket"], "--workdir 'gs://bucket' is not a folder in a bucket"),
         (["--workdir=s3://bucket/k2"], "is not a folder in a bucket, gs://BUCKET/FOLDER"),
         (["--workdir=gs://bucket/a/../b"], "has a wildcard or a part that is empty"),
@@ -48,15 +48,15 @@ def test_dry_run_prints_what_it_printed(case):
         (["--tpu=v5p-128", "--config.parallel.stage=8"], "26 moe layers do not make equal chunks"),
         (["--slices=6"], "data 3 does not divide over 6 slices, between which no other axis may go"),
         (["--backend=jobset"], "--cluster is required to run on GKE"),
-        (["--backend=xpk", "--cluster=c", "--slices=2", "--tpu=v6e-4"], "GKE joins slices of several hosts only"),
+        (["--backend=xpk", "--cluster=c", "--slices=2", "--tpu=v6e-4"], "GKE connects only slices of several hosts"),
         (["--backend=jobset", "--cluster=c", "--capacity=reserved"], "needs --reservation=NAME on GKE"),
         (["--reservation=mine"], "--reservation mine needs --capacity=reserved, not on_demand"),
         (["--backend=slurm"], "slurm"),
-        (["--slices=0"], "--slices and --grace_seconds are at least 1"),
-        (["--name=My_Run"], "--name 'My_Run' is not a name for a job"),
-        ([f"--name={'a' * 41}"], "is not a name for a job; use up to 40"),
-        ([b"--env=A=\xff"], "'\\udcff' is not text in UTF-8"),
-        (["--env=A"], "--env 'A' is not of the form NAME=VALUE"),
+        (["--slices=0"], "--slices and --grace_seconds must be at least 1"),
+        (["--name=My_Run"], "--name 'My_Run' is not a valid job name"),
+        ([f"--name={'a' * 41}"], "is not a valid job name; use up to 40"),
+        ([b"--env=A=\xff"], "'\\udcff' is not valid UTF-8"),
+        (["--env=A"], "--env 'A' does not have the form NAME=VALUE"),
         (["--tpus=v5p-8"], "unknown flag --tpus; did you mean 'tpu'?"),
     ],
 )
@@ -113,7 +113,7 @@ def test_the_trainers_words_are_kept_as_typed(monkeypatch, words, kept):
     ],
 )
 def test_the_name_comes_from_the_workdir(workdir, name):
-    assert name_of(workdir) == name
+    assert job_name(workdir) == name
 
 
 def test_the_documented_commands_are_accepted():

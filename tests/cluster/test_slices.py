@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 import pytest
 
 from k2jax.analysis import topology
-from k2jax.analysis.chips import CHIPS
+from k2jax.chips import CHIPS
 from k2jax.cluster.slices import GENERATIONS, Slice, _shapes, parse_slice
 from k2jax.errors import UserError
 
@@ -46,21 +46,21 @@ def test_our_name_of_v5e_and_googles_are_one():
 @given(st.sampled_from([(g, s) for g in GENERATIONS.values() for s in _shapes(g)]))
 def test_every_shape_is_read_back_and_its_pods_hold_all_chips(case):
     generation, shape = case
-    one = Slice(generation, shape)
-    assert parse_slice(str(one)) == one
-    assert parse_slice(one.accelerator_type).chips == one.chips <= generation.chips
-    assert one.nodes * one.chips_per_node == one.chips
-    if one.has_usual_shape:
-        assert parse_slice(one.accelerator_type) == one
+    slice_ = Slice(generation, shape)
+    assert parse_slice(str(slice_)) == slice_
+    assert parse_slice(slice_.accelerator_type).chips == slice_.chips <= generation.chips
+    assert slice_.nodes * slice_.chips_per_node == slice_.chips
+    if slice_.has_usual_shape:
+        assert parse_slice(slice_.accelerator_type) == slice_
 
 
 def test_libtpu_knows_the_same_topologies():
     assert set(GENERATIONS) == set(CHIPS)
     topology.prepare()
     for name in ("v5e:2x2", "v5e:4x8", "v6e:16x16", "v5p:2x2x1", "v5p:8x8x16", "tpu7x:4x4x8"):
-        devices, one = topology.devices(name), parse_slice(name)
-        assert len(devices) == one.chips * CHIPS[one.generation.name].devices, name
-        assert len({device.process_index for device in devices}) == one.nodes == one.vms, name
+        devices, slice_ = topology.devices(name), parse_slice(name)
+        assert len(devices) == slice_.chips * CHIPS[slice_.generation.name].devices, name
+        assert len({device.process_index for device in devices}) == slice_.nodes == slice_.vms, name
 
 
 @pytest.mark.parametrize(

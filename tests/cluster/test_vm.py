@@ -26,7 +26,7 @@ exit ${code:-0}
 GCLOUD_OF_A_HOST = 'if [[ $* == "storage cp - "* ]]; then echo "$(cat) ${@: -1}" >> $T/reported; fi'
 
 
-def host(folder, codes, one, **commands):
+def host(folder, codes, spec, **commands):
     """What a host does whose trainer exits with these codes: (times started, what it reports again and again)."""
     (folder / "codes").write_text("".join(f"{code}\n" for code in codes))
     for name in ("runs", "reported"):
@@ -39,7 +39,7 @@ def host(folder, codes, one, **commands):
         "mountpoint": "exit 1",
     }
     environment = fake_commands(folder, **(QUIET | pretend | commands))
-    bash(startup_script(one), environment)
+    bash(startup_script(spec), environment)
     first, second = (folder / "reported").read_text().splitlines()
     assert first == second
     return (folder / "runs").read_text().count("run"), first
@@ -71,14 +71,14 @@ def test_a_host_that_cannot_mount_tries_again_then_reports(tmp_path):
 @given(st.lists(texts, max_size=3), folder_parts, texts)
 @settings(max_examples=20, deadline=None)
 def test_any_text_reaches_docker_as_typed(tmp_path_factory, arguments, folder, value):
-    one = run(arguments=tuple(arguments), workdir=f"gs://bucket/{folder}", environment=(("V", value),))
+    spec = run(arguments=tuple(arguments), workdir=f"gs://bucket/{folder}", environment=(("V", value),))
     path = tmp_path_factory.mktemp("host")
-    assert host(path, [0], one)[0] == 1
+    assert host(path, [0], spec)[0] == 1
     words = words_of(path / "words")
-    start = words.index(one.image)
+    start = words.index(spec.image)
     assert words[start + 1 :] == ["python", "-m", "k2jax.train", f"--workdir=/gcs/bucket/{folder}", *arguments]
     flags = words[:start]
-    assert [f"--env={k}={v}" for k, v in one.variables.items()] == [f for f in flags if f.startswith("--env=")]
+    assert [f"--env={k}={v}" for k, v in spec.variables.items()] == [f for f in flags if f.startswith("--env=")]
     assert {"--privileged", "--network=host", "--volume=/gcs/bucket:/gcs/bucket", "--stop-timeout=600"} <= set(flags)
 
 
@@ -119,7 +119,7 @@ esac
 HOSTS_END = "if [[ ! -s $T/states ]]; then cp $T/after/* $T/store; echo ACTIVE > $T/states; fi"
 
 
-def watch(folder, states, codes, one, sleep=HOSTS_END, gcloud=GCLOUD):
+def watch(folder, states, codes, spec, sleep=HOSTS_END, gcloud=GCLOUD):
     """(what was asked of the queued resource, exit code, printed); a code of an earlier run, 3, lies there already."""
     for name in ("store", "after"):
         (folder / name).mkdir()
@@ -127,18 +127,18 @@ def watch(folder, states, codes, one, sleep=HOSTS_END, gcloud=GCLOUD):
     for i, code in enumerate(codes):
         (folder / f"after/host-{i}").write_text(f"{code}\n")
     (folder / "states").write_text("".join(f"{state}\n" for state in states))
-    done = bash(vm_script(one), fake_commands(folder, gcloud=gcloud, sleep=sleep))
+    done = bash(vm_script(spec), fake_commands(folder, gcloud=gcloud, sleep=sleep))
     calls = (folder / "calls").read_text().splitlines()
     verbs = [line.split()[3] for line in calls if line.startswith("compute tpus queued-resources")]
     return [verb for verb in verbs if verb != "list"], done.returncode, done.stdout + done.stderr
 
 
 def test_a_run_is_created_watched_and_deleted(tmp_path):
-    one = run(tpu="v5p-16")  # two hosts
-    calls, code, printed = watch(tmp_path, ["-", "WAITING_FOR_RESOURCES", "ACTIVE"], [0, 0], one)
+    spec = run(tpu="v5p-16")  # two hosts
+    calls, code, printed = watch(tmp_path, ["-", "WAITING_FOR_RESOURCES", "ACTIVE"], [0, 0], spec)
     assert (calls, code) == (["create", "delete"], 0)
     assert "k2 ended with exit code 0" in printed
-    assert (tmp_path / "startup").read_text() == startup_script(one)
+    assert (tmp_path / "startup").read_text() == startup_script(spec)
 
 
 def test_a_preempted_run_is_created_anew(tmp_path):
@@ -176,19 +176,19 @@ def test_failure_waits_for_no_one_and_success_for_every_host(tmp_path):
 
 def test_a_run_that_cannot_be_created_is_given_up(tmp_path):
     (tmp_path / "refuse").write_text("")
-    one = run(tpu="v5p-8", max_restarts=2)
-    calls, code, printed = watch(tmp_path, ["-"] * 9, [], one, sleep="exit 0")
+    spec = run(tpu="v5p-8", max_restarts=2)
+    calls, code, printed = watch(tmp_path, ["-"] * 9, [], spec, sleep="exit 0")
     assert (calls, code) == (["create"] * 3, 1)
-    assert "error: k2 was asked for 3 times" in printed and "ended" not in printed
+    assert "error: k2 was requested 3 times" in printed and "ended" not in printed
 
 
 @pytest.mark.parametrize(
-    "one",
+    "spec",
     [run(), run(tpu="v5e-8", slices=2, capacity="spot", image="python:3.11"), run(workdir="gs://bucket/it's & b")],
 )
-def test_shellcheck_finds_nothing(tmp_path, one):
-    (tmp_path / "watch.sh").write_text("#!/bin/bash\n" + vm_script(one))
-    (tmp_path / "startup.sh").write_text(startup_script(one))
+def test_shellcheck_finds_nothing(tmp_path, spec):
+    (tmp_path / "watch.sh").write_text("#!/bin/bash\n" + vm_script(spec))
+    (tmp_path / "startup.sh").write_text(startup_script(spec))
     for name in ("watch.sh", "startup.sh"):
         done = subprocess.run(["shellcheck", str(tmp_path / name)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
@@ -212,18 +212,18 @@ def test_what_is_asked_of_the_cloud():
     delete = shlex.split(text.split("delete() {\n")[1].split("\n}")[0].replace("\\\n", ""))
     assert delete[4:6] == ["delete", "k2"] and {"--force", "--quiet", "--zone=us-east5-a"} < set(delete)
     assert "'--filter=name~/k2$' '--format=value(state.state)'" in text  # not those whose name ends so
-    one = vm_script(run(capacity="spot"))
-    assert " --spot " in one and " --node-id=k2 " in one and "node-count" not in one
-    assert "configure-docker us-docker.pkg.dev --quiet" in one
+    script = vm_script(run(capacity="spot"))
+    assert " --spot " in script and " --node-id=k2 " in script and "node-count" not in script
+    assert "configure-docker us-docker.pkg.dev --quiet" in script
     assert "configure-docker" not in vm_script(run(image="python:3.11"))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tpu": "tpu7x-128"}, "tpu7x is offered through GKE alone; use --backend=jobset or --backend=xpk"),
-        ({"tpu": "v5p:4x4x16"}, "256 v5p chips has another shape than v5p:4x4x16; use --tpu=v5p-512"),
-        ({"capacity": "flex"}, "VMs take --capacity=on_demand, spot or reserved"),
+        ({"tpu": "tpu7x-128"}, "tpu7x is available only through GKE; use --backend=jobset or --backend=xpk"),
+        ({"tpu": "v5p:4x4x16"}, "256 v5p chips does not have the shape v5p:4x4x16; use --tpu=v5p-512"),
+        ({"capacity": "flex"}, "VMs support --capacity=on_demand, spot or reserved"),
         ({"capacity": "reserved", "reservation": "mine"}, "no --reservation"),
     ],
 )

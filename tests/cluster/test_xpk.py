@@ -22,9 +22,9 @@ COMMAND = """\
 VARIABLE = 'value: "{value}"\n'
 
 
-def asked(folder, one):
+def asked(folder, spec):
     """The words of ``xpk storage`` and of ``xpk workload`` when the script runs."""
-    done = bash(xpk_script(one), fake_commands(folder, xpk=XPK))
+    done = bash(xpk_script(spec), fake_commands(folder, xpk=XPK))
     assert done.returncode == 0, done.stderr
     return words_of(folder / "storage-words"), words_of(folder / "workload-words")
 
@@ -62,17 +62,17 @@ def test_capacities(tmp_path):
 def test_any_printable_text_reaches_the_trainer_as_typed(tmp_path_factory, arguments, folder, value):
     value, folder = (text.replace('"', "").replace("\\", "") for text in (value, folder))
     path = tmp_path_factory.mktemp("xpk")
-    one = run(arguments=tuple(arguments), workdir=f"gs://bucket/{folder}", environment=(("V", value),))
-    _, words = asked(path, one)
+    spec = run(arguments=tuple(arguments), workdir=f"gs://bucket/{folder}", environment=(("V", value),))
+    _, words = asked(path, spec)
     pairs = [word.removeprefix("--env=").partition("=") for word in words if word.startswith("--env=")]
     known = {"HOME": "/root", "A": "a"}
     for name, _, text in pairs:
         known[name] = expand(yaml.safe_load(VARIABLE.format(value=text))["value"], known)
-    assert {name: known[name] for name in one.variables} == one.variables
+    assert {name: known[name] for name in spec.variables} == spec.variables
     (command,) = yaml.safe_load(COMMAND.format(command=flag(words, "command")))
     environment = fake_commands(path, python="printf '%s\\0' \"$@\" > $T/python-words")
     subprocess.run(["bash", "-c", expand(command, known)], env=environment, check=True)
-    assert words_of(path / "python-words") == [*one.command[1:]]
+    assert words_of(path / "python-words") == [*spec.command[1:]]
 
 
 def test_sigterm_reaches_the_trainer(tmp_path):
@@ -87,11 +87,11 @@ def test_sigterm_reaches_the_trainer(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"arguments": ("--config.a=\n",)}, "xpk cannot carry '--config.a=\\n', which has control characters"),
-        ({"environment": (("A", 'a"b'),)}, "xpk cannot carry --env A='a\"b'"),
-        ({"environment": (("A", "a\\b"),)}, "with quotes or backslashes; use --backend=jobset"),
-        ({"environment": (("A", "a\tb"),)}, "xpk cannot carry --env A="),
-        ({"service_account": "sa"}, "--service_account is xpk's to choose"),
+        ({"arguments": ("--config.a=\n",)}, "xpk cannot pass on '--config.a=\\n', which has control characters"),
+        ({"environment": (("A", 'a"b'),)}, "xpk cannot pass on --env A='a\"b'"),
+        ({"environment": (("A", "a\\b"),)}, "which has quotes or backslashes; use --backend=jobset"),
+        ({"environment": (("A", "a\tb"),)}, "xpk cannot pass on --env A="),
+        ({"service_account": "sa"}, "xpk chooses the service account itself"),
     ],
 )
 def test_what_xpk_would_garble_is_refused(changes, message):

@@ -1,5 +1,6 @@
 """Typed configuration: what is accepted, what is refused and in which words."""
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
@@ -9,7 +10,8 @@ from unittest import mock
 import pytest
 
 from k2jax import cli
-from k2jax.config import defaults, model_preset, resolve, source, to_json
+from k2jax.checkpoint import run_config
+from k2jax.config import ModelConfig, defaults, from_json, model_preset, replace_keys, resolve, source, to_json
 from k2jax.config.presets import PRESETS
 from k2jax.config.reference import keys, reference_markdown
 from k2jax.errors import UserError
@@ -44,7 +46,7 @@ def load(path):
 def test_every_experiment_loads_and_resolves(path):
     module = load(path)
     assert module.__doc__ and "python -m k2jax." in module.__doc__
-    assert len(path.read_text().splitlines()) < 100
+    assert len(path.read_text().splitlines()) < (200 if hasattr(module, "summarize") else 100)
     resolve(module.get_config())
     given = module.get_config()
     # A schedule given in steps, as a report has it, fits its own length alone; others fit any --config.train.steps.
@@ -63,8 +65,8 @@ def test_every_experiment_loads_and_resolves(path):
 
 def test_a_capacity_needs_an_exchange_that_has_one():
     config = defaults("pretrain")
-    config.parallel.update({"expert_slots": 0.5, "expert_backend": "ring"})
-    with pytest.raises(UserError, match="ring, which sends all tokens to all devices; take auto or a2a"):
+    config.parallel.update({"expert_slots": 0.5, "expert_backend": "dense"})
+    with pytest.raises(UserError, match="dense, which sends all tokens to all devices; take auto or a2a"):
         resolve(config)
     config.parallel.expert_backend = "a2a"
     resolve(config)
@@ -73,21 +75,21 @@ def test_a_capacity_needs_an_exchange_that_has_one():
 @pytest.mark.parametrize("preset", PRESETS)
 def test_json_round_trip(preset):
     config = defaults("pretrain", model=preset)
-    if config.model.qk_norm:
+    if config.model.gqa.qk_norm:
         config.optimizer.name = "muon"
     config = resolve(config)
     assert config.model == model_preset(preset)
-    assert resolve(json.loads(to_json(config))) == config
+    assert from_json(to_json(config)) == config
 
 
 def test_overrides_reach_every_kind_of_value(config_file):
     config = parse(
         f"--config={config_file}", "--config.train.steps=30", "--config.optimizer.learning_rate=1",
-        "--config.model.q_lora_rank=None", "--config.train.profile_steps=(3,5)", "--config.model.tied_head=True",
+        "--config.model.mla.q_lora_rank=None", "--config.train.profile_steps=(3,5)", "--config.model.tied_head=True",
         "--config.data.sources.stdlib.weight=2", "--config.init_from=elsewhere",
     )  # fmt: skip
     assert config.train.steps == 30 and config.optimizer.learning_rate == 1.0
-    assert config.model.q_lora_rank is None and config.train.profile_steps == (3, 5) and config.model.tied_head
+    assert config.model.mla.q_lora_rank is None and config.train.profile_steps == (3, 5) and config.model.tied_head
     assert config.data.sources["stdlib"].weight == 2.0 and config.init_from == "elsewhere"
 
 
@@ -105,12 +107,12 @@ def test_overrides_reach_every_kind_of_value(config_file):
         ("--config.parallel.expert_copies=inf", "must be finite"),
         ("--config.parallel.expert_slots=0", "must be in (0, 1], not 0"),
         ("--config.parallel.expert_slots=1.5", "must be in (0, 1], not 1.5"),
-        ("--config.model.expert_groups=5", "32 does not divide into 5 expert_groups"),
-        ("--config.model.active_experts=40", "cannot be chosen"),
-        ("--config.model.qk_rope_dim=31", "even"),
+        ("--config.model.moe.expert_groups=5", "32 does not divide into 5 expert_groups"),
+        ("--config.model.moe.active_experts=40", "cannot be chosen"),
+        ("--config.model.mla.qk_rope_dim=31", "even"),
         ("--config.model.attention=gpa", "did you mean 'gqa'"),
-        ("--config.model.qkv_bias=True", "model.attention gqa"),
-        ("--config.model.qk_norm=True", "model.attention gqa"),
+        ("--config.model.gqa.qkv_bias=True", "model.attention gqa"),
+        ("--config.model.gqa.qk_norm=True", "model.attention gqa"),
         ("--config.train.steps=0", "at least 1"),
         ("--confg=3", "did you mean 'config'"),
         ("stray", "unexpected argument 'stray'"),
@@ -125,10 +127,10 @@ def test_mistakes_name_the_key_in_one_line(config_file, argument, words):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"kv_heads": 3}, "4 does not divide into groups for 3 kv_heads"),
-        ({"kv_heads": 0}, "model.kv_heads must be at least 1"),
-        ({"head_dim": 31}, "model.head_dim 31 must be even"),
-        ({"qk_norm": True}, "muonclip cannot clip a model with model.qk_norm.*use muon"),
+        ({"gqa.kv_heads": 3}, "4 does not divide into groups for 3 kv_heads"),
+        ({"gqa.kv_heads": 0}, "model.gqa.kv_heads must be at least 1"),
+        ({"gqa.head_dim": 31}, "model.gqa.head_dim 31 must be even"),
+        ({"gqa.qk_norm": True}, "muonclip cannot clip a model with model.gqa.qk_norm.*use muon"),
         ({"yarn.factor": 4.0, "llama3_rope.factor": 8.0}, "cannot both be above 1"),
         ({"llama3_rope.factor": 8.0, "llama3_rope.low_freq_factor": 4.0}, "low_freq_factor < high_freq_factor"),
     ],
@@ -145,9 +147,9 @@ def test_mistakes_in_a_grouped_query_model_are_one_line(overrides, words):
 
 def test_keys_of_the_other_attention_are_not_read():
     config = defaults("pretrain")
-    config.model.update({"kv_heads": 3, "head_dim": 31})
+    config.model.gqa.update({"kv_heads": 3, "head_dim": 31})
     resolve(config)
-    config.model.update({"attention": "gqa", "kv_heads": 2, "head_dim": 32, "qk_rope_dim": 31})
+    config.model.update({"attention": "gqa", "gqa": {"kv_heads": 2, "head_dim": 32}, "mla": {"qk_rope_dim": 31}})
     resolve(config)
 
 
@@ -165,7 +167,7 @@ def test_a_typo_inside_the_file_is_one_line(tmp_path):
 
 
 def test_wrong_types_in_a_stored_config_are_named():
-    stored = json.loads(to_json(resolve(defaults("pretrain"))))
+    stored = dataclasses.asdict(resolve(defaults("pretrain")))
     stored["train"]["steps"] = "many"
     with pytest.raises(UserError, match=r"config.train.steps must be int, not 'many'"):
         resolve(stored)
@@ -174,6 +176,37 @@ def test_wrong_types_in_a_stored_config_are_named():
     stored["train"] = 3
     with pytest.raises(UserError, match=r"config.train must be a group of keys"):
         resolve(stored)
+
+
+FLAT = {"model": {"layers": 4, "experts": 32, "kv_lora_rank": 64}, "train": {"steps": 600}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        (FLAT, r"written by an earlier version of k2jax \(configuration format 1, this version reads 2\)"),
+        ({"format": 3, "model": {}}, r"written by another version of k2jax \(configuration format 3"),
+        ([], "no configuration"),
+    ],
+    ids=["earlier", "later", "a list"],
+)
+def test_a_stored_config_of_another_version_is_refused_in_one_line(tmp_path, stored, words):
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match=words) as error:
+        run_config(tmp_path)
+    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_replaced_keys_reach_nested_groups_and_leave_the_rest():
+    model = ModelConfig()
+    changed = replace_keys(model, {"layers": 2, "moe.experts": 8, "yarn.factor": 4.0, "moe.active_experts": 2})
+    assert (changed.layers, changed.moe.experts, changed.moe.active_experts, changed.yarn.factor) == (2, 8, 2, 4.0)
+    assert changed.mla == model.mla and changed.moe.expert_ffn == model.moe.expert_ffn and model.moe.experts == 32
+    whole = replace_keys(resolve(defaults("pretrain")), {"model": changed, "model.moe.experts": 16})
+    assert whole.model == replace_keys(changed, {"moe.experts": 16})
+    for wrong in ("experts", "moe.exprts", "layers.experts"):
+        with pytest.raises(TypeError):
+            replace_keys(model, {wrong: 1})
 
 
 def test_sources_are_checked():

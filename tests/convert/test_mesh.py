@@ -1,68 +1,23 @@
 """Weights read straight onto a mesh: the same numbers, and nothing read that no device of the process holds."""
 
+import jax
+from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 import transformers
 
-from k2jax.convert import mapping
-from k2jax.convert.loading import _gather
-from k2jax.convert.source import open_folder
-from tests.convert.folders import MLA
-from tests.emulated import run_on
-
-CHECK = """
-import sys
-import jax
-import numpy as np
 import k2jax
-from jax.sharding import PartitionSpec as P
-from k2jax.convert.importing import import_folder
-folder, workdir = sys.argv[1:]
-mesh = jax.make_mesh((2, 2), ("expert", "tensor"))
-import_folder(folder, workdir)
-_, whole = k2jax.from_pretrained(folder)
-for path in (folder, workdir):
-    _, params = k2jax.from_pretrained(path, mesh=mesh)
-    assert params["moe"]["experts"]["w13"].sharding.spec == P(None, "expert", None, None, "tensor")
-    shards = params["moe"]["experts"]["w13"].addressable_shards
-    assert len(shards) == 4 and all(shard.data.shape == (2, 4, 48, 2, 16) for shard in shards)
-    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_array_equal(a, b)
-"""
-INIT_FROM = """
-import dataclasses
 from k2jax.checkpoint import run_config
 from k2jax.checkpoint.streaming import ParamsReader
+from k2jax.config import replace_keys
+from k2jax.convert import mapping
+from k2jax.convert.importing import import_folder
+from k2jax.convert.loading import _gather
+from k2jax.convert.source import open_folder
 from k2jax.errors import UserError
 from k2jax.train.init_from import pretrained_params
 from k2jax.train.program import Program
-
-read, sizes = ParamsReader.read, []
-def recorded(reader, name, index):
-    sizes.append((name, np.prod([at.stop - at.start for at in index])))
-    return read(reader, name, index)
-ParamsReader.read = recorded
-
-config = run_config(workdir)
-config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, data=2, stage=2))
-other = dataclasses.replace(config, model=dataclasses.replace(config.model, d_model=44))
-try:
-    pretrained_params(workdir, Program(other).layout)
-    raise AssertionError("another model was taken")
-except UserError as error:
-    assert "is another model: dense/attention/kv_a is (1, 48, 24) there, (1, 44, 24) in the config" in str(error), error
-assert not sizes
-
-program = Program(config)
-params, _ = pretrained_params(workdir, program.layout)
-placed = jax.tree.map(lambda x, wanted: x.sharding.is_equivalent_to(wanted, x.ndim), params, program.shardings.params)
-assert all(jax.tree.leaves(placed))
-logical = program.saved_form().params_from_rest(params)
-for a, b in zip(jax.tree.leaves(logical), jax.tree.leaves(whole), strict=True):
-    np.testing.assert_array_equal(a, b)
-w13 = params["moe"]["experts"]["w13"].size
-assert [size for name, size in sizes if name == "moe/experts/w13"] == [w13 // 4] * 4  # a part for each device
-"""
+from tests.convert.folders import MLA
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +29,69 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_a_mesh_gets_the_numbers_that_one_device_gets(folder, tmp_path):
-    """At inference, and in a pipeline that starts from them."""
-    run_on(4, "-c", CHECK + INIT_FROM, str(folder), str(tmp_path / "run"))
+@pytest.fixture(scope="module")
+def imported(folder, tmp_path_factory):
+    """(workdir that holds the folder's import, its weights on one device)."""
+    workdir = tmp_path_factory.mktemp("imported") / "run"
+    import_folder(folder, workdir)
+    return workdir, k2jax.from_pretrained(folder)[1]
+
+
+def assert_equal_trees(got, expected):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.devices(4)
+@pytest.mark.parametrize("source", ["folder", "workdir"])
+def test_a_mesh_gets_the_numbers_that_one_device_gets(folder, imported, source):
+    workdir, whole = imported
+    mesh = jax.make_mesh((2, 2), ("expert", "tensor"))
+    _, params = k2jax.from_pretrained(folder if source == "folder" else workdir, mesh=mesh)
+    w13 = params["moe"]["experts"]["w13"]
+    assert w13.sharding.spec == PartitionSpec(None, "expert", None, None, "tensor")
+    assert [shard.data.shape for shard in w13.addressable_shards] == [(2, 4, 48, 2, 16)] * 4
+    assert_equal_trees(params, whole)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """(name, number of elements) of every read from a checkpoint."""
+    read, sizes = ParamsReader.read, []
+
+    def recorded(reader, name, index):
+        sizes.append((name, np.prod([part.stop - part.start for part in index])))
+        return read(reader, name, index)
+
+    monkeypatch.setattr(ParamsReader, "read", recorded)
+    return sizes
+
+
+def pipeline(workdir, **changes):
+    """The run's config on 2 x 2 devices, data and stages."""
+    return replace_keys(run_config(workdir), {"parallel.data": 2, "parallel.stage": 2} | changes)
+
+
+@pytest.mark.devices(4)
+def test_a_pipeline_starts_from_the_weights_of_one_device(imported, reads):
+    """Each device reads its part alone."""
+    workdir, whole = imported
+    program = Program(pipeline(workdir))
+    params, _ = pretrained_params(workdir, program.layout)
+    placed = jax.tree.map(lambda x, to: x.sharding.is_equivalent_to(to, x.ndim), params, program.shardings.params)
+    assert all(jax.tree.leaves(placed))
+    assert_equal_trees(program.checkpoint_layout().logical_params(params), whole)
+    size = params["moe"]["experts"]["w13"].size
+    assert [count for name, count in reads if name == "moe/experts/w13"] == [size // 4] * 4
+
+
+@pytest.mark.devices(4)
+def test_weights_of_another_model_are_refused_before_any_is_read(imported, reads):
+    workdir, _ = imported
+    line = r"is another model: dense/attention/kv_a is \(1, 48, 24\) there, \(1, 44, 24\) in the config"
+    with pytest.raises(UserError, match=line):
+        pretrained_params(workdir, Program(pipeline(workdir, **{"model.d_model": 44})).layout)
+    assert not reads
 
 
 @pytest.mark.parametrize("rows", [32, 7], ids=["a block a tensor", "blocks that divide nothing"])

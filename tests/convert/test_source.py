@@ -3,8 +3,6 @@
 import json
 import shutil
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import pytest
 import k2jax
 from k2jax.convert.source import open_folder
 from k2jax.errors import UserError
+from tests.command import run_command
 from tests.convert.folders import network, tensors_of, write_folder
 
 
@@ -146,9 +145,7 @@ def test_the_published_config_of_kimi_k2(folder):
     ],
 )
 def test_the_command_says_what_is_wrong_and_exits_with_2(tmp_path, arguments, words):
-    done = subprocess.run(
-        [sys.executable, "-m", "k2jax.convert", *arguments], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = run_command("k2jax.convert", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert words in done.stderr
 

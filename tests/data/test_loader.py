@@ -1,11 +1,9 @@
-import dataclasses
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+import jax
 import numpy as np
 import pytest
 
-from k2jax.batch import PackedBatch
 from k2jax.config.schema import SourceConfig
 from k2jax.data import DataLoader, HeldOut, RowSource
 from k2jax.errors import UserError
@@ -42,24 +40,19 @@ def test_a_batch_does_not_depend_on_where_iteration_started(start, seed):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_share_the_batch_of_one(count):
-    parts = [loader(MANY_ROWS, part=range(p * 4 // count, (p + 1) * 4 // count)) for p in range(count)]
+    parts = [loader(MANY_ROWS, local_rows=range(p * 4 // count, (p + 1) * 4 // count)) for p in range(count)]
     whole = loader(MANY_ROWS)
     for step in range(20):
         batches = [part.batch(step) for part in parts]
-        joined = PackedBatch(
-            **{
-                field.name: np.concatenate([getattr(batch, field.name) for batch in batches])
-                for field in dataclasses.fields(PackedBatch)
-            }
-        )
+        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
         assert batches[0].tokens.shape == (4 // count, 4)
         assert equal(joined, whole.batch(step))
 
 
 def test_rows_beyond_the_batch_are_padding():
-    whole, more = loader(MANY_ROWS).batch(3), loader(MANY_ROWS, part=[1, 4, 3, 5]).batch(3)
+    whole, more = loader(MANY_ROWS).batch(3), loader(MANY_ROWS, local_rows=[1, 4, 3, 5]).batch(3)
     assert np.array_equal(more.tokens[[0, 2]], whole.tokens[[1, 3]])
-    assert not more.weights[[1, 3]].any() and (more.exit[1] == np.arange(4)).all()
+    assert not more.targets["weights"][[1, 3]].any() and (more.exit[1] == np.arange(4)).all()
 
 
 def test_each_epoch_has_every_row_once_in_a_new_order():
@@ -108,11 +101,11 @@ def test_one_unlimited_source_lasts_for_any_number_of_steps():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"batch_size": 0}, "0 rows"),
-        ({"sources": {"a": SourceConfig(weight=0.0)}}, "weight 0.0"),
-        ({"sources": {"a": SourceConfig(weight=float("nan"))}}, "weight nan"),
-        ({"sources": {"a": SourceConfig(weight=float("inf"))}}, "weight inf"),
-        ({"sources": {"a": SourceConfig(max_epochs=-1.0)}}, "max_epochs -1.0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"sources": {"a": SourceConfig(weight=0.0)}}, "weight must be finite and above 0, not 0.0"),
+        ({"sources": {"a": SourceConfig(weight=float("nan"))}}, "weight must be .* not nan"),
+        ({"sources": {"a": SourceConfig(weight=float("inf"))}}, "weight must be .* not inf"),
+        ({"sources": {"a": SourceConfig(max_epochs=-1.0)}}, "max_epochs must be .* not -1.0"),
         ({"sources": {}}, "at least one source"),
     ],
 )
@@ -124,7 +117,7 @@ def test_mistakes_are_one_line(fields, message):
 
 def targets(batches):
     """Target tokens of batches, sorted."""
-    return sorted(int(t) for batch in batches for t in batch.tokens[batch.weights > 0])
+    return sorted(int(t) for batch in batches for t in batch.tokens[batch.targets["weights"] > 0])
 
 
 def test_validation_covers_every_held_out_target_once():
@@ -147,10 +140,10 @@ def test_a_subset_of_validation_rows_is_evenly_spaced():
 
 def test_processes_share_validation_batches():
     whole = list(HeldOut(STREAMS, 4).batches(4, rows=6))
-    parts = [list(HeldOut(STREAMS, 4, part=part).batches(4, rows=6)) for part in ((0, 1), (2, 3, 4))]
+    parts = [list(HeldOut(STREAMS, 4, local_rows=rows).batches(4, rows=6)) for rows in ((0, 1), (2, 3, 4))]
     for batch, first, second in zip(whole, *parts, strict=True):
         assert np.array_equal(batch.tokens, np.concatenate([first.tokens, second.tokens[:2]]))
-        assert not second.weights[2].any()  # row 4 of a batch of 4
+        assert not second.targets["weights"][2].any()  # row 4 of a batch of 4
 
 
 def test_bits_per_byte_of_the_held_out_split():

@@ -22,13 +22,13 @@ def test_every_token_but_a_documents_first_is_a_target_exactly_once(lengths, seq
     targets = []
     for row in map(RowSource(stream, sequence).__getitem__, range(len(RowSource(stream, sequence)))):
         assert row.tokens.shape == (sequence,)
-        for at in np.flatnonzero(row.weights):
+        for at in np.flatnonzero(row.targets["weights"]):
             position = row.tokens[at] - 1
-            assert row.weights[at] == 1
+            assert row.targets["weights"][at] == 1
             assert row.tokens[row.parent[at]] - 1 == position - 1  # predicted from the token before it ...
             assert document[position - 1] == document[position]  # ... of the same document
             targets.append(position)
-        unweighted = row.weights == 0
+        unweighted = row.targets["weights"] == 0
         assert (row.parent[unweighted] == -1).all()
     starts = {0, *np.cumsum(lengths)[:-1].tolist()}
     assert sorted(targets) == [p for p in range(sum(lengths)) if p not in starts]
@@ -59,7 +59,7 @@ def test_a_row_is_a_stretch_of_the_stream_that_shares_one_token_with_the_next():
         [9, 10, 11, 12, 13],
     ]
     assert rows[1].positions.tolist() == [0, 1, 0, 1, 2]
-    assert rows[1].weights.tolist() == [0, 1, 0, 1, 1]
+    assert rows[1].targets["weights"].tolist() == [0, 1, 0, 1, 1]
 
 
 def test_rows_outside_the_split_are_refused():

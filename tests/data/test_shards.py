@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from k2jax.data import build_shards
-from k2jax.data.build_shards import SplitWriter, prepare_shards
+from k2jax.data.build_shards import prepare_shards
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import TokenStream, open_shards
+from k2jax.data.split_writer import SplitWriter
 from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer
 from tests.data.corpora import data_config, jsonl_file, text_folder, words
@@ -24,7 +25,7 @@ def prepared(tmp_path, texts, **fields):
 
 
 def existing(tmp_path, **fields):
-    """The configuration of what ``prepared`` wrote."""
+    """Configuration of the shards that ``prepared`` wrote."""
     return data_config(tmp_path / "cache", {"s": text_folder(tmp_path / "corpus", [])}, **fields)
 
 
@@ -46,7 +47,7 @@ def cache_folder(tmp_path):
 
 def test_every_document_is_stored_once_whole_and_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(build_shards, "TOKENS_PER_SHARD", 100)
-    monkeypatch.setattr(build_shards, "BATCH_BYTES", 50)
+    monkeypatch.setattr(build_shards, "BATCH_CHARACTERS", 50)
     texts = [*words(60), "[BOS][EOS] spelled out", "long " * 100]
     shards = prepared(tmp_path, texts)
     train, held_out = stored(shards.train), stored(shards.held_out)
@@ -108,8 +109,8 @@ def test_one_document_is_not_enough(tmp_path):
 def test_shards_are_built_once_and_again_when_files_or_settings_change(tmp_path, monkeypatch):
     prepared(tmp_path, words(10))
     config = existing(tmp_path)
-    build, built = build_shards._build, []
-    monkeypatch.setattr(build_shards, "_build", lambda folder, **rest: (built.append(1), build(folder, **rest)))
+    build, built = build_shards._build_folder, []
+    monkeypatch.setattr(build_shards, "_build_folder", lambda *args: (built.append(1), build(*args)))
     prepare_shards("s", config, BYTES)
     prepare_shards("s", dataclasses.replace(config, sequence_length=99), BYTES)
     assert not built

@@ -1,7 +1,6 @@
-import dataclasses
-
 import pytest
 
+from k2jax.config import replace_keys
 from k2jax.config.schema import TokenizerConfig
 from k2jax.data import vocabulary
 from k2jax.data.build_shards import prepare_shards
@@ -18,7 +17,7 @@ def config_of(tmp_path, corpora, train_bytes=10**6, **fields):
 
 
 def training_texts(config):
-    """What is really stored for training, by source."""
+    """Training documents that are stored, by source."""
     streams = {name: prepare_shards(name, config, byte_tokenizer()).train for name in config.sources}
     return {
         name: [
@@ -67,7 +66,7 @@ def test_a_trained_tokenizer_is_cached_by_corpus_and_settings(tmp_path, monkeypa
     assert prepare_tokenizer(config).fingerprint == first.fingerprint
     assert prepare_tokenizer(config, builder=False, wait_seconds=0.1).fingerprint == first.fingerprint
     assert not trained
-    smaller = dataclasses.replace(config, tokenizer=dataclasses.replace(config.tokenizer, vocab=270))
+    smaller = replace_keys(config, {"tokenizer.vocab": 270})
     assert prepare_tokenizer(smaller).vocab_size <= 270
     (tmp_path / "a" / "0000.txt").write_text("changed")
     prepare_tokenizer(config)
@@ -83,5 +82,5 @@ def test_other_kinds(tmp_path):
     assert prepare_tokenizer(config(kind="file", path=str(tmp_path))).fingerprint == byte_tokenizer().fingerprint
     with pytest.raises(UserError, match=r"set data\.tokenizer\.path"):
         prepare_tokenizer(config(kind="file"))
-    with pytest.raises(UserError, match="'words': give bpe, file or bytes"):
+    with pytest.raises(UserError, match=r"tokenizer\.kind is 'words'; there are bpe, bytes, file"):
         prepare_tokenizer(config(kind="words"))

@@ -8,18 +8,23 @@ import jax
 import numpy as np
 import pytest
 
+from k2jax.client import Sampling
 from k2jax.errors import UserError
-from k2jax.inference import engine as engine_module
+from k2jax.inference import programs as programs_module
+from k2jax.inference import shapes
 from k2jax.inference.forward import run_chunk
-from k2jax.inference.request import Sampling, State
-from tests.inference.tiny import GQA, MLA, MODELS, engine, oracle, prompts
+from k2jax.inference.request import State
+from k2jax.inference.weights import named_leaves
+from tests.inference.tiny import GQA, MLA, MODELS, engine, oracle, prompts, weights
 
 GREEDY = Sampling(max_tokens=12, temperature=0.0)
 SAMPLED = Sampling(max_tokens=12, temperature=0.8, seed=5)
+FEW_PAGES = {"pages": 14, "max_length": 128}
+"""Sizes of an engine whose pages are not enough for four long requests; tests share them, and so its programs."""
 
 
 def ids_of(requests):
-    return [[token.id for token in request.tokens] for request in requests]
+    return [list(request.tokens) for request in requests]
 
 
 def check_against_oracle(model, request, seed=0):
@@ -28,9 +33,9 @@ def check_against_oracle(model, request, seed=0):
     expected = oracle(model, request.ids, temperature, seed)
     at = len(request.prompt) - 1
     for i, token in enumerate(request.tokens):
-        assert abs(token.logprob - expected[at + i, token.id]) <= 1e-4
+        assert abs(request.logprobs[i] - expected[at + i, token]) <= 1e-4
         if temperature == 0.0:
-            assert expected[at + i].max() - expected[at + i, token.id] <= 1e-4
+            assert expected[at + i].max() - expected[at + i, token] <= 1e-4
     if request.prompt_logprobs:
         plain = oracle(model, request.ids, 1.0, seed)
         wanted = [plain[i, token] for i, token in enumerate(request.prompt[1:])]
@@ -43,7 +48,7 @@ def test_cached_decode_equals_the_full_forward_pass(name):
     model = MODELS[name]
     lengths = (1, 2, 15, 16, 17, 31, 33, 127, 129, 511, 513, 3000) if model in (MLA, GQA) else (1, 17, 33, 200)
     asked = [dataclasses.replace(SAMPLED if i % 2 else GREEDY, prompt_logprobs=i % 3 != 0) for i in range(len(lengths))]
-    run = engine(model, slots=8, max_length=3072)
+    run = engine(model, max_length=3072)
     for request, length in zip(run.generate(prompts(*lengths), asked), lengths, strict=True):
         assert len(request.tokens) == 12 and request.finish_reason == "length"
         if request.sampling.prompt_logprobs:
@@ -73,7 +78,7 @@ def test_each_token_has_random_numbers_of_its_own():
     expected = oracle(MLA, request.ids, 0.8)
     for i, token in enumerate(request.tokens):
         noise = jax.random.gumbel(jax.random.fold_in(jax.random.key(5), i), (MLA.vocab,))
-        assert token.id == (expected[29 + i] + np.asarray(noise)).argmax()
+        assert token == (expected[29 + i] + np.asarray(noise)).argmax()
 
 
 def test_a_prompt_interrupted_midway_is_scored_once():
@@ -81,7 +86,7 @@ def test_a_prompt_interrupted_midway_is_scored_once():
     run = engine()
     request = run.submit(prompt, dataclasses.replace(GREEDY, prompt_logprobs=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "PREFILL_WIDTHS", (32,))
+        patch.setattr(shapes, "PREFILL_WIDTHS", (32,))
         for _ in range(3):
             run.step()
         assert 0 < len(request.prompt_logprobs) < 199
@@ -124,10 +129,10 @@ def test_a_prompt_that_was_computed_whole_still_gives_its_last_logits():
 
 
 def test_too_few_pages_cost_time_not_tokens():
-    """Four requests that need 7 pages each on 10 pages: some start over, none differs."""
+    """Four requests that need 7 pages each on 14 pages: some start over, none differs."""
     asked = prompts(60, 61, 62, 63)
     sampling = dataclasses.replace(SAMPLED, max_tokens=40)
-    crowded = engine(pages=10, max_length=128)
+    crowded = engine(**FEW_PAGES)
     got = crowded.generate(asked, sampling)
     assert ids_of(got) == ids_of(engine().generate(asked, sampling))
     assert crowded.stats().pages_in_use == 0
@@ -156,34 +161,30 @@ def test_paused_and_resumed_a_request_goes_on():
 
 def test_new_weights_take_over_between_two_tokens():
     """Each token has its version, and the log-probability that those weights give it after all tokens before."""
-    from tests.inference.tiny import weights
-
     run = engine(version=7)
     requests = [run.submit(prompt, dataclasses.replace(SAMPLED, max_tokens=20)) for prompt in prompts(40, 33)]
     for _ in range(6):
         run.step()
-    run.update_params(weights(MLA, 3), version=8)
+    run.update_params(named_leaves(weights(MLA, 3)), version=8)
     while run.has_work():
         run.step()
     for request in requests:
-        versions = [token.version for token in request.tokens]
+        versions = list(request.versions)
         assert versions == sorted(versions) and set(versions) == {7, 8}
         old, new = (oracle(MLA, request.ids, 0.8, seed) for seed in (0, 3))
         for i, token in enumerate(request.tokens):
-            expected = (old if token.version == 7 else new)[len(request.prompt) - 1 + i, token.id]
-            assert abs(token.logprob - expected) <= 1e-4
+            expected = (old if versions[i] == 7 else new)[len(request.prompt) - 1 + i, token]
+            assert abs(request.logprobs[i] - expected) <= 1e-4
     [again] = run.generate([requests[0].prompt], GREEDY)
     check_against_oracle(MLA, again, seed=3)
 
 
 def test_old_weights_pages_are_not_used():
-    from tests.inference.tiny import weights
-
     [prompt] = prompts(80)
     run = engine()
     run.generate([prompt], GREEDY)
     assert run.stats().pages_cached > 0
-    run.update_params(weights(MLA, 3), version=1)
+    run.update_params(named_leaves(weights(MLA, 3)), version=1)
     assert run.stats().pages_cached == 0
     [request] = run.generate([prompt], GREEDY)
     assert request.cached_tokens == 0
@@ -191,16 +192,16 @@ def test_old_weights_pages_are_not_used():
 
 
 def test_stop_tokens_lengths_and_callbacks_end_a_request():
-    [prompt] = prompts(30)
-    run = engine(max_length=64)
+    [prompt] = prompts(200)
+    run = engine()
     [free] = run.generate([prompt], dataclasses.replace(GREEDY, max_tokens=100))
-    assert free.finish_reason == "length" and len(free.ids) == 64
-    drawn = [token.id for token in free.tokens]
+    assert free.finish_reason == "length" and len(free.ids) == 256
+    drawn = list(free.tokens)
     [stopped] = run.generate([prompt], dataclasses.replace(GREEDY, stop_tokens=(drawn[3],)))
     first = drawn.index(drawn[3])
     assert stopped.finish_reason == "stop" and ids_of([stopped]) == [drawn[: first + 1]]
     calls = []
-    request = run.submit(prompt, GREEDY, lambda request: calls.append(len(request.tokens)) or len(calls) == 4)
+    request = run.submit(prompt, GREEDY, on_token=lambda request: calls.append(len(request.tokens)) or len(calls) == 4)
     while run.has_work():
         run.step()
     assert (request.finish_reason, calls) == ("stop", [1, 2, 3, 4])
@@ -208,16 +209,18 @@ def test_stop_tokens_lengths_and_callbacks_end_a_request():
 
 
 def test_cancelled_requests_free_everything():
-    run = engine(slots=2)
-    requests = [run.submit(prompt, GREEDY) for prompt in prompts(200, 30, 40, 50)]
+    run = engine()
+    requests = [run.submit(prompt, GREEDY) for prompt in prompts(200, 30, 40, 50, 60, 70)]
     run.step()
     run.pause(requests[1])
-    for request in requests[:3]:
+    running, paused, waiting = requests[0], requests[1], requests[-1]
+    assert [request.state for request in (running, paused, waiting)] == [State.RUNNING, State.PAUSED, State.WAITING]
+    for request in (running, paused, waiting):
         run.cancel(request)
         run.cancel(request)  # a second time does nothing
     while run.has_work():
         run.step()
-    assert [request.finish_reason for request in requests] == ["cancelled"] * 3 + ["length"]
+    assert [request.finish_reason for request in requests] == ["cancelled"] * 2 + ["length"] * 3 + ["cancelled"]
     stats = run.stats()
     assert (stats.running, stats.waiting, stats.paused, stats.pages_in_use) == (0, 0, 0, 0)
     check_against_oracle(MLA, requests[3])
@@ -227,11 +230,12 @@ def test_alternatives_are_the_best_of_the_oracle():
     [prompt] = prompts(25)
     [request] = engine().generate([prompt], dataclasses.replace(SAMPLED, top_logprobs=5))
     expected = oracle(MLA, request.ids, 0.8)
-    for i, token in enumerate(request.tokens):
+    assert len(request.top_logprobs) == len(request.tokens)
+    for i, top in enumerate(request.top_logprobs):
         row = expected[24 + i]
-        assert len(token.top) == 5
-        np.testing.assert_allclose([p for _, p in token.top], np.sort(row)[::-1][:5], atol=1e-4)
-        np.testing.assert_allclose([row[t] for t, _ in token.top], [p for _, p in token.top], atol=1e-4)
+        assert len(top) == 5
+        np.testing.assert_allclose([p for _, p in top], np.sort(row)[::-1][:5], atol=1e-4)
+        np.testing.assert_allclose([row[t] for t, _ in top], [p for _, p in top], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +270,7 @@ def test_sizes_that_make_no_sense_are_refused():
 @hypothesis.given(st.data())
 def test_whatever_happens_tokens_stay_right_and_pages_come_back(data):
     """Random requests with shared beginnings, pauses, resumes and cancellations on an engine with few pages."""
-    run = engine(slots=3, pages=14, max_length=128)
+    run = engine(**FEW_PAGES)
     [base] = prompts(70, seed=9)
     live = []
     for _ in range(data.draw(st.integers(5, 25))):
@@ -280,7 +284,7 @@ def test_whatever_happens_tokens_stay_right_and_pages_come_back(data):
             run.step()
         elif live:
             getattr(run, action)(data.draw(st.sampled_from(live)))
-        held = sum(len(running.pages) for running in run._slots.running)
+        held = sum(len(sequence.pages) for sequence in run._scheduler.running)
         assert run.stats().pages_in_use <= held
     for request in live:
         run.resume(request)
@@ -294,14 +298,20 @@ def test_whatever_happens_tokens_stay_right_and_pages_come_back(data):
         check_against_oracle(MLA, request)
 
 
-def test_a_long_life_compiles_few_programs():
+def test_a_long_life_compiles_few_programs(monkeypatch):
     """Any mixture of lengths and loads uses the same short list of shapes."""
-    run = engine(slots=16, max_length=1024, page_size=16)
-    before = run_chunk._cache_size()
+    run, sizes, programs = engine(), set(), run_chunk._cache_size()
+
+    def recorded(*args, **options):
+        sizes.add(str(jax.tree.map(np.shape, (args, options))))
+        return run_chunk(*args, **options)
+
+    monkeypatch.setattr(programs_module, "run_chunk", recorded)
     rng = np.random.default_rng(0)
-    for round_ in range(8):
-        lengths = rng.integers(1, 900, rng.integers(1, 20))
+    for round_ in range(20):
+        lengths = rng.integers(1, 240, rng.integers(1, 20))
         run.generate(prompts(*lengths, seed=round_), [Sampling(max_tokens=int(rng.integers(1, 9)))] * len(lengths))
-    rows, contexts, widths = len(run._row_sizes), len(run._context_sizes), 4
-    assert (rows, contexts) == (3, 3)
-    assert run_chunk._cache_size() - before <= rows * contexts * widths
+    rows, contexts, widths = len(run._programs.row_sizes), len(run._programs.context_sizes), 4
+    assert (rows, contexts) == (2, 2)
+    assert 4 < len(sizes) <= rows * contexts * widths
+    assert run_chunk._cache_size() - programs <= len(sizes)  # nothing but shapes makes a program

@@ -1,75 +1,86 @@
 """The engine on a mesh of 8 emulated devices gives what one device gives."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import jax
 import pytest
 
+from k2jax.client import Sampling
 from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
-from k2jax.inference.mesh import make_mesh
-from tests.emulated import ROOT, run_on
-from tests.inference.tiny import MLA
+from k2jax.inference.mesh import make_engine_mesh
+from k2jax.inference.weights import named_leaves
+from tests.inference.mesh import GREEDY, PROMPTS, ids_of, largest_error, mesh_engine
+from tests.inference.tiny import GQA, MLA, weights
+from tests.train.together import end, free_port, python
 
 
-def run(*checks):
-    return json.loads(run_on(8, "-m", "tests.inference.mesh_checks", *checks).splitlines()[-1])
-
-
-def assert_right(case, experts):
-    assert case["error"] <= 1e-4
-    assert case["drawn error"] <= 1e-4
-    assert case["compared"] > 200
-    assert case["same twice"]
-    assert min(case["cached"]) >= 32  # found again where it was computed
-    assert case["left"] == 0
-    assert case["experts"] == [experts]  # on each device
-    assert case["pages"] == [6 + 1]  # with the scratch page
-
-
-def test_every_position_equals_one_pass_on_one_device():
-    assert_right(run("data 2 x expert 4")["data 2 x expert 4"], experts=2)
+@pytest.mark.devices(8)
+@pytest.mark.parametrize(
+    ("model", "axes", "experts"),
+    [
+        pytest.param(MLA, {"data": 2, "expert": 4}, 2, id="data 2 x expert 4"),
+        pytest.param(MLA, {"expert": 8}, 1, id="expert 8", marks=pytest.mark.slow),
+        pytest.param(GQA, {"data": 8}, None, id="data 8, grouped-query attention", marks=pytest.mark.slow),
+    ],
+)
+def test_every_position_equals_one_pass_on_one_device(model, axes, experts):
+    """Prompts of many lengths, greedy, all positions; then samples of one prompt, twice, with few pages."""
+    engine = mesh_engine(model, make_engine_mesh(**axes), pages=8 * 6)
+    assert {shard.data.shape[1] for shard in engine._programs._cache.addressable_shards} == {
+        6 + 1
+    }  # with the scratch page
+    if experts:
+        w13 = engine._weights.params["moe"][0]["experts"]["w13"]
+        assert {shard.data.shape[0] for shard in w13.addressable_shards} == {experts}  # on each device
+    greedy = engine.generate(PROMPTS, GREEDY)
+    assert sum(len(request.ids) - 1 for request in greedy) > 200
+    assert largest_error(model, greedy) <= 1e-4
+    sampling = [Sampling(max_tokens=20, temperature=0.8, seed=i) for i in range(24)]
+    first, second = (engine.generate([PROMPTS[2]] * 24, sampling) for _ in range(2))
+    assert ids_of(first) == ids_of(second)
+    assert largest_error(model, first + second, 0.8) <= 1e-4
+    assert min(request.cached_tokens for request in second) >= 32  # the pages are on the device that computed them
+    assert engine.stats().pages_in_use == 0
 
 
 @pytest.mark.slow
-def test_other_meshes_too():
-    found = run("expert 8", "data 8, grouped-query attention", "like one device", "new weights")
-    assert_right(found["expert 8"], experts=1)
-    assert_right(found["data 8, grouped-query attention"], experts=0)
-    assert found["like one device"]["same"]
-    assert found["new weights"]["versions"] == [0, 1]
-    assert found["new weights"]["error"] <= 1e-4
+@pytest.mark.devices(8)
+def test_tokens_drawn_with_top_p_are_those_of_one_device():
+    sampling = [Sampling(max_tokens=20, temperature=0.8, top_p=0.9, seed=i) for i in range(32)]
+    asked = [PROMPTS[i % len(PROMPTS)] for i in range(32)]
+    meshes = None, make_engine_mesh(data=2, expert=4)
+    alone, together = (ids_of(mesh_engine(MLA, mesh).generate(asked, sampling)) for mesh in meshes)
+    assert alone == together
+
+
+@pytest.mark.slow
+@pytest.mark.devices(8)
+def test_weights_change_on_the_mesh_while_requests_run():
+    engine = mesh_engine(MLA, make_engine_mesh(expert=8))
+    requests = [engine.submit(prompt, Sampling(max_tokens=8, temperature=0.0)) for prompt in PROMPTS[:6]]
+    for _ in range(6):
+        engine.step()
+    engine.update_params(named_leaves(weights(MLA, 1)), 1)
+    while engine.has_work():
+        engine.step()
+    assert {version for request in requests for version in request.versions} == {0, 1}
+    assert largest_error(MLA, requests, seeds=(0, 1)) <= 1e-4
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_same_tokens():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    several = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
-    command = [sys.executable, "-m", "tests.inference.mesh_checks", "processes"]
-    two = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=os.environ | several | {"JAX_PROCESS_ID": str(i), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(2)
-    ]
-    first, second = (json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in two)
+    port = free_port()
+    told = end([python(["-m", "tests.inference.mesh"], index, 2, port) for index in range(2)], seconds=600)
+    assert [code for code, _, _ in told] == [0, 0], told
+    first, second = (json.loads(stdout.splitlines()[-1]) for _, stdout, _ in told)
     assert first == second
     assert first["error"] <= 1e-4
 
 
 def test_what_does_not_divide_is_refused():
     with pytest.raises(UserError, match="data 2 x expert 4 devices: there are 1"):
-        make_mesh(data=2, expert=4)
+        make_engine_mesh(data=2, expert=4)
     two = jax.sharding.AbstractMesh((2, 1), ("data", "expert"))
     with pytest.raises(UserError, match="slots 5 do not divide over 2 devices; 6 would"):
         Engine(MLA, None, slots=5, mesh=two)

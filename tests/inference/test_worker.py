@@ -2,8 +2,9 @@
 
 import pytest
 
+from k2jax.client import Sampling
 from k2jax.errors import UserError
-from k2jax.inference.request import Sampling, State
+from k2jax.inference.request import State
 from k2jax.inference.worker import Worker
 from tests.inference.tiny import engine, prompts
 
@@ -49,7 +50,9 @@ def test_an_error_in_the_engine_ends_everything_and_is_told():
     def explode(request):
         raise ArithmeticError("boom")
 
-    requests = [worker.submit(prompts(5)[0], Sampling(max_tokens=50), on_token) for on_token in (explode, None)]
+    requests = [
+        worker.submit(prompts(5)[0], Sampling(max_tokens=50), on_token=on_token) for on_token in (explode, None)
+    ]
     worker._thread.join(timeout=60)
     assert isinstance(worker.failed, ArithmeticError)
     assert {request.finish_reason for request in requests} == {"cancelled"}

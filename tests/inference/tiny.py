@@ -6,28 +6,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from k2jax.config import Llama3RopeConfig, ModelConfig, YarnConfig
+from k2jax.config import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, YarnConfig
 from k2jax.inference.engine import Engine
 from k2jax.model import K2, model_specs
 from k2jax.params import initialize
 
 MLA = ModelConfig(
-    layers=3, dense_layers=1, d_model=32, heads=4, q_lora_rank=24, kv_lora_rank=16, qk_nope_dim=8, qk_rope_dim=4,
-    v_dim=12, dense_ffn=48, expert_ffn=16, experts=8, active_experts=2, shared_experts=1, vocab=61,
+    layers=3, dense_layers=1, d_model=32, heads=4, dense_ffn=48, vocab=61,
+    mla=MLAConfig(q_lora_rank=24, kv_lora_rank=16, qk_nope_dim=8, qk_rope_dim=4, v_dim=12),
+    moe=MoEConfig(expert_ffn=16, experts=8, active_experts=2, shared_experts=1),
     yarn=YarnConfig(factor=8.0, mscale=0.7, mscale_all_dim=1.3, original_positions=64),
 )  # fmt: skip
 PLAIN = ModelConfig(
-    layers=2, dense_layers=1, d_model=32, heads=2, q_lora_rank=None, kv_lora_rank=16, qk_nope_dim=8, qk_rope_dim=4,
-    v_dim=6, dense_ffn=48, expert_ffn=16, experts=4, active_experts=2, shared_experts=0, expert_groups=2,
-    active_groups=1, vocab=61, tied_head=True,
+    layers=2, dense_layers=1, d_model=32, heads=2, dense_ffn=48, vocab=61, tied_head=True,
+    mla=MLAConfig(q_lora_rank=None, kv_lora_rank=16, qk_nope_dim=8, qk_rope_dim=4, v_dim=6),
+    moe=MoEConfig(
+        expert_ffn=16, experts=4, active_experts=2, shared_experts=0, expert_groups=2, active_groups=1
+    ),
 )  # fmt: skip
 GQA = ModelConfig(
-    layers=2, dense_layers=2, d_model=32, heads=6, attention="gqa", kv_heads=2, head_dim=8, qkv_bias=True,
-    dense_ffn=48, vocab=61, llama3_rope=Llama3RopeConfig(factor=4.0, original_positions=64),
+    layers=2, dense_layers=2, d_model=32, heads=6, attention="gqa", dense_ffn=48, vocab=61,
+    gqa=GQAConfig(kv_heads=2, head_dim=8, qkv_bias=True),
+    llama3_rope=Llama3RopeConfig(factor=4.0, original_positions=64),
 )  # fmt: skip
 NORMED = ModelConfig(
-    layers=2, dense_layers=2, d_model=32, heads=4, attention="gqa", kv_heads=4, head_dim=8, qk_norm=True,
-    dense_ffn=48, vocab=61,
+    layers=2, dense_layers=2, d_model=32, heads=4, attention="gqa", dense_ffn=48, vocab=61,
+    gqa=GQAConfig(kv_heads=4, head_dim=8, qk_norm=True),
 )  # fmt: skip
 MODELS = {"mla-yarn": MLA, "mla-no-q-lora-groups": PLAIN, "gqa-bias-llama3": GQA, "gqa-qk-norm": NORMED}
 

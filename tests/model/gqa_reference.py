@@ -31,10 +31,10 @@ def gqa_layer(attention, x, config):
 
     for b in range(batch):
         for head in range(config.heads):
-            shared = head // (config.heads // config.kv_heads)
+            shared = head // (config.heads // config.gqa.kv_heads)
             q = _rotated(project("q", x[b], head), config.rope_theta)
             k = _rotated(project("k", x[b], shared), config.rope_theta)
-            logits = np.where(causal, q @ k.T / np.sqrt(config.head_dim), -np.inf)
+            logits = np.where(causal, q @ k.T / np.sqrt(config.gqa.head_dim), -np.inf)
             top[head] = max(top[head], logits.max())
             probs = np.exp(logits - logits.max(-1, keepdims=True))
             out[b] += probs / probs.sum(-1, keepdims=True) @ project("v", x[b], shared) @ weights["o"][head]

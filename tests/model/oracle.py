@@ -46,29 +46,29 @@ def _deepseek_v3(config: ModelConfig) -> DeepseekV3ForCausalLM:
         DeepseekV3Config(
             **_common(config),
             num_key_value_heads=config.heads,
-            moe_intermediate_size=config.expert_ffn,
-            n_shared_experts=config.shared_experts,
-            n_routed_experts=config.experts,
-            routed_scaling_factor=config.routed_scaling,
-            kv_lora_rank=config.kv_lora_rank,
-            q_lora_rank=config.q_lora_rank,
-            qk_rope_head_dim=config.qk_rope_dim,
-            v_head_dim=config.v_dim,
-            qk_nope_head_dim=config.qk_nope_dim,
-            n_group=config.expert_groups,
-            topk_group=config.active_groups,
-            num_experts_per_tok=config.active_experts,
+            moe_intermediate_size=config.moe.expert_ffn,
+            n_shared_experts=config.moe.shared_experts,
+            n_routed_experts=config.moe.experts,
+            routed_scaling_factor=config.moe.routed_scaling,
+            kv_lora_rank=config.mla.kv_lora_rank,
+            q_lora_rank=config.mla.q_lora_rank,
+            qk_rope_head_dim=config.mla.qk_rope_dim,
+            v_head_dim=config.mla.v_dim,
+            qk_nope_head_dim=config.mla.qk_nope_dim,
+            n_group=config.moe.expert_groups,
+            topk_group=config.moe.active_groups,
+            num_experts_per_tok=config.moe.active_experts,
             first_k_dense_replace=config.dense_layers,
-            norm_topk_prob=config.normalize_gates,
+            norm_topk_prob=config.moe.normalize_gates,
         )
     )
 
 
 def _gqa_model(config: ModelConfig) -> PreTrainedModel:
-    options = {**_common(config), "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim}
-    if config.qk_norm:
+    options = {**_common(config), "num_key_value_heads": config.gqa.kv_heads, "head_dim": config.gqa.head_dim}
+    if config.gqa.qk_norm:
         return Qwen3ForCausalLM(Qwen3Config(**options))
-    if config.qkv_bias:
+    if config.gqa.qkv_bias:
         return Qwen2ForCausalLM(Qwen2Config(**options))
     return LlamaForCausalLM(LlamaConfig(**options))
 

@@ -1,7 +1,5 @@
 """Activation memory of programs compiled for a TPU: what a layer adds to the temporaries is what the table says."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -9,18 +7,26 @@ import numpy as np
 import pytest
 
 from k2jax.analysis import topology
-from k2jax.config import model_preset
+from k2jax.config import model_preset, replace_keys
 from k2jax.config.activations import ACTIVATIONS
 from k2jax.config.schema import Config, TrainConfig
 from k2jax.model import forward, model_specs
-from k2jax.model.remat import activation_bytes
+from k2jax.model.remat import Remat, activation_bytes
 from k2jax.params import abstract
 
 LENGTH = 512
 FP8 = tuple(a.name for a in ACTIVATIONS if a.fp8)
 # Widths that a TPU does not pad.
-MODEL = dataclasses.replace(
-    model_preset("nano"), vocab=512, experts=8, active_experts=4, expert_ffn=512, v_dim=128, kernels="pallas"
+MODEL = replace_keys(
+    model_preset("nano"),
+    {
+        "vocab": 512,
+        "moe.experts": 8,
+        "moe.active_experts": 4,
+        "moe.expert_ffn": 512,
+        "mla.v_dim": 128,
+        "kernels": "pallas",
+    },
 )
 # Rows and two depths at which what all layers keep, not a layer's own work nor copies of weights, decides the peak.
 SIZES = {"dense": (16, (8, 24)), "moe": (4, (16, 48))}
@@ -42,7 +48,7 @@ def temporaries(model, train, rows):
     tokens = jax.ShapeDtypeStruct((rows, LENGTH), jnp.int32, sharding=sharding)
 
     def loss(params, tokens):
-        return forward(params, tokens, None, None, model, remat=train)[0].astype(jnp.float32).sum()
+        return forward(params, tokens, None, None, model, remat=Remat.from_config(train))[0].astype(jnp.float32).sum()
 
     return jax.jit(jax.grad(loss)).lower(params, tokens).compile().memory_analysis().temp_size_in_bytes
 
@@ -53,7 +59,7 @@ def temporaries(model, train, rows):
 def test_a_layer_adds_what_the_table_says(store_fp8, group):
     train, (rows, depths) = TrainConfig(remat="selective", store_fp8=store_fp8), SIZES[group]
     few, many = (
-        dataclasses.replace(MODEL, layers=layers, dense_layers=layers if group == "dense" else 0) for layers in depths
+        replace_keys(MODEL, {"layers": layers, "dense_layers": layers if group == "dense" else 0}) for layers in depths
     )
     slope = (temporaries(many, train, rows) - temporaries(few, train, rows)) / (depths[1] - depths[0])
     table = sum(activation_bytes(Config(model=few, train=train), rows * LENGTH, group).values())

@@ -1,6 +1,6 @@
 """The decoder under packing, padding and dtypes; what its statistics count."""
 
-import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from k2jax.batch import pack_row, stack_rows
-from k2jax.config import ModelConfig
+from k2jax.config import MLAConfig, ModelConfig, MoEConfig, replace_keys
 from k2jax.model import K2, cast_params, combine_stats, forward, model_specs
+from k2jax.model.remat import Remat
 from k2jax.model.router import route
-from k2jax.params import initialize
+from k2jax.params import abstract, initialize
 
 TINY = ModelConfig(
-    layers=3, dense_layers=1, d_model=32, heads=2, q_lora_rank=16, kv_lora_rank=16, qk_nope_dim=8, qk_rope_dim=4,
-    v_dim=8, dense_ffn=48, expert_ffn=16, experts=6, active_experts=2, shared_experts=1, vocab=50, init_std=0.2,
+    layers=3, dense_layers=1, d_model=32, heads=2, dense_ffn=48, vocab=50, init_std=0.2,
+    mla=MLAConfig(q_lora_rank=16, kv_lora_rank=16, qk_nope_dim=8, qk_rope_dim=4, v_dim=8),
+    moe=MoEConfig(expert_ffn=16, experts=6, active_experts=2, shared_experts=1),
 )  # fmt: skip
 
 
@@ -24,8 +26,13 @@ def params():
     return initialize(model_specs(TINY), jax.random.key(0), TINY.init_std)
 
 
+@functools.partial(jax.jit, static_argnums=4)
+def _forward(params, tokens, positions, exit, config):
+    return forward(params, tokens, positions, exit, config)
+
+
 def run(params, batch, config=TINY):
-    return forward(params, jnp.asarray(batch.tokens), batch.positions, batch.exit, config)
+    return _forward(params, jnp.asarray(batch.tokens), batch.positions, batch.exit, config)
 
 
 def documents(*lengths):
@@ -47,9 +54,9 @@ def test_packed_documents_do_not_see_each_other_or_padding(params):
 
 
 def test_padding_is_not_routed_and_not_counted(params):
-    _, stats = run(params, stack_rows([pack_row(documents(5), 12), pack_row([], 12)]))
+    _, stats = run(params, stack_rows([pack_row(documents(5), 16), pack_row([], 16)]))
     assert np.asarray(stats.expert_tokens).sum(-1).tolist() == [5 * 2] * 2
-    _, empty = run(params, stack_rows([pack_row([], 12)]))
+    _, empty = run(params, stack_rows([pack_row([], 16)]))
     assert np.isneginf(empty.max_logit).all() and float(empty.balance_loss) == 0
 
 
@@ -64,7 +71,7 @@ def test_statistics_of_parts_combine_to_those_of_the_whole(params):
 def test_statistics_are_in_layer_order(params):
     hot = jax.tree.map(lambda a: a, params)
     hot["moe"]["attention"]["q_b"] = params["moe"]["attention"]["q_b"].at[1, :, 1].mul(30.0)
-    batch = stack_rows([pack_row(documents(12), 12)])
+    batch = stack_rows([pack_row(documents(16), 16)])
     before, after = (np.asarray(run(p, batch)[1].max_logit) for p in (params, hot))
     assert np.unravel_index(np.argmax(after / before), after.shape) == (2, 1)  # the last layer's second head
     np.testing.assert_allclose(after[:2], before[:2], rtol=1e-5)
@@ -72,9 +79,9 @@ def test_statistics_are_in_layer_order(params):
 
 def test_positions_shift_without_effect_and_matter_when_they_stretch(params):
     tokens = jnp.asarray(documents(10)[0])[None]
-    plain = K2(TINY).apply({"params": params}, tokens).hidden
-    shifted = K2(TINY).apply({"params": params}, tokens, positions=jnp.arange(10)[None] + 7).hidden
-    stretched = K2(TINY).apply({"params": params}, tokens, positions=3 * jnp.arange(10)[None]).hidden
+    apply = jax.jit(lambda positions: K2(TINY).apply({"params": params}, tokens, positions=positions).hidden)
+    places = jnp.arange(10)[None]
+    plain, shifted, stretched = apply(places), apply(places + 7), apply(3 * places)
     np.testing.assert_allclose(shifted, plain, atol=2e-4)
     assert np.abs(stretched - plain).max() > 1e-2
 
@@ -86,19 +93,20 @@ def test_recomputation_changes_nothing_but_rounding(params):
         hidden, _ = forward(params, jnp.asarray(batch.tokens), batch.positions, batch.exit, TINY, remat=remat)
         return (hidden**2).sum()
 
-    plain, again = (jax.grad(loss)(params, remat) for remat in ("none", "full"))
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    plain, again = (gradient(params, remat) for remat in (Remat("none"), Remat("full")))
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * max(1, np.abs(a).max()))
 
 
 def test_bfloat16_stays_close_to_float32(params):
-    config = dataclasses.replace(TINY, active_experts=TINY.experts)  # no near-ties that rounding could flip
+    config = replace_keys(TINY, {"moe.active_experts": TINY.moe.experts})  # no near-ties that rounding could flip
     tokens = jnp.asarray(documents(12)[0])[None]
-    exact = K2(config).apply({"params": params}, tokens).logits
-    output = K2(config, dtype=jnp.bfloat16).apply({"params": params}, tokens)
+    models = K2(config), K2(config, dtype=jnp.bfloat16)
+    exact, output = (jax.jit(model.apply)({"params": params}, tokens) for model in models)
     assert output.logits.dtype == jnp.float32 and output.hidden.dtype == jnp.bfloat16
-    cosine = float((output.logits * exact).sum() / jnp.linalg.norm(output.logits) / jnp.linalg.norm(exact))
-    assert cosine > 0.999
+    a, b = (np.asarray(each.logits, np.float64) for each in (output, exact))
+    assert (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b) > 0.999
 
 
 def test_the_compute_copy_keeps_the_router_in_float32(params):
@@ -108,26 +116,26 @@ def test_the_compute_copy_keeps_the_router_in_float32(params):
 
 
 def test_module_init_makes_the_declared_tree():
-    variables = K2(TINY).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
-    expected = jax.tree.map(lambda s: s.shape, initialize(model_specs(TINY), jax.random.key(0), 0.02))
+    variables = jax.eval_shape(K2(TINY).init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    expected = jax.tree.map(lambda leaf: leaf.shape, abstract(model_specs(TINY)))
     assert jax.tree.map(lambda a: a.shape, variables["params"]) == expected
 
 
 def test_balance_loss_of_an_even_router_is_one_per_row_and_layer(params):
     even = jax.tree.map(lambda a: a, params)
     even["moe"]["router"] = jnp.zeros_like(params["moe"]["router"])
-    config = dataclasses.replace(TINY, active_experts=TINY.experts)
+    config = replace_keys(TINY, {"moe.active_experts": TINY.moe.experts})
     _, stats = run(even, stack_rows([pack_row(documents(9), 12), pack_row(documents(12), 12)]), config)
     assert float(stats.balance_loss) == pytest.approx(2 * 2, rel=1e-5)
 
 
 def test_balance_loss_equals_its_definition():
-    config = dataclasses.replace(TINY, experts=5, active_experts=2)
+    config = replace_keys(TINY, {"moe.experts": 5, "moe.active_experts": 2})
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(2, 7, 32)).astype(np.float32), rng.normal(size=(32, 5)).astype(np.float32)
     real = np.ones((2, 7), bool)
     real[1, 4:] = False
-    routing = route(weight, np.zeros(5, np.float32), x, real, config)
+    routing = jax.jit(route, static_argnums=4)(weight, np.zeros(5, np.float32), x, real, config)
     expected = 0.0
     for row in range(2):
         scores = 1 / (1 + np.exp(-(x[row].astype(np.float64) @ weight)))[real[row]]
@@ -138,23 +146,25 @@ def test_balance_loss_equals_its_definition():
 
 
 def test_the_selection_bias_chooses_but_does_not_weigh():
-    config = dataclasses.replace(TINY, experts=4, active_experts=2)
+    config = replace_keys(TINY, {"moe.experts": 4, "moe.active_experts": 2})
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(1, 5, 32)).astype(np.float32), 0.1 * rng.normal(size=(32, 4)).astype(np.float32)
     real = np.ones((1, 5), bool)
-    routing = route(weight, np.array([0, 0, 9, 9], np.float32), x, real, config)
+    routing = jax.jit(route, static_argnums=4)(weight, np.array([0, 0, 9, 9], np.float32), x, real, config)
     assert set(np.asarray(routing.expert_ids).ravel().tolist()) == {2, 3}
     scores = 1 / (1 + np.exp(-(x @ weight)))[..., 2:]
-    expected = scores / scores.sum(-1, keepdims=True) * config.routed_scaling
+    expected = scores / scores.sum(-1, keepdims=True) * config.moe.routed_scaling
     np.testing.assert_allclose(np.sort(routing.gates), np.sort(expected), rtol=1e-5)
 
 
 def test_group_limits_keep_every_choice_inside_the_best_groups():
-    config = dataclasses.replace(TINY, experts=8, expert_groups=4, active_groups=2, active_experts=3)
+    config = replace_keys(
+        TINY, {"moe.experts": 8, "moe.expert_groups": 4, "moe.active_groups": 2, "moe.active_experts": 3}
+    )
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(1, 40, 32)).astype(np.float32), rng.normal(size=(32, 8)).astype(np.float32)
     bias = rng.normal(size=8).astype(np.float32) - 3  # negative choices: masking with 0 instead of -inf would show
-    routing = route(weight, bias, x, np.ones((1, 40), bool), config)
+    routing = jax.jit(route, static_argnums=4)(weight, bias, x, np.ones((1, 40), bool), config)
     choice = (1 / (1 + np.exp(-(x @ weight))) + bias)[0].reshape(40, 4, 2)
     for token, ids in enumerate(np.asarray(routing.expert_ids)[0]):
         best = set(np.argsort(-choice[token].sum(-1))[:2].tolist())

@@ -1,5 +1,6 @@
 """token_logprobs against float64 NumPy and against automatic differentiation of the textbook formula."""
 
+import functools
 from unittest import mock
 
 from hypothesis import example, given, settings
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from k2jax.batch import TokenScores
 from k2jax.model import head as head_module
-from k2jax.model import token_logprobs
+from k2jax.model import token_logprobs, token_scores
 
 
 def textbook(hidden, parent, tokens, head, temperature):
@@ -21,6 +23,15 @@ def textbook(hidden, parent, tokens, head, temperature):
     return jnp.where(parent < 0, 0.0, picked)
 
 
+def textbook_scores(hidden, parent, tokens, head, temperature):
+    """Log-probabilities and entropies from whole logits at once, in the dtype of the inputs."""
+    rows = jnp.arange(hidden.shape[0])[:, None]
+    logits = hidden[rows, jnp.maximum(parent, 0)] @ head.T / jnp.asarray(temperature)[..., None]
+    logprobs = jax.nn.log_softmax(logits)
+    entropy = jnp.where(parent < 0, 0.0, -(jnp.exp(logprobs) * logprobs).sum(-1))
+    return TokenScores(textbook(hidden, parent, tokens, head, temperature), entropy)
+
+
 def problem(batch, sequence, width, vocab, seed=0):
     rng = np.random.default_rng(seed)
     hidden = rng.normal(size=(batch, sequence, width)).astype(np.float32)
@@ -28,41 +39,66 @@ def problem(batch, sequence, width, vocab, seed=0):
     tokens = rng.integers(0, vocab, (batch, sequence))
     parent = np.array([[rng.integers(-1, t) if t else -1 for t in range(sequence)] for _ in range(batch)])
     cotangent = rng.normal(size=(batch, sequence)).astype(np.float32)
-    return hidden, parent, tokens, head, cotangent
+    return hidden, parent.astype(np.int32), tokens.astype(np.int32), head, cotangent
 
 
 @settings(max_examples=6)
-@example(batch=1, sequence=3, vocab=2, elements=1, chunk_tokens=4, temperature=1.0)
-@example(batch=2, sequence=9, vocab=39, elements=64, chunk_tokens=7, temperature=0.5)
+@example(sizes=(1, 3, 2), elements=1, chunk_tokens=4, temperature=1.0)
+@example(sizes=(2, 9, 39), elements=64, chunk_tokens=7, temperature=0.5)
 @given(
-    batch=st.integers(1, 3),
-    sequence=st.integers(1, 9),
-    vocab=st.integers(2, 40),
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(2, 40)),
     elements=st.sampled_from([1, 64, 10_000]),
     chunk_tokens=st.sampled_from([4, 7, 4096]),
     temperature=st.sampled_from([1.0, 0.5]),
 )
-def test_values_and_gradients_equal_the_textbook_in_any_chunks(
-    batch, sequence, vocab, elements, chunk_tokens, temperature
-):
+def test_values_and_gradients_equal_the_textbook_in_any_chunks(sizes, elements, chunk_tokens, temperature):
+    """``sizes`` are those of the batch, the sequence and the vocabulary."""
+    batch, sequence, vocab = sizes
     hidden, parent, tokens, head, cotangent = problem(batch, sequence, 5, vocab)
 
-    def weighted(function):
-        return lambda hidden, head: (function(hidden, parent, tokens, head, temperature) * cotangent).sum()
+    @functools.partial(jax.jit, static_argnums=0)
+    def compute(both, hidden, head):
+        """Scores, and gradients of their sum with cotangents of their own."""
+        scores, pull = jax.vjp(lambda h, w: both(h, parent, tokens, w, temperature), hidden, head)
+        dtype = scores.logprob.dtype
+        return scores, pull(TokenScores(jnp.asarray(cotangent, dtype), jnp.asarray(1 - cotangent, dtype)))
 
     with jax.enable_x64(True):
-        args = (jnp.asarray(hidden, jnp.float64), jnp.asarray(head, jnp.float64))
-        expected = textbook(args[0], parent, tokens, args[1], temperature)
-        expected_grads = jax.grad(weighted(textbook), argnums=(0, 1))(*args)
+        exact = (jnp.asarray(hidden, jnp.float64), jnp.asarray(head, jnp.float64))
+        expected, expected_grads = compute(textbook_scores, *exact)
     with (
         mock.patch.object(head_module, "CHUNK_ELEMENTS", elements),
         mock.patch.object(head_module, "CHUNK_TOKENS", chunk_tokens),
     ):
-        values = token_logprobs(hidden, parent, tokens, head, temperature)
-        grads = jax.grad(weighted(token_logprobs), argnums=(0, 1))(hidden, head)
-    np.testing.assert_allclose(values, expected, atol=1e-5)
+        values, grads = compute(functools.partial(token_scores, entropy=True), hidden, head)
+    for value, expected_value in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, expected_value, atol=1e-5)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         np.testing.assert_allclose(grad, expected_grad, atol=2e-5 * max(1, np.abs(expected_grad).max()))
+
+
+def test_log_probabilities_alone_are_those_beside_entropies():
+    hidden, parent, tokens, head, cotangent = problem(2, 9, 5, 39)
+    scores = functools.partial(token_scores, entropy=True)
+    alone, pull = jax.vjp(lambda h, w: token_logprobs(h, parent, tokens, w), hidden, head)
+    beside, pull_both = jax.vjp(lambda h, w: scores(h, parent, tokens, w), hidden, head)
+    assert (alone == beside.logprob).all()
+    for a, b in zip(pull(cotangent), pull_both(TokenScores(cotangent, jnp.zeros_like(cotangent))), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 30.0])
+def test_entropies_are_exact_for_flat_and_for_peaked_distributions(scale):
+    """Logits far from 0 cancel nothing: the mean is taken of logits less the largest one."""
+    hidden, parent, tokens, head, _ = problem(2, 6, 5, 39)
+    head = np.concatenate([head, np.full_like(head, 3.0)]) * scale
+    with jax.enable_x64(True):
+        expected = textbook_scores(
+            jnp.asarray(hidden, jnp.float64), parent, tokens, jnp.asarray(head, jnp.float64), 1.0
+        )
+    with mock.patch.object(head_module, "CHUNK_ELEMENTS", 64):
+        entropy = token_scores(hidden, parent, tokens, head, entropy=True).entropy
+    np.testing.assert_allclose(entropy, expected.entropy, atol=3e-5)
 
 
 def test_a_temperature_per_token_belongs_to_the_target():

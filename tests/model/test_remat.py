@@ -1,6 +1,5 @@
 """Activation memory, asserted by what is really saved: names, bytes, dtypes and memory; and its effect on gradients."""
 
-import dataclasses
 import functools
 import re
 
@@ -12,16 +11,14 @@ import numpy as np
 import pytest
 
 from k2jax.analysis import topology
-from k2jax.config import defaults, resolve
+from k2jax.config import defaults, replace_keys, resolve
 from k2jax.config.activations import ACTIVATIONS, BY_NAME, POLICIES, present
 from k2jax.config.schema import Config, TrainConfig
 from k2jax.errors import UserError
 from k2jax.model import forward, model_specs
+from k2jax.model.attention import make_attend
 from k2jax.model.decoder import run_stack
-from k2jax.model.gqa import gqa
-from k2jax.model.mla import mla
 from k2jax.model.remat import Remat, activation_bytes, activation_table
-from k2jax.model.rope import rotary_table
 from k2jax.params import abstract, map_specs
 from pallas_kernels.expert_exchange import expert_parallel
 from tests.inference.tiny import GQA, MLA, NORMED, PLAIN
@@ -29,7 +26,7 @@ from tests.model.saved import named_bytes, saved
 
 ROWS, LENGTH = 2, 64
 TOKENS = ROWS * LENGTH
-WIDE = dataclasses.replace(MLA, d_model=160, expert_ffn=136, dense_ffn=256)  # full tiles of 128 and others
+WIDE = replace_keys(MLA, {"d_model": 160, "moe.expert_ffn": 136, "dense_ffn": 256})  # full tiles of 128 and others
 CASES = {
     "mla-dense": (MLA, "dense"),
     "mla-moe": (MLA, "moe"),
@@ -60,15 +57,20 @@ def everything(model, group):
 def stack_of(config, group, layers, experts=None):
     """A stack of layers of one kind as a function, its abstract weights and hidden states."""
     model = config.model
-    rotary = rotary_table(jnp.zeros((ROWS, LENGTH), jnp.int32), model)
     real = jnp.ones((ROWS, LENGTH), bool)
-    attention = gqa if model.attention == "gqa" else mla
-
-    def attend(params, x, layer):
-        return attention(params, x, rotary, None, model)
+    attend = make_attend(model, jnp.zeros((ROWS, LENGTH), jnp.int32), None)
 
     def stack(params, hidden):
-        return run_stack(group, params, hidden, real, model, attend, Remat.of(config.train), experts)[0]
+        return run_stack(
+            group,
+            params,
+            hidden,
+            real,
+            config=model,
+            attend=attend,
+            remat=Remat.from_config(config.train),
+            experts=experts,
+        )[0]
 
     params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((layers, *leaf.shape[1:]), leaf.dtype),
@@ -111,7 +113,7 @@ def test_selective_recomputes_what_the_report_recomputes():
         "q_up", "kv_up",
         "dense_activation", "shared_activation",
     }  # fmt: skip
-    width = MLA.active_experts * TOKENS * MLA.d_model * 4  # rows of the experts' output
+    width = MLA.moe.active_experts * TOKENS * MLA.d_model * 4  # rows of the experts' output
     assert all(part.bytes < width for part in kept(experiment(MLA, "selective"), "moe") if part.name == "expert_plan")
 
 
@@ -178,7 +180,7 @@ def test_a_scan_over_layers_keeps_that_for_each_layer(lists):
 
 @pytest.mark.parametrize(("model", "group"), [(WIDE, "moe"), (GQA, "dense")], ids=["mla-moe", "gqa"])
 def test_the_tpu_kernels_keep_the_same_names(model, group):
-    model = dataclasses.replace(model, d_model=256, expert_ffn=128, kernels="interpret")
+    model = replace_keys(model, {"d_model": 256, "moe.expert_ffn": 128, "kernels": "interpret"})
     config = experiment(model, "selective")
     found, expected = named_bytes(kept(config, group)), activation_bytes(config, TOKENS, group, jnp.float32)
     assert set(found) == POLICIES["selective"] & names_of(model, group)
@@ -222,8 +224,10 @@ def equations(jaxpr):
 
 # --- what it does to loss and gradients ----------------------------------------------------------------------------
 
-SMALL = dataclasses.replace(WIDE, layers=2, capacity_factor=8.0)  # what overflows would be computed from the copies
-DENSE = dataclasses.replace(GQA, layers=1, dense_layers=1)
+SMALL = replace_keys(
+    WIDE, {"layers": 2, "moe.capacity_factor": 8.0}
+)  # what overflows would be computed from the copies
+DENSE = replace_keys(GQA, {"layers": 1, "dense_layers": 1})
 BATCH = np.random.default_rng(0).integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
 EXIT = np.array([[40] * 40 + [60] * 20 + list(range(60, 64)), [64] * 64], np.int32)
 
@@ -261,7 +265,7 @@ def assert_same(got, expected):
 @pytest.mark.parametrize("model", [SMALL, DENSE], ids=["mla-moe", "gqa-dense"])
 def test_recomputation_and_offload_change_nothing_but_rounding(model):
     loss, got = loss_and_gradients(model, Remat("selective", offload=("layer_input", "attention_output")))
-    expected_loss, expected = loss_and_gradients(model, "none")
+    expected_loss, expected = loss_and_gradients(model, Remat("none"))
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
     assert_same(got, expected)
 
@@ -309,7 +313,7 @@ def test_a_tpu_program_moves_offloaded_activations_to_host_memory(monkeypatch):
     for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"):
         monkeypatch.setenv(name, "")
     topology.prepare()
-    model = dataclasses.replace(MLA, d_model=256, layers=5, kernels="xla")
+    model = replace_keys(MLA, {"d_model": 256, "layers": 5, "kernels": "xla"})
     config = experiment(model, "selective", offload=("layer_input", "layer_middle"))
     mesh = jax.sharding.Mesh(np.array(topology.devices("v5e:2x2")[:1]), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, P())
@@ -319,7 +323,11 @@ def test_a_tpu_program_moves_offloaded_activations_to_host_memory(monkeypatch):
     tokens = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32, sharding=sharding)
 
     def loss(params, tokens):
-        return forward(params, tokens, None, None, model, remat=Remat.of(config.train))[0].astype(jnp.float32).sum()
+        return (
+            forward(params, tokens, None, None, model, remat=Remat.from_config(config.train))[0]
+            .astype(jnp.float32)
+            .sum()
+        )
 
     memory = jax.jit(jax.grad(loss)).lower(params, tokens).compile().memory_analysis()
     expected = sum(

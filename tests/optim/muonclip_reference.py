@@ -71,13 +71,13 @@ def model_specs(dense=1, moe=2, q_lora=True):
 
 
 def random_like(specs, seed, scale=1.0):
-    """float32 normal leaves."""
+    """Tree of normal float32 leaves."""
     rng = np.random.default_rng(seed)
     return map_specs(lambda spec: np.float32(scale) * rng.standard_normal(spec.shape).astype(np.float32), specs)
 
 
 def newton_schulz(matrix, steps=5):
-    """float64 [n, m], the quintic."""
+    """Newton-Schulz with the quintic on a float64 matrix."""
     x = np.asarray(matrix, np.float64)
     x = x / (np.sqrt((x * x).sum()) + 1e-7)
     tall = x.shape[0] > x.shape[1]

@@ -69,7 +69,7 @@ def test_a_weight_that_is_no_router_bias_is_refused():
     specs = {**bias_specs((0, 1)), "norm": ParamSpec((3,), ("embed",), "norm", ("embed",), "n")}
     transformation = balance_router_bias(specs, lambda step: 1e-3)
     weights = {"g0": jnp.zeros((1, 2)), "norm": jnp.ones(3)}
-    with pytest.raises(ValueError, match="nothing else"):
+    with pytest.raises(ValueError, match="only router biases"):
         transformation.update(weights, transformation.init(weights), expert_tokens=jnp.ones((1, 2), jnp.int32))
 
 

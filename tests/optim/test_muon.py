@@ -1,4 +1,4 @@
-"""The Muon update against float64 NumPy, optax and torch, and the mistakes that public code has made."""
+"""The Muon update against float64 NumPy, optax and torch, and regressions that public code has had."""
 
 import dataclasses
 

@@ -1,6 +1,7 @@
 """QK-Clip against float64 NumPy and against an attention that uses the clipped weights."""
 
 import dataclasses
+import warnings
 
 import hypothesis
 from hypothesis import strategies as st
@@ -129,7 +130,7 @@ def test_unreduced_statistics_are_refused():
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_non_finite_maximum_poisons_the_update(bad):
-    """Never γ = τ / inf = 0, which would erase the head."""
+    """The factor is never γ = τ / inf = 0, which would set the head's weights to zero."""
     specs = model_specs()
     params, updates = random_like(specs, 0), random_like(specs, 1, 1e-3)
     max_logit = np.zeros((3, HEADS))
@@ -149,15 +150,26 @@ def test_heads_that_saw_nothing_or_only_negative_logits_are_not_clipped():
 
 
 @hypothesis.given(st.lists(st.floats(width=32), min_size=1, max_size=6), st.floats(0.5, 1e3, width=32))
+@hypothesis.example([8.507060187143942e37, 8.5070586e37, 3e38], 1.0)  # 1 / S underflows for the first and the last
 def test_gamma(max_logit, tau):
+    limits = np.finfo(np.float32)
+    largest = np.float32(min(tau / float(limits.tiny), float(limits.max)))
     gamma = np.asarray(qk_clip_gamma(jnp.asarray(max_logit, jnp.float32), tau))
     for s, g in zip(max_logit, gamma, strict=True):
-        if np.isnan(s) or s == np.inf:
+        if np.isnan(s) or s == np.inf or s > largest:
             assert np.isnan(g)
         elif s <= tau:
             assert g == 1.0
         else:
             assert g <= 1.0 and g * s == pytest.approx(tau, rel=1e-5, abs=1e-37)
+
+
+@pytest.mark.parametrize("tau", [0.5, 12.0, 100.0])
+def test_no_threshold_overflows_float32(tau):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gamma = jax.jit(lambda s: qk_clip_gamma(s, tau))(jnp.float32([1e30, 1.0]))
+    np.testing.assert_allclose(gamma, [tau / 1e30, min(1.0, tau)], rtol=1e-6)
 
 
 def test_master_weights_are_clipped_in_float32():

@@ -1,14 +1,12 @@
 """QK-Clip of grouped-query attention: queries and their bias, against float64 NumPy and the attention itself."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from k2jax.config import ModelConfig, OptimizerConfig
+from k2jax.config import GQAConfig, ModelConfig, MoEConfig, OptimizerConfig, replace_keys
 from k2jax.model import model_specs
 from k2jax.model.gqa import gqa
 from k2jax.model.rope import rotary_table
@@ -18,15 +16,15 @@ from tests.optim import muonclip_reference as ref
 
 TAU = 5.0
 TINY = ModelConfig(
-    layers=3, dense_layers=1, d_model=12, heads=4, attention="gqa", kv_heads=2, head_dim=6, dense_ffn=8, expert_ffn=8,
-    experts=2, active_experts=1, vocab=20, rope_theta=100.0,
+    layers=3, dense_layers=1, d_model=12, heads=4, attention="gqa", dense_ffn=8, vocab=20, rope_theta=100.0,
+    gqa=GQAConfig(kv_heads=2, head_dim=6), moe=MoEConfig(expert_ffn=8, experts=2, active_experts=1),
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["llama", "qwen2"])
 def case(request):
     """(config, specs, params, updates); dense and expert layers are stacked apart."""
-    config = dataclasses.replace(TINY, qkv_bias=request.param)
+    config = replace_keys(TINY, {"gqa.qkv_bias": request.param})
     specs = model_specs(config)
     return config, specs, ref.random_like(specs, 0), ref.random_like(specs, 1, 0.05)
 
@@ -62,7 +60,7 @@ def test_only_rows_of_clipped_heads_change(case):
     attention = changed["moe"]["attention"]
     heads = [(1, 1)]
     assert [tuple(i) for i in np.argwhere(attention.pop("q").any(axis=(1, 3)))] == heads
-    if config.qkv_bias:
+    if config.gqa.qkv_bias:
         assert [tuple(i) for i in np.argwhere(attention.pop("q_bias").any(axis=2))] == heads
     assert not any(leaf.any() for leaf in jax.tree.leaves(changed))
 
@@ -105,7 +103,7 @@ def test_a_non_finite_maximum_poisons_the_update(case):
 
 def test_qk_norm_is_refused():
     """Scaling a projection whose output is normalised changes no logit."""
-    specs = model_specs(dataclasses.replace(TINY, qk_norm=True))
+    specs = model_specs(replace_keys(TINY, {"gqa.qk_norm": True}))
     with pytest.raises(ValueError, match=r"q_norm.*QK-norm|k_norm.*QK-norm"):
         qk_clip(specs)
 
@@ -118,7 +116,7 @@ def test_keys_are_still_required():
 
 
 def test_biases_and_norms_get_adamw_without_decay():
-    specs = model_specs(dataclasses.replace(TINY, qkv_bias=True, qk_norm=True))
+    specs = model_specs(replace_keys(TINY, {"gqa.qkv_bias": True, "gqa.qk_norm": True}))
     rows = {row.name: row for row in group_table(specs, OptimizerConfig())}
     for name in ("q", "k", "v", "o"):
         assert (rows[f"moe/attention/{name}"].group, rows[f"moe/attention/{name}"].decays) == ("muon", True)

@@ -1,6 +1,4 @@
-"""The expert exchange: plans and counts against NumPy here, programs on 8 emulated devices in `exchange_checks.py`."""
-
-import json
+"""The expert exchange: plans and counts against NumPy; ``test_exchange_on_devices.py`` runs it."""
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -10,24 +8,10 @@ import pytest
 
 from pallas_kernels.expert_exchange import exchange_cost, exchanged_bytes
 from pallas_kernels.expert_exchange.exchange import resolve_backend
-from pallas_kernels.expert_exchange.plan import NOWHERE, make_plan
-from tests.emulated import run_on
-from tests.pallas_kernels import exchange_checks
-from tests.pallas_kernels.exchange_checks import ROUTINGS, E, K, route, without_dropped
+from pallas_kernels.expert_exchange.plan import NOWHERE, plan_exchange
+from tests.pallas_kernels.exchange import ROUTINGS, E, K, route, without_dropped
 
-
-@pytest.fixture(scope="module")
-def report():
-    """Run all checks in one process with 8 devices; the failures by name."""
-    return json.loads(run_on(8, "-m", "tests.pallas_kernels.exchange_checks", timeout=600).splitlines()[-1])
-
-
-@pytest.mark.parametrize("name", exchange_checks.CHECKS)
-def test_on_emulated_devices(report, name):
-    assert report[name] is None, report[name]
-
-
-planned = jax.jit(make_plan, static_argnums=(1, 2, 3), static_argnames="packed")
+planned = jax.jit(plan_exchange, static_argnums=(1, 2, 3), static_argnames="packed")
 
 
 @settings(max_examples=15)
@@ -74,7 +58,7 @@ def test_a_plan_sends_each_token_once_to_each_rank_of_its_experts(routing, ranks
 
 
 def _without_dropped(ids, ranks, slots):
-    """`without_dropped` for one of several ranks."""
+    """``without_dropped`` for one of several ranks."""
     everyone = np.full((ranks, *ids.shape[1:]), E, np.int32)
     everyone[0] = ids[0]
     kept, dropped = without_dropped(everyone, slots)
@@ -107,11 +91,10 @@ def test_exchanged_bytes_are_those_of_the_rows_that_leave_a_rank(routing, ranks,
         assert set(a2a.choices) == {others * room * K * 8}
         np.testing.assert_array_equal(ragged.choices, a2a.choices + 8 * others)
         np.testing.assert_array_equal(dma.choices, ragged.choices)
-    for backend in ("dense", "ring"):
-        dense = exchanged_bytes(ids, backend=backend, **options)
-        assert set(dense.sent) == {others * tokens * width * itemsize}
-        assert set(dense.returned) == {others * tokens * width * 4}
-        assert set(dense.choices) == {others * tokens * K * 8}
+    dense = exchanged_bytes(ids, backend="dense", **options)
+    assert set(dense.sent) == {others * tokens * width * itemsize}
+    assert set(dense.returned) == {others * tokens * width * 4}
+    assert set(dense.choices) == {others * tokens * K * 8}
 
 
 def test_bytes_of_an_unknown_backend_are_refused():
@@ -136,4 +119,4 @@ def test_cost_counts_each_row_once_on_each_side():
 def test_auto_is_ragged_for_a_tpu_and_a2a_where_that_does_not_exist():
     assert resolve_backend("auto", "pallas") == "ragged"
     assert resolve_backend("auto", "xla") == resolve_backend("auto", "interpret") == "a2a"
-    assert resolve_backend("ring", "pallas") == "ring"
+    assert resolve_backend("dense", "pallas") == "dense"

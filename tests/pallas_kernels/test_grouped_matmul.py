@@ -1,4 +1,4 @@
-"""Grouped matmuls: every row with its group's matrix, for any sizes of groups; each the gradient of the other."""
+"""Grouped matmuls for groups of any size: every row times its group's matrix, and the gradients."""
 
 from functools import partial
 
@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 from pallas_kernels.grouped_matmul import cost, grouped_matmul, grouped_matmul_transposed
-from pallas_kernels.grouped_matmul.mosaic import Tiles, default_tiles, multiply_transposed
-from pallas_kernels.grouped_matmul.tiling import dot, plan_visits
+from pallas_kernels.grouped_matmul.mosaic import MatmulTiles, default_tiles, multiply_transposed
+from pallas_kernels.grouped_matmul.tiling import plan_visits
+from pallas_kernels.ops import dot
 
 K, N = 6, 12
 # (M, tiles): rows that are no multiple of a tile, fewer than one, whole tiles; several blocks of K and N.
-SHAPES = [(37, Tiles(8, 4, 3, 6)), (3, Tiles(8, 8, 6, 3)), (32, Tiles(16, 4, 6, 6))]
+SHAPES = [(37, MatmulTiles(8, 4, 3, 6)), (3, MatmulTiles(8, 8, 6, 3)), (32, MatmulTiles(16, 4, 6, 6))]
 GROUPS = 4
 
 
 @st.composite
 def group_sizes(draw):
-    """A shape and the sizes of its groups: with empty groups, one group that has all, and rows without a group."""
+    """Draws a shape and sizes of groups: empty groups, one group with all rows, rows without a group."""
     shape = draw(st.integers(0, len(SHAPES) - 1))
     edges = sorted(draw(st.lists(st.integers(0, SHAPES[shape][0]), min_size=GROUPS, max_size=GROUPS)))
     return shape, np.diff([0, *edges]).astype(np.int32)
@@ -57,7 +58,7 @@ def ours(lhs, rhs, dout, dweight, sizes, impl, tiles):
 
 
 def assert_close(got, expected, tolerance=1e-5):
-    """Compare the maximum error with the largest value: of each group for weights, of the whole otherwise."""
+    """Compares the maximum error with the largest value: of each group for weights, of the whole otherwise."""
     got = np.asarray(got, np.float64)
     axes = (1, 2) if got.ndim == 3 else None
     error, scale = np.abs(got - expected).max(axis=axes), np.abs(expected).max(axis=axes)
@@ -68,7 +69,7 @@ def check(impl, shape, sizes, seed=0):
     rows, tiles = SHAPES[shape]
     lhs, rhs, dout, dweight = arrays(rows, seed)
     expected = oracle(lhs, rhs, dout, dweight, sizes)
-    # Rows without a group may hold anything.
+    # Rows without a group may hold arbitrary values.
     lhs[sizes.sum() :] = np.nan
     dout[sizes.sum() :] = np.nan
     for got, want in zip(ours(lhs, rhs, dout, dweight, sizes, impl, tiles), expected, strict=True):
@@ -110,7 +111,7 @@ def test_bfloat16_sums_in_float32():
     rows = 7 * 257
     ones = jnp.ones((rows, 4), jnp.bfloat16)
     sizes = jnp.array([rows, 0], jnp.int32)
-    got = grouped_matmul_transposed(ones, ones, sizes, impl="interpret", _tiles=Tiles(257, 257, 4, 4))
+    got = grouped_matmul_transposed(ones, ones, sizes, impl="interpret", _tiles=MatmulTiles(257, 257, 4, 4))
     assert got.dtype == jnp.bfloat16
     np.testing.assert_array_equal(got[0], jnp.full((4, 4), rows, jnp.bfloat16))
     assert not np.any(got[1])
@@ -118,7 +119,7 @@ def test_bfloat16_sums_in_float32():
 
 @pytest.mark.parametrize(("dtype", "precision"), [(jnp.float32, "HIGHEST"), (jnp.bfloat16, "DEFAULT")])
 def test_float32_is_multiplied_at_the_highest_precision(dtype, precision):
-    """Nothing on a CPU shows what a TPU would round."""
+    """A CPU does not show the rounding of a TPU."""
     equation = jax.make_jaxpr(dot)(jnp.ones((8, 8), dtype), jnp.ones((8, 8), dtype)).eqns[0]
     assert all(one.name == precision for one in equation.params["precision"])
     assert equation.params["preferred_element_type"] == jnp.float32
@@ -141,7 +142,7 @@ def test_visits_cover_every_row_once_in_order(sizes, tile, empty_groups):
     covered = [(g, t * tile + r) for g, t, s, e in zip(group, place, start, end, strict=True) for r in range(s, e)]
     edges = np.cumsum([0, *sizes])
     assert covered == [(g, r) for g in range(len(sizes)) for r in range(edges[g], edges[g + 1])]
-    # A block that is revisited is still in VMEM, and surplus visits repeat the last: both never go back.
+    # A revisited block must still be in VMEM, and surplus visits repeat the last one, so indices never decrease.
     assert np.all(np.diff(place) >= 0) and np.all(np.diff(group) >= 0)
     assert len(group) == 40 // tile + len(sizes) - 1
     if empty_groups:
@@ -162,13 +163,13 @@ def test_kernels_lower_for_a_tpu():
 
 
 def test_cost_counts_operands_once_for_each_tile_of_the_other():
-    tiles = Tiles(512, 128, 1024, 2048)
-    forward = cost.multiply(32768, 24, 7168, 4096, 2, tiles)
+    tiles = MatmulTiles(512, 128, 1024, 2048)
+    forward = cost.multiply(cost.MatmulShape(32768, 24, 7168, 4096, 2), tiles)
     assert forward.flops == 2 * 32768 * 7168 * 4096
     assert forward.bytes_accessed == 2 * (2 * 32768 * 7168 + 64 * 7168 * 4096 + 32768 * 4096)
     tiles = default_tiles(32768, 24, 2048, 7168, transposed=True)
-    assert tiles == Tiles(512, 128, 1024, 1024)
-    backward = cost.multiply_transposed(32768, 24, 2048, 1, 7168, 2, tiles)
+    assert tiles == MatmulTiles(512, 128, 1024, 1024)
+    backward = cost.multiply_transposed(cost.MatmulShape(32768, 24, 2048, 7168, 2), tiles, parts=1)
     assert backward.flops == 2 * 32768 * 2048 * 7168
     assert backward.bytes_accessed == 2 * (7 * 32768 * 2048 + 2 * 32768 * 7168 + 24 * 2048 * 7168)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pallas_kernels.mla_attention import mla_attention, xla
+from pallas_kernels.mla_attention import AttentionInputs, mla_attention, xla
 
 B, H, DN, DR, DV = 2, 3, 8, 4, 6
 SCALE = 0.4
@@ -99,7 +99,7 @@ def reference_gradients(inputs, exit, dout):
 @functools.partial(jax.jit, static_argnums=3)
 def run(inputs, exit, dout, tiling):
     def attend(*inputs):
-        return xla.mla_attention(*inputs, exit, SCALE, tiling)
+        return xla.mla_attention(AttentionInputs(*inputs, exit), SCALE, tiling)
 
     out, vjp, stats = jax.vjp(attend, *inputs, has_aux=True)
     return out, stats, vjp(dout)
@@ -148,7 +148,7 @@ def test_any_mask_matches_the_dense_references(length, tiling, kinds, seed):
 
 @TILINGS
 def test_no_exit_is_causal(tiling):
-    inputs, dout = random_inputs(64)  # whole blocks; the other lengths leave a rest
+    inputs, dout = random_inputs(64)  # whole blocks; other lengths leave a partial block
     assert_matches(inputs, None, dout, tiling)
 
 
@@ -190,7 +190,7 @@ def test_statistics_carry_no_gradient(tiling):
     inputs, _ = random_inputs(70)
 
     def total(*inputs):
-        stats = xla.mla_attention(*inputs, None, SCALE, tiling)[1]
+        stats = xla.mla_attention(AttentionInputs(*inputs, None), SCALE, tiling)[1]
         return stats.lse.sum() + stats.max_logit.sum()
 
     for grad in jax.jit(jax.grad(total, argnums=range(5)))(*inputs):
@@ -240,7 +240,7 @@ def test_composes_with_scan_and_checkpoint(tiling):
 
     def layers(v):
         def layer(v, _):
-            return xla.mla_attention(*inputs[:4], v, None, SCALE, tiling)[0], None
+            return xla.mla_attention(AttentionInputs(*inputs[:4], v, None), SCALE, tiling)[0], None
 
         return (jax.lax.scan(jax.checkpoint(layer), v, None, length=2)[0] * dout).sum()
 
@@ -251,7 +251,7 @@ def test_composes_with_scan_and_checkpoint(tiling):
 
 @TILINGS
 def test_runs_inside_shard_map(tiling):
-    """Loop carries must vary over the mesh as the inputs do; one device is enough for that to be checked."""
+    """Loop carries must vary over the mesh as the inputs do; one device suffices to check that."""
     inputs, dout = random_inputs(70)
     exit = jnp.full((B, 70), 70, jnp.int32)
     spec = jax.P("data")

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.mla_attention import blocks, cost, mla_attention, mosaic, tile, visited_blocks
-from tests.emulated import run_on
+from pallas_kernels.mla_attention import AttentionInputs, blocks, cost, mla_attention, mosaic, tile, visited_blocks
 from tests.pallas_kernels.test_mla_attention import (
     KINDS,
     NAMES,
@@ -32,7 +31,7 @@ B, H = 2, 6  # three heads per step, so two groups of heads
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def compiled(inputs, exit, dout, block, interpret):
     def attend(*inputs):
-        return mosaic.mla_attention(*inputs, exit, SCALE, block=block, interpret=interpret)
+        return mosaic.mla_attention(AttentionInputs(*inputs, exit), SCALE, block=block, interpret=interpret)
 
     out, vjp, stats = jax.vjp(attend, *inputs, has_aux=True)
     return out, stats, vjp(dout)
@@ -123,7 +122,7 @@ def test_softmax_survives_logits_beyond_the_range_of_exp():
 
 
 def test_an_exit_beyond_the_sequence_is_its_end():
-    """Padded to whole blocks, the sequence has no queries that see what is beyond its end."""
+    """In a sequence that is padded to whole blocks, no query sees the padding."""
     inputs, dout = random_inputs(300, heads=H)
     dout[:] = 1
     beyond, within = (run(inputs, np.full((B, 300), exit), dout) for exit in (10_000, 300))
@@ -178,7 +177,7 @@ def test_blocks_that_the_exits_hide_are_not_computed():
     assert np.isfinite(run(inputs, exit, dout)[2][4][:, :, :128]).all()
 
 
-# --- which blocks are visited ---------------------------------------------------------------------------------------
+# --- the visited blocks ----------------------------------------------------------------------------------------------
 
 
 def dense_mask(exit):
@@ -193,7 +192,7 @@ def tiles(mask, block):
     return mask.reshape(n, block, n, block).swapaxes(1, 2).reshape(n, n, -1)
 
 
-schedule = jax.jit(blocks.schedule, static_argnums=(1, 2))
+schedule = jax.jit(blocks.schedule_pairs, static_argnums=(1, 2))
 visits = jax.jit(visited_blocks, static_argnums=(1, 2))
 
 
@@ -208,8 +207,8 @@ def test_schedule_is_the_blocks_with_visible_pairs_in_order(kinds, case, group, 
     """Against the dense mask: exactly those and the diagonal, each group complete, first, last and full flagged."""
     length, block = case
     exit = exits(kinds, length, seed)
-    plan = schedule(np.pad(exit, ((0, 0), (0, -length % block))).astype(np.int32), block, group)
-    rows, pairs = (np.asarray(x)[: plan.steps] for x in plan[:2])
+    listed = schedule(np.pad(exit, ((0, 0), (0, -length % block))).astype(np.int32), block, group)
+    rows, pairs = (np.asarray(x)[: listed.steps] for x in listed[:2])
     actual = list(zip(rows, *blocks.unpack(pairs), strict=True))
 
     expected = []
@@ -242,20 +241,20 @@ def test_a_tree_of_eight_branches_visits_little_more_than_it_must():
 def test_schedule_of_the_longest_sequence_fits_scalar_memory():
     length = 131_072
     block = blocks.block_size(length)
-    plan = jax.eval_shape(
-        lambda exit: blocks.schedule(exit, block, "key"), jax.ShapeDtypeStruct((1, length), jnp.int32)
+    listed = jax.eval_shape(
+        lambda exit: blocks.schedule_pairs(exit, block, "key"), jax.ShapeDtypeStruct((1, length), jnp.int32)
     )
-    assert plan.pairs.size == 256 * 257 // 2
-    assert 4 * (plan.pairs.size + plan.rows.size) < 2**20 / 2
+    assert listed.pairs.size == 256 * 257 // 2
+    assert 4 * (listed.pairs.size + listed.rows.size) < 2**20 / 2
     with pytest.raises(ValueError, match="blocks"):
-        blocks.schedule(jnp.zeros((1, 2**14 * 128), jnp.int32), 128, "key")
+        blocks.schedule_pairs(jnp.zeros((1, 2**14 * 128), jnp.int32), 128, "key")
 
 
 def test_block_size_grows_with_the_sequence():
     assert [blocks.block_size(n) for n in (1, 1023, 1024, 2047, 2048, 131_072)] == [128, 128, 256, 256, 512, 512]
 
 
-# --- what the compiler is told --------------------------------------------------------------------------------------
+# --- declarations for the compiler-----------------------------------------------------------------------------------
 
 
 def pallas_calls(heads=64, length=4096, dtype=jnp.bfloat16):
@@ -291,7 +290,7 @@ def test_statistics_and_the_rope_key_are_compact():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_products_sum_in_float32_and_float32_is_multiplied_exactly(dtype):
-    """A CPU does so whatever is asked for; a TPU does not."""
+    """A CPU multiplies float32 exactly whatever precision is requested; a TPU does not."""
     calls = pallas_calls(heads=4, length=512, dtype=dtype)
     for name, count in {"forward": 2, "query_gradients": 3, "key_gradients": 4}.items():
         products = [e for e in equations(calls[name].params["jaxpr"]) if e.primitive.name == "dot_general"]
@@ -332,48 +331,44 @@ def test_lowers_for_tpu_and_names_its_implementations():
         mla_attention(*inputs, scale=SCALE, impl="mosaic")
 
 
-SHARDED = """
-import jax, numpy as np, jax.numpy as jnp
-from pallas_kernels.mla_attention import mla_attention
-
-mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-split, whole = jax.P("data"), jax.P()
-rng = np.random.default_rng(0)
-shapes = (4, 2, 9, 8), (4, 2, 9, 4), (4, 2, 9, 8), (2, 9, 4), (4, 2, 9, 8)
-inputs = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes]
-exit = jnp.asarray(np.full((2, 9), 9), jnp.int32)
-
-def grads(impl, *inputs):
-    def loss(*inputs):
-        return jnp.square(mla_attention(*inputs, exit=exit, scale=0.4, impl=impl)[0]).sum()
-    return jax.grad(loss, argnums=range(5))(*inputs)
-
-def sharded(impl):  # the rope key and the exits do not vary over the mesh: two rows on each device
-    specs = (split, split, split, whole, split)
-    body = lambda *a: grads(impl, *a)
-    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=True))
-
-actual = sharded("interpret")(*inputs)
-halves = [grads("xla", *(x if x.ndim == 3 else x[2 * n : 2 * n + 2] for x in inputs)) for n in range(2)]
-for n, (got, a, b) in enumerate(zip(actual, *halves)):
-    want = a + b if n == 3 else jnp.concatenate([a, b])
-    assert jnp.abs(got - want).max() <= 1e-5 * jnp.abs(want).max(), n
-assert "tpu_custom_call" in sharded("pallas").trace(*inputs).lower(lowering_platforms=("tpu",)).as_text()
-"""
-
-
+@pytest.mark.devices(2)
 def test_runs_on_two_devices_with_arrays_that_do_not_vary():
-    run_on(2, "-c", SHARDED)
+    """The rope key and the exits do not vary over the mesh: each device has two rows that share them."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split, whole = jax.P("data"), jax.P()
+    rng = np.random.default_rng(0)
+    shapes = (4, 2, 9, 8), (4, 2, 9, 4), (4, 2, 9, 8), (2, 9, 4), (4, 2, 9, 8)
+    inputs = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    exit_BT = jnp.full((2, 9), 9, jnp.int32)
+
+    def gradients(impl, *inputs):
+        def loss(*inputs):
+            return jnp.square(mla_attention(*inputs, exit=exit_BT, scale=0.4, impl=impl)[0]).sum()
+
+        return jax.grad(loss, argnums=range(5))(*inputs)
+
+    def sharded(impl):
+        specs = (split, split, split, whole, split)
+        body = functools.partial(gradients, impl)
+        return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=True))
+
+    actual = sharded("interpret")(*inputs)
+    rows = [[x if x.ndim == 3 else x[first : first + 2] for x in inputs] for first in (0, 2)]
+    first, second = (gradients("xla", *half) for half in rows)
+    for index, (got, a, b) in enumerate(zip(actual, first, second, strict=True)):
+        expected = a + b if index == 3 else jnp.concatenate([a, b])
+        assert jnp.abs(got - expected).max() <= 1e-5 * jnp.abs(expected).max(), index
+    assert "tpu_custom_call" in sharded("pallas").trace(*inputs).lower(lowering_platforms=("tpu",)).as_text()
 
 
 def test_a_batch_whose_schedule_is_too_long_is_computed_row_by_row(monkeypatch):
-    """Four sequences of 131,072 tokens are more than scalar memory lists; one is not."""
+    """The schedules of four sequences of 131,072 tokens exceed scalar memory; that of one does not."""
     assert blocks.fits(3, 256) and not blocks.fits(4, 256)
     inputs, dout = random_inputs(256, heads=2)
     monkeypatch.setattr(blocks, "SCALAR_BYTES", 8 * 3)  # one row of two blocks
-    jax.clear_caches()  # of programs of these shapes, which were traced with more
+    jax.clear_caches()  # Programs of these shapes were traced with more scalar memory.
     assert_matches(inputs, exits(("tree", "documents"), 256), dout)
     jax.clear_caches()
     monkeypatch.setattr(blocks, "SCALAR_BYTES", 8)
     with pytest.raises(ValueError, match="more blocks of 128 than scalar memory"):
-        blocks.schedule(jnp.zeros((1, 256), jnp.int32), 128, "query")
+        blocks.schedule_pairs(jnp.zeros((1, 256), jnp.int32), 128, "query")

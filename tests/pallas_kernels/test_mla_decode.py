@@ -1,4 +1,4 @@
-"""Attention over a paged latent cache, plain and as the TPU kernel in interpret mode, against float64 NumPy."""
+"""Attention to a paged latent cache, plain and as the TPU kernel in interpret mode, against float64 NumPy."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -77,12 +77,13 @@ def test_bfloat16():
 
 
 def test_no_races_and_nothing_read_before_it_arrived():
-    """Memory that nothing was written to holds NaN here; every copy is checked against the reads that follow it."""
+    """Uninitialized memory holds NaN; every copy is checked against the reads that follow it."""
     arrays = paged([40, 3, 25], 5, 4, 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mosaic, "BLOCK_TOKENS", 16)
         interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-        got = mosaic.mla_decode(arrays[0], arrays[1], 1, *arrays[2:], LATENT, SCALE, interpret=interpret)
+        cache = xla.PagedCache(arrays[1], 1, *arrays[2:])
+        got = mosaic.mla_decode(arrays[0], cache, LATENT, SCALE, interpret=interpret)
     assert not interpret_pallas_call.races.races_found
     np.testing.assert_allclose(got.out, reference(*arrays)[0], atol=1e-5)
 
@@ -92,7 +93,7 @@ def test_merging_two_parts_is_attending_to_both():
     q, keys = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((2, 3, WIDTH), (2, 10, WIDTH)))
     everything = np.ones((2, 1, 10), bool)
     parts = [everything & (np.arange(10) < 4), everything & (np.arange(10) >= 4)]
-    for hidden in (0, 1):  # a sequence of which one part sees nothing
+    for hidden in (0, 1):  # a sequence of which one part sees no key
         parts[hidden] = parts[hidden] & (np.arange(2) != hidden)[:, None, None]
     seen = parts[0] | parts[1]
     merged = merge(*(xla.attend(q, keys, jnp.asarray(part), LATENT, SCALE) for part in parts))

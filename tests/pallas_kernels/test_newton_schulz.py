@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels import newton_schulz as ns
+from pallas_kernels.newton_schulz.stacks import orthogonalize_batch
+from pallas_kernels.newton_schulz.xla import orthogonalize_one_by_one
 
 MUON = ns.coefficients("muon", 5)
 
@@ -16,7 +18,7 @@ orthogonalized = jax.jit(lambda x: ns.newton_schulz(x, MUON))  # compiled once p
 
 
 def reference(x, coefficients):
-    """float64, one matrix."""
+    """Newton-Schulz of one matrix in float64."""
     x = np.asarray(x, np.float64)
     x = x / (np.sqrt((x**2).sum()) + 1e-7)
     for a, b, c in coefficients:
@@ -69,12 +71,12 @@ def test_stacking_scaling_and_transposing_change_nothing(exponent, seed):
 
 
 def test_both_platform_paths_agree():
-    """The batched path of accelerators, run here, against the CPU's; stacks differ in orientation and length."""
+    """The batched path of accelerators against that of CPUs; stacks differ in orientation and length."""
     rng = np.random.default_rng(0)
     stacks = [jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((3, 6, 9), (1, 9, 6), (2, 6, 9))]
-    one = ns._one_by_one(stacks, MUON, jnp.float32)
-    many = ns._all_at_once(stacks, MUON, jnp.float32)
-    for a, b, x in zip(one, many, stacks, strict=True):
+    one_by_one = orthogonalize_one_by_one(stacks, MUON, jnp.float32)
+    batched = orthogonalize_batch(stacks, MUON, jnp.float32)
+    for a, b, x in zip(one_by_one, batched, stacks, strict=True):
         assert a.shape == x.shape
         np.testing.assert_allclose(a, b, atol=1e-5)
 

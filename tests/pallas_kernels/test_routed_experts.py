@@ -12,10 +12,10 @@ import pytest
 
 from pallas_kernels.routed_experts import expert_counts, routed_experts
 from pallas_kernels.routed_experts.overflow import blocks_per_round
-from pallas_kernels.routed_experts.plan import capacity, make_plan, sort_copies
+from pallas_kernels.routed_experts.plan import capacity, plan_capacity, sort_copies
 
 D, F = 8, 12
-# (T, K, E, capacity_factor, block): tight and ample capacity, several rounds of blocks, sizes that divide nothing.
+# (T, K, E, capacity_factor, block): tight and ample capacity, several rounds of blocks, sizes that divide no tile.
 SHAPES = [
     (1, 1, 1, 1.25, 128),
     (1, 3, 5, 1.25, 4),
@@ -28,7 +28,7 @@ NAMES = ("x", "w13", "w2", "gates")
 
 
 def route(pattern, tokens, active, experts, seed):
-    """Draw int32 expert ids [T, K] in [0, E]."""
+    """Draws int32 expert ids [T, K] in [0, E]."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, experts, (tokens, active))
     if pattern == "one expert":
@@ -43,7 +43,7 @@ def route(pattern, tokens, active, experts, seed):
 
 
 def inputs(tokens, active, experts, seed):
-    """Draw float32 (x, w13, w2, gates) and a cotangent of y."""
+    """Draws float32 (x, w13, w2, gates) and a cotangent of y."""
     rng = np.random.default_rng(seed)
     shapes = (tokens, D), (experts, D, 2, F), (experts, F, D), (tokens, active), (tokens, D)
     x, w13, w2, gates, dy = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
@@ -51,7 +51,7 @@ def inputs(tokens, active, experts, seed):
 
 
 def loop_oracle(x, w13, w2, gates, ids):
-    """Compute y token by token in NumPy float64."""
+    """Computes y token by token in NumPy float64."""
     x, w13, w2, gates = (np.asarray(a, np.float64) for a in (x, w13, w2, gates))
     y = np.zeros_like(x)
     for t, k in np.ndindex(ids.shape):
@@ -62,7 +62,7 @@ def loop_oracle(x, w13, w2, gates, ids):
 
 
 def dense(x, w13, w2, gates, ids):
-    """Compute y with every expert on every token, weighted by the one-hot choice: nothing sorted, nothing gathered."""
+    """Computes y with every expert on every token, weighted by the one-hot choice, without sorting or gathering."""
     weight_TE = jnp.einsum("tk,tke->te", gates, jax.nn.one_hot(ids, w13.shape[0], dtype=gates.dtype))
     h = jnp.einsum("td,edjf->tejf", x, w13)
     a = jax.nn.silu(h[:, :, 0]) * h[:, :, 1]
@@ -75,7 +75,7 @@ def dense_gradients(arrays, dy, ids):
 
 
 def gradient_oracle(arrays, dy, ids):
-    """Differentiate `dense` in float64."""
+    """Differentiates ``dense`` in float64."""
     with jax.enable_x64(True):
         grads = dense_gradients([np.asarray(a, np.float64) for a in arrays], np.asarray(dy, np.float64), ids)
         return [np.asarray(grad) for grad in grads]
@@ -83,7 +83,7 @@ def gradient_oracle(arrays, dy, ids):
 
 @partial(jax.jit, static_argnames=("capacity_factor", "block"))
 def ours(arrays, dy, ids, capacity_factor, block):
-    """Compute y and the gradients of (x, w13, w2, gates)."""
+    """Computes y and the gradients of (x, w13, w2, gates)."""
 
     def run(x, w13, w2, gates):
         return routed_experts(x, w13, w2, ids, gates, capacity_factor=capacity_factor, block=block)
@@ -93,7 +93,7 @@ def ours(arrays, dy, ids, capacity_factor, block):
 
 
 def assert_close(name, got, expected, tolerance):
-    """Compare the maximum error with the largest value: of each expert for weights, of the whole otherwise."""
+    """Compares the maximum error with the largest value: of each expert for weights, of the whole otherwise."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected)
     axes = tuple(range(1, got.ndim)) if name.startswith("w") else None
     error = np.abs(got - expected).max(axis=axes)
@@ -132,7 +132,7 @@ def test_the_shapes_cover_overflow_of_several_rounds_and_none():
         slots = capacity(tokens * active, experts, factor)
         ids = route(routing, tokens, active, experts, 0)
         counts = np.bincount(ids.ravel(), minlength=experts + 1)[:experts]
-        got = int(jax.jit(make_plan, static_argnums=(1, 2, 3))(ids, experts, slots, block).blocks)
+        got = int(jax.jit(plan_capacity, static_argnums=(1, 2, 3))(ids, experts, slots, block).blocks)
         assert got == sum(-(-max(int(count) - slots, 0) // block) for count in counts)
         return got
 
@@ -208,7 +208,7 @@ def test_experts_without_tokens_get_exactly_zero():
 
 
 def equations(jaxpr):
-    """Yield every equation, those of inner jaxprs too."""
+    """Yields every equation, those of inner jaxprs too."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jax.tree.leaves(equation.params, is_leaf=lambda leaf: hasattr(leaf, "eqns")):

@@ -12,13 +12,14 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from pallas_kernels.grouped_matmul.mosaic import Tiles as WeightTiles
+from pallas_kernels.grouped_matmul.mosaic import MatmulTiles
 from pallas_kernels.grouped_matmul.packing import join_word, split_word
+from pallas_kernels.ops import take
 from pallas_kernels.routed_experts import cost, routed_experts
-from pallas_kernels.routed_experts.mosaic import Tiles
-from pallas_kernels.routed_experts.plan import sort_copies, take
-from pallas_kernels.routed_experts.routing import make_routing
-from pallas_kernels.routed_experts.rows import pack
+from pallas_kernels.routed_experts.mosaic import ExpertTiles
+from pallas_kernels.routed_experts.packed_rows import pack
+from pallas_kernels.routed_experts.plan import sort_copies
+from pallas_kernels.routed_experts.routing import plan_routing
 from tests.pallas_kernels.test_routed_experts import (
     NAMES,
     D,
@@ -30,12 +31,12 @@ from tests.pallas_kernels.test_routed_experts import (
     route,
 )
 
-WEIGHTS = WeightTiles(8, 4, 4, 4)
+WEIGHTS = MatmulTiles(8, 4, 4, 4)
 # (T, K, E, max_copies, tiles): one token; several tiles of everything; one tile that holds all rows and all tokens.
 SHAPES = [
-    (1, 1, 1, None, Tiles(8, 8, F, D // 2, 8, WEIGHTS)),
-    (37, 3, 7, None, Tiles(8, 4, 4, 2, 4, WEIGHTS)),
-    (9, 4, 3, 20, Tiles(64, 8, 6, 4, 16, WEIGHTS._replace(rows=16))),
+    (1, 1, 1, None, ExpertTiles(8, 8, F, D // 2, 8, WEIGHTS)),
+    (37, 3, 7, None, ExpertTiles(8, 4, 4, 2, 4, WEIGHTS)),
+    (9, 4, 3, 20, ExpertTiles(64, 8, 6, 4, 16, WEIGHTS._replace(rows=16))),
 ]
 ROUTINGS = ["uniform", "one expert", "few experts", "none", "mixed with none"]
 
@@ -45,7 +46,7 @@ ROUTINGS = ["uniform", "one expert", "few experts", "none", "mixed with none"]
     static_argnames=("max_copies", "tiles", "interpret"),
 )
 def ours(arrays, dy, ids, max_copies, tiles, interpret=True):
-    """Compute y and the gradients of (x, w13, w2, gates)."""
+    """Computes y and the gradients of (x, w13, w2, gates)."""
 
     def run(x, w13, w2, gates):
         return routed_experts(
@@ -57,7 +58,7 @@ def ours(arrays, dy, ids, max_copies, tiles, interpret=True):
 
 
 def poisoned(arrays, dy, ids, experts):
-    """Tokens without an expert hold NaN, as does what comes back for them."""
+    """Tokens without an expert hold NaN, as do their cotangents."""
     (x, *rest), nobody = arrays, np.all(ids == experts, axis=1)[:, None]
     return (np.where(nobody, np.nan, x), *rest), np.where(nobody, np.nan, dy)
 
@@ -71,7 +72,7 @@ def check(arrays, dy, ids, max_copies, tiles, interpret=True):
 
 
 def keep_first(ids, experts, copies):
-    """Take the expert from all but the first `copies` copies that have one."""
+    """Removes the expert of all but the first ``copies`` copies that have one."""
     return np.where(np.cumsum(ids < experts).reshape(ids.shape) <= copies, ids, experts).astype(np.int32)
 
 
@@ -94,7 +95,7 @@ def test_output_and_every_gradient_are_exact_for_any_routing(shape, routing, see
 
 
 def test_a_bound_that_is_reached_is_exact_and_one_that_is_passed_is_not_a_number():
-    """Copies that do not fit must not pass unseen: every output and gradient that has rows is NaN."""
+    """Copies that do not fit must not be dropped silently: every output and gradient with rows is NaN."""
     tokens, active, experts, max_copies, tiles = SHAPES[2]
     arrays, dy = inputs(tokens, active, experts, 0)
     ids = route("uniform", tokens, active, experts, 0)
@@ -111,7 +112,7 @@ def test_bfloat16_inputs_sum_in_float32():
     ids = route("uniform", tokens, active, experts, 2)
     ids[:, 0] = 1
     x, w13, w2, dy = (jnp.asarray(a, jnp.bfloat16) for a in (*arrays[:3], dy))
-    tiles = Tiles(32, 16, F, 4, 16, WEIGHTS._replace(rows=32))
+    tiles = ExpertTiles(32, 16, F, 4, 16, WEIGHTS._replace(rows=32))
     y, grads = ours((x, w13, w2, arrays[3]), dy, ids, None, tiles)
     exact = [np.asarray(a.astype(jnp.float32)) for a in (x, w13, w2, dy)]
     assert [y.dtype, *(grad.dtype for grad in grads)] == [jnp.bfloat16] * 4 + [jnp.float32]
@@ -128,11 +129,11 @@ def test_packed_words_hold_the_bits_of_both_halves():
 
 
 def test_copies_between_memories_do_not_race(capfd):
-    """The detector forgets what it found when the next kernel starts, but it prints each race."""
+    """The detector forgets its findings when the next kernel starts, but it prints each race."""
     tokens, active, experts = 11, 2, 2
     arrays, dy = inputs(tokens, active, experts, 0)
     ids = route("mixed with none", tokens, active, experts, 0)
-    tiles = Tiles(4, 4, F, D // 2, 4, WeightTiles(16, 8, 4, 4))
+    tiles = ExpertTiles(4, 4, F, D // 2, 4, MatmulTiles(16, 8, 4, 4))
     try:
         check(arrays, dy, ids, None, tiles, pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"))
         assert "RACE DETECTED" not in capfd.readouterr().out
@@ -140,7 +141,7 @@ def test_copies_between_memories_do_not_race(capfd):
         pltpu.reset_tpu_interpret_mode_state()
 
 
-plan = jax.jit(make_routing, static_argnums=(2, 3, 4, 5))
+plan = jax.jit(plan_routing, static_argnums=(2, 3, 4, 5))
 
 
 def check_cores(routing, used, row_tile):
@@ -197,7 +198,7 @@ def unfused(x_TD, w13_ED2F, w2_EFD, gates_TK, ids_TK):
 
 
 def residual_bytes(run, arrays):
-    """Bytes that a backward pass keeps, less those that are the arrays themselves."""
+    """Bytes of residuals, without the input arrays."""
     kept = jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(run, *a)[1], *arrays))
     own = [(a.shape, a.dtype) for a in arrays]
     total = 0
@@ -270,15 +271,15 @@ def test_kernels_lower_for_a_tpu():
 
 def test_costs_add_up_to_the_matmuls():
     """Forward 6 FLOPs for each row, D and F; backward twice as many (weight gradients are counted elsewhere)."""
-    tiles = Tiles(512, 128, 128, 256, 64)
-    sizes = (32768, 24, 7168, 2048, 2, tiles)
-    one = 32768 * 7168 * 2048
-    assert cost.up(*sizes, False).flops + cost.down(*sizes).flops == 6 * one
-    assert cost.activation_gradients(*sizes).flops + cost.down_transposed(*sizes).flops == 6 * one
+    tiles = ExpertTiles(512, 128, 128, 256, 64)
+    sizes = (cost.ExpertShape(32768, 24, 7168, 2048, 2), tiles)
+    products = 32768 * 7168 * 2048
+    assert cost.up(*sizes, keep_preactivation=False).flops + cost.down(*sizes).flops == 6 * products
+    assert cost.activation_gradients(*sizes).flops + cost.down_transposed(*sizes).flops == 6 * products
     weights = 64 * 7168 * 2048
     rows = 32768
-    assert cost.up(*sizes, True).bytes_accessed == 2 * (rows * (7168 + 3 * 2048) + 2 * weights)
-    assert cost.up(*sizes, False).bytes_accessed == 2 * (rows * (7168 + 2048) + 2 * weights)
+    assert cost.up(*sizes, keep_preactivation=True).bytes_accessed == 2 * (rows * (7168 + 3 * 2048) + 2 * weights)
+    assert cost.up(*sizes, keep_preactivation=False).bytes_accessed == 2 * (rows * (7168 + 2048) + 2 * weights)
     assert cost.down(*sizes).bytes_accessed == 2 * (rows * (7168 + 2048) + weights)
     assert cost.activation_gradients(*sizes).bytes_accessed == 2 * (rows * (2 * 7168 + 5 * 2048) + weights)
     assert cost.down_transposed(*sizes).bytes_accessed == 2 * (rows * (7168 + 2 * 2048) + 2 * weights)

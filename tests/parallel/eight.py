@@ -37,18 +37,18 @@ def _gradients(program, params, batch):
 
     from k2jax.parallel.gradients import make_loss_and_gradients
 
-    function = make_loss_and_gradients(program.config, program.layout)
+    function = make_loss_and_gradients(program.config, program.layout, program.loss)
 
     @jax.jit
     def gradients(params, batch):
         loss, stats, grads = function(program.layout.to_compute(params, "float32"), batch)
-        return loss, stats, program.layout.gradients_to_rest(grads)
+        return loss, stats, program.layout.gradients_to_storage(grads)
 
     loss, stats, grads = gradients(params, batch)
     return {
-        "loss": loss,
+        **_flat(loss._asdict(), "loss"),
         **_flat(stats._asdict(), "stats"),
-        **_flat(program.saved_form().params_from_rest(grads), "grads"),
+        **_flat(program.checkpoint_layout().logical_params(grads), "grads"),
     }
 
 
@@ -56,10 +56,10 @@ def _step(program, state, batch):
     """The step's results; Muon's first momentum and Adam's first moment are the gradients."""
     import jax
 
-    form = program.saved_form()
+    form = program.checkpoint_layout()
     state, metrics = program.step(state, batch)
-    params, opt_state = form.from_rest(state.params, state.opt_state)
-    again = form.to_rest(params, opt_state)
+    params, opt_state = form.save(state.params, state.opt_state)
+    again = form.load(params, opt_state)
     same = jax.tree.map(lambda a, b: bool((a == b).all()), (state.params, state.opt_state), again)
     found = {"loss": metrics.loss, "grad_norm": metrics.grad_norm, **_flat(metrics.stats._asdict(), "stats")}
     found |= {**_flat(params, "params"), **_flat(opt_state, "opt")}
@@ -91,18 +91,24 @@ def _main(folder: Path) -> None:
 
     from k2jax.train.program import Program
     from tests.parallel.tiny import config_of
+    from tests.parallel.turn_loss import TurnLoss, with_turns
 
     for name, overrides in json.loads((folder / "cases.json").read_text()).items():
         config = config_of(overrides)
         axes = ("data", "stage", "expert", "context", "tensor")
-        program = Program(config, jax.devices()[: math.prod(getattr(config.parallel, axis) for axis in axes)])
-        placement, rows, padding = program.placement(), rows_of(config), pack_row([], config.data.sequence_length)
+        devices = jax.devices()[: math.prod(getattr(config.parallel, axis) for axis in axes)]
+        program = Program(config, devices, TurnLoss() if "turns" in overrides["do"] else None)
+        placement, rows, padding = program.batch_sharding(), rows_of(config), pack_row([], config.data.sequence_length)
+        if "turns" in overrides["do"]:
+            rng = np.random.default_rng(1)
+            *rows, padding = [with_turns(row, rng) for row in (*rows, padding)]
         batch = placement.put(stack_rows([rows[row] if row < len(rows) else padding for row in placement.rows]))
         state, found = program.init(), {"real": (batch.exit > np.arange(batch.exit.shape[-1])).sum(-1)}
         if "crowd" in overrides["do"]:  # everyone goes to the first experts
             state.params["moe"] |= _crowded(state.params["moe"])
         if "validate" in overrides["do"]:
-            found["nll"], found["weight"] = program.evaluate(state.params, batch)
+            sums, denominators = program.evaluate(state.params, batch)
+            found |= {**_flat(sums._asdict(), "sums"), **_flat(denominators, "denominators")}
         if "gradients" in overrides["do"]:
             found |= _gradients(program, state.params, batch)
         if "step" in overrides["do"]:

@@ -42,7 +42,7 @@ def layout_of(
     sizes = {"data": data, "stage": stage, "expert": expert, "context": context, "tensor": tensor}
     config.parallel.update(sizes | {"virtual_stages": virtual_stages})
     config.train.batch_size = data * expert
-    if config.model.qk_norm:
+    if config.model.gqa.qk_norm:
         config.optimizer.name = "muon"
     config = resolve(config)
     mesh = axis_sizes(config, math.prod(sizes.values()))
@@ -54,9 +54,9 @@ def text() -> str:
     for preset, mesh in [*((preset, MESHES[preset]) for preset in PRESETS), *SHARED.items()]:
         layout = layout_of(preset, *mesh)
         sizes = ", ".join(f"{axis} {size}" for axis, size in layout.mesh.shape.items())
-        lines.append(f"{preset}: {sizes}; {layout.chunks} chunks of {layout.chunk_layers} {layout.body} layers")
+        lines.append(f"{preset}: {sizes}; {layout.chunks} chunks of {layout.chunk_layers} {layout.layer_group} layers")
         trees = (
-            jax.tree.leaves(t, is_leaf=lambda x: isinstance(x, PartitionSpec)) for t in (layout.compute, layout.rest)
+            jax.tree.leaves(t, is_leaf=lambda x: isinstance(x, PartitionSpec)) for t in (layout.compute, layout.storage)
         )
         for (name, spec), *placed in zip(named_specs(layout.specs), *trees, strict=True):
             compute, rest = (", ".join(_entry(entry) for entry in one) or "-" for one in placed)

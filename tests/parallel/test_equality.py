@@ -26,12 +26,12 @@ SLOW = {
     "data": {"parallel.data": 8, "train.micro_batches": 2, "do": "step"},
     "expert": {"parallel.expert": 8, "train.micro_batches": 2, "do": "step validate"},
     "stage": {"parallel.stage": 4, "do": "step"},
-    "gpipe": {"parallel.data": 2, "parallel.stage": 4, "parallel.schedule": "gpipe", "do": "gradients"},
-    "scan": {
+    "gpipe": {"parallel.data": 2, "parallel.stage": 4, "parallel.executor": "gpipe", "do": "gradients"},
+    "autodiff": {
         "parallel.expert": 2,
         "parallel.stage": 2,
         "parallel.virtual_stages": 2,
-        "parallel.schedule": "scan",
+        "parallel.executor": "autodiff",
         "do": "gradients",
     },
 }
@@ -71,16 +71,16 @@ SHARED = {
 CROWDED = {"parallel.expert_slots": 0.2, "do": "gradients crowd"}
 DROPPING = {
     "expert": SMALL | CROWDED | {"parallel.expert": 2},
-    "tensor and scan": CROWDED
-    | {"parallel.expert": 2, "parallel.stage": 2, "parallel.tensor": 2, "parallel.schedule": "scan"},
+    "tensor, differentiated by JAX": CROWDED
+    | {"parallel.expert": 2, "parallel.stage": 2, "parallel.tensor": 2, "parallel.executor": "autodiff"},
     "data, stage": CROWDED | {"parallel.data": 2, "parallel.expert": 2, "parallel.stage": 2},
 }
 GROUPED = {
     "model.attention": "gqa",
     "model.heads": 8,
-    "model.kv_heads": 4,
-    "model.head_dim": 8,
-    "model.qkv_bias": True,
+    "model.gqa.kv_heads": 4,
+    "model.gqa.head_dim": 8,
+    "model.gqa.qkv_bias": True,
     "model.tied_head": True,
     "model.vocab": 301,  # padded where it is spread
     "model.layers": 4,
@@ -93,6 +93,21 @@ GROUPED_QUERIES = {
     "context and tensor": GROUPED | {"parallel.context": 2, "parallel.tensor": 2, "train.remat": "selective"},
     "context, stage and tensor": GROUPED | {"parallel.context": 2, "parallel.stage": 2, "parallel.tensor": 2},
 }
+
+
+TURNS = {"do": "gradients validate turns"}
+SMALL_TURNS = SMALL | {"do": "gradients validate turns"}
+TERMS_AND_TURNS = {
+    "one": TURNS,
+    "data, expert and stage": TURNS
+    | {"parallel.data": 2, "parallel.expert": 2, "parallel.stage": 2, "parallel.virtual_stages": 2},
+    "data, expert and stage, differentiated by JAX": TURNS
+    | {"parallel.data": 2, "parallel.expert": 2, "parallel.stage": 2, "parallel.executor": "autodiff"},
+    "context and stage": TURNS | {"parallel.context": 2, "parallel.stage": 2},
+    "small": SMALL_TURNS,
+    "tensor and context": SMALL_TURNS | {"parallel.tensor": 2, "parallel.context": 2},
+}
+TERMS_ALWAYS = ("one", "data, expert and stage", "small", "tensor and context")
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +144,7 @@ def test_rows_without_a_slot_are_counted(tmp_path, case):
     dropped = np.maximum(wanted - slots, 0).sum()
     assert 0 < dropped < wanted.sum() / 2
     assert (found["stats['dropped_rows']"] == dropped).all()
-    assert np.isfinite(found["loss"])
+    assert np.isfinite(found["loss['terms']['nll']"])
 
 
 def relative(a, b):
@@ -154,6 +169,24 @@ def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device(s
     assert_same_step(shared["context, tensor and expert"], shared["one"])
 
 
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory):
+    return steps(tmp_path_factory.mktemp("turns"), {name: TERMS_AND_TURNS[name] for name in TERMS_ALWAYS})
+
+
+@pytest.mark.parametrize(("case", "alone"), [("data, expert and stage", "one"), ("tensor and context", "small")])
+def test_a_loss_over_turns_and_branches_is_that_of_one_device(turns, case, alone):
+    assert_same_step(turns[case], turns[alone])
+    assert len({name for name in turns[case] if name.startswith("loss['terms']")}) == 3
+    assert turns[case]["loss['metrics']['entropy/nats']"] > 5.0  # of 300 tokens, nearly uniform: log 300 = 5.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [name for name in TERMS_AND_TURNS if name not in TERMS_ALWAYS])
+def test_a_loss_over_turns_and_branches_on_other_meshes_is_that_of_one_device(turns, tmp_path, case):
+    assert_same_step(steps(tmp_path, {case: TERMS_AND_TURNS[case]})[case], turns["one"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW)
 def test_a_step_on_other_meshes_is_that_of_one_device(found, more, case):
@@ -175,4 +208,4 @@ def test_a_step_with_grouped_queries_is_that_of_one_device(grouped, case):
 def test_the_batch_clips_heads_and_pads_rows(found):
     logits = found["one"]["stats['max_logit']"]
     assert (logits > 0.03).any() and (logits < 0.03).any()
-    assert found["one"]["weight"] < 14 * 31
+    assert found["one"]["denominators['nll']"] < 14 * 31

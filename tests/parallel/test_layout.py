@@ -9,7 +9,7 @@ import pytest
 
 from k2jax.config import defaults, resolve
 from k2jax.errors import UserError
-from k2jax.parallel import ownership
+from k2jax.parallel import newton_schulz
 from k2jax.parallel.layout import entries, make_layout, padded_shape
 from k2jax.parallel.mesh import axis_sizes
 from k2jax.parallel.torus import device_grid, torus_grid
@@ -29,7 +29,7 @@ def leaves(tree):
 def test_no_axis_cuts_a_weight_twice_and_parts_at_rest_are_equal(preset, sizes):
     layout = layout_of(preset, *sizes)
     for (name, spec), rest, compute in zip(
-        named_specs(layout.specs), leaves(layout.rest), leaves(layout.compute), strict=True
+        named_specs(layout.specs), leaves(layout.storage), leaves(layout.compute), strict=True
     ):
         cut = [axis for axes in entries(spec, rest) for axis in axes]
         assert len(cut) == len(set(cut)), name
@@ -45,7 +45,7 @@ def test_kimi_k2_at_rest_is_spread_over_all_devices(sizes):
     layout = layout_of("k2", *sizes)
     held = sum(
         spec.size // math.prod(layout.mesh.shape[a] for axes in entries(spec, rest) for a in axes)
-        for (_, spec), rest in zip(named_specs(layout.specs), leaves(layout.rest), strict=True)
+        for (_, spec), rest in zip(named_specs(layout.specs), leaves(layout.storage), strict=True)
     )
     slots = 64 / 60  # empty ones are held too
     assert held <= 1.002 * slots * count(layout.logical) / layout.mesh.size
@@ -100,9 +100,9 @@ def test_grouped_keys_divide_over_context_too():
 def test_muons_matrices_of_one_shape_are_cut_along_one_side(preset):
     layout = layout_of(preset, *MESHES[preset])
     kinds = {}
-    for (_, spec), placed in zip(named_specs(layout.specs), leaves(layout.rest), strict=True):
+    for (_, spec), placed in zip(named_specs(layout.specs), leaves(layout.storage), strict=True):
         if spec.role == "matrix" and "experts" not in spec.axes:
-            cut = ownership._cut(spec, placed, layout)
+            cut = newton_schulz._cut(spec, placed, layout)
             kinds.setdefault(tuple(sorted(map(spec.size_of, (spec.inputs, spec.outputs)))), set()).add(cut.exchanges)
     assert all(len(found) == 1 and len(*found) == 1 for found in kinds.values()), kinds  # one all-to-all, and one back
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.parallel.schedule import build, cut
+from k2jax.parallel.schedule import build_pipeline_schedule, cut
 
 
 @st.composite
@@ -20,7 +20,7 @@ def numbers(draw):
 @given(st.sampled_from(["1f1b", "gpipe"]), numbers())
 def test_every_micro_batch_passes_every_chunk_once_and_in_order(kind, sizes):
     stages, _, chunks, micro_batches = sizes
-    found = build(kind, *sizes)
+    found = build_pipeline_schedule(kind, *sizes)
     times = {direction: {} for direction in ("forward", "backward")}
     for direction, seen in times.items():
         for tick, stage in np.argwhere(found.table[direction] >= 0):
@@ -34,11 +34,11 @@ def test_every_micro_batch_passes_every_chunk_once_and_in_order(kind, sizes):
         if c:
             assert forward[m, c] == forward[m, c - 1] + 1 and backward[m, c] == backward[m, c - 1] - 1
     for m in range(micro_batches):
-        (leaves,), (enters,), (unembeds,) = (
-            np.flatnonzero(column == m) for column in (found.exit, found.entrance, found.unembed)
+        (losses,), (embeds,), (embed_backwards,) = (
+            np.flatnonzero(column == m) for column in (found.loss, found.embed, found.embed_backward)
         )
-        assert leaves == forward[m, chunks - 1] + 1 <= backward[m, chunks - 1]
-        assert enters == forward[m, 0] and unembeds == backward[m, 0]
+        assert losses == forward[m, chunks - 1] + 1 <= backward[m, chunks - 1]
+        assert embeds == forward[m, 0] and embed_backwards == backward[m, 0]
 
 
 @settings(max_examples=60)
@@ -46,7 +46,7 @@ def test_every_micro_batch_passes_every_chunk_once_and_in_order(kind, sizes):
 def test_playing_a_table_brings_every_value_where_it_is_needed(kind, sizes):
     """A replay with names in place of activations: slots are written before they are read and never overwritten."""
     stages, chunks = sizes[0], sizes[2]
-    found = build(kind, *sizes)
+    found = build_pipeline_schedule(kind, *sizes)
     row = lambda name, tick, stage: int(found.table[name][tick, stage])  # noqa: E731
     inputs = [{} for _ in range(stages)]
     cotangents = [{} for _ in range(stages)]
@@ -59,8 +59,8 @@ def test_playing_a_table_brings_every_value_where_it_is_needed(kind, sizes):
                 inputs[stage][slot] = sent[stage]
             if (slot := row("cotangent_arrival_slot", tick, stage)) >= 0:
                 cotangents[stage][slot] = returned[stage]
-            if (slot := row("exit_slot", tick, stage)) >= 0:
-                cotangents[stage][slot] = (int(found.exit[tick]), chunks)
+            if (slot := row("loss_slot", tick, stage)) >= 0:
+                cotangents[stage][slot] = (int(found.loss[tick]), chunks)
             if (m := row("forward", tick, stage)) >= 0:
                 c, slot = row("forward_round", tick, stage) * stages + stage, row("forward_slot", tick, stage)
                 if c == 0:
@@ -80,17 +80,19 @@ def test_playing_a_table_brings_every_value_where_it_is_needed(kind, sizes):
 
 @pytest.mark.parametrize(("stages", "rounds", "micro_batches"), [(2, 1, 4), (4, 1, 16), (4, 2, 16), (8, 3, 32)])
 def test_the_bubble_is_the_formula_and_live_activations_are_bounded_by_stages(stages, rounds, micro_batches):
-    found = build("1f1b", stages, rounds, stages * rounds, micro_batches)
+    found = build_pipeline_schedule("1f1b", stages, rounds, stages * rounds, micro_batches)
     assert found.bubble() == pytest.approx((stages - 1) / (micro_batches * rounds + stages - 1))
     assert found.slots <= stages * (rounds + 1)
-    many = build("1f1b", stages, rounds, stages * rounds, 4 * micro_batches)
+    many = build_pipeline_schedule("1f1b", stages, rounds, stages * rounds, 4 * micro_batches)
     assert many.slots == found.slots  # whatever the number of micro-batches
-    assert build("gpipe", stages, rounds, stages * rounds, micro_batches).slots == micro_batches * rounds
+    assert (
+        build_pipeline_schedule("gpipe", stages, rounds, stages * rounds, micro_batches).slots == micro_batches * rounds
+    )
 
 
 def test_kimi_k2_on_sixteen_stages():
     size, chunks = cut(60, 16, 4)
-    found = build("1f1b", 16, 4, chunks, 256)
+    found = build_pipeline_schedule("1f1b", 16, 4, chunks, 256)
     assert (size, chunks) == (1, 60)
     assert (found.table["forward_round"][:, 12:] == 3).sum() == 0  # the four empty slots are never run
     assert found.bubble() == pytest.approx(1 - 60 / 64 * (256 * 4) / (256 * 4 + 11), abs=1e-3)
@@ -99,4 +101,4 @@ def test_kimi_k2_on_sixteen_stages():
 def test_numbers_that_are_no_pipeline_are_refused():
     assert cut(60, 16, 1) is None and cut(60, 16, 2) == (2, 30) and cut(26, 4, 4) == (2, 13)
     with pytest.raises(ValueError, match="do not lie on"):
-        build("1f1b", 4, 1, 3, 8)
+        build_pipeline_schedule("1f1b", 4, 1, 3, 8)

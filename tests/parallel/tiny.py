@@ -2,14 +2,21 @@
 
 from k2jax.config import Config, defaults, resolve
 
-SIZES = {"layers": 5, "d_model": 32, "heads": 4, "kv_lora_rank": 16, "qk_nope_dim": 8, "qk_rope_dim": 4, "v_dim": 8}
-FEED_FORWARD = {"dense_ffn": 48, "expert_ffn": 16, "experts": 8, "active_experts": 2, "vocab": 300, "q_lora_rank": 16}
+SIZES = {
+    "layers": 5,
+    "d_model": 32,
+    "heads": 4,
+    "mla": {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_dim": 8, "qk_rope_dim": 4, "v_dim": 8},
+    "dense_ffn": 48,
+    "moe": {"expert_ffn": 16, "experts": 8, "active_experts": 2},
+    "vocab": 300,
+}
 
 
 def config_of(overrides: dict) -> Config:
     """The config with overrides by dotted key; 14 rows, which no number of micro-batches here divides evenly."""
     config = defaults("pretrain")
-    config.model.update(SIZES | FEED_FORWARD)
+    config.model.update(SIZES)
     config.data.sequence_length = 32
     config.train.batch_size = 14
     config.train.micro_batches = 4

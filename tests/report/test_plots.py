@@ -55,7 +55,7 @@ def test_yardsticks_and_threshold_are_named_in_the_picture():
     loss = figures.loss_figure(records(), BASELINES)
     texts = [text.get_text() for text in loss.axes[1].texts]
     assert {"unigram byte entropy 4.78", "gzip -9 1.93", "xz 1.62"} == set(texts)
-    assert titles(loss)[1] == "Held-out text, 1.380 in the end"
+    assert titles(loss)[1] == "Held-out text, 1.380 at the end"
     near = figures.max_logit_figure(records(), 100.0)
     assert [text.get_text() for text in near.axes[0].texts] == ["QK-Clip τ = 100"]
     far = figures.max_logit_figure(records(), 10000.0)

@@ -1,13 +1,15 @@
-"""Studies: what their tables say about records that are known, and that stale runs are refused."""
+"""Studies: their summaries of known records, and that runs with another configuration are refused."""
 
-import dataclasses
+import subprocess
+import sys
 
 import pytest
 
-from k2jax.config import Config, defaults, resolve, to_json
+from k2jax.config import Config, defaults, replace_keys, resolve, to_json
 from k2jax.errors import UserError
-from k2jax.reproduce import muon_vs_adamw, qk_clip, sparsity, study
-from k2jax.reproduce.study import RunResult
+from k2jax.reproduce import RunResult, study
+
+muon_vs_adamw, qk_clip, sparsity = (study.load_study(name) for name in ("muon_vs_adamw", "qk_clip", "sparsity"))
 
 
 def result(losses, every=10, seconds_per_step=1.0, **overrides) -> RunResult:
@@ -49,7 +51,7 @@ def test_a_best_rate_at_the_edge_is_no_comparison():
 
 def test_sparsity_says_which_way_it_falls_beside_the_spread():
     runs = {
-        f"{experts}_{seed}": result([loss + 0.01 * seed], **{"model.experts": experts, "train.seed": seed})
+        f"{experts}_{seed}": result([loss + 0.01 * seed], **{"model.moe.experts": experts, "train.seed": seed})
         for experts, loss in ((8, 5.0), (32, 5.2))
         for seed in (0, 1)
     }
@@ -76,10 +78,10 @@ def test_a_run_of_another_version_is_refused_and_a_done_one_kept(tmp_path):
     config = resolve(defaults("pretrain"))
     (tmp_path / "config.json").write_text(to_json(config))
     (tmp_path / "exit_code").write_text("3")
-    assert study._train(config, tmp_path) == 3
-    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=7))
+    assert study.train_once(config, tmp_path) == 3
+    longer = replace_keys(config, {"train.steps": 7})
     with pytest.raises(UserError, match="another configuration; use a new --workdir"):
-        study._train(longer, tmp_path)
+        study.train_once(longer, tmp_path)
 
 
 def test_a_quick_look_keeps_proportions():
@@ -92,10 +94,25 @@ def test_a_quick_look_keeps_proportions():
         def runs():
             return {"short": {"train.steps": 40}, "long": {"train.steps": 120}}
 
-    runs = study._shortened(Experiment, 30)
+    runs = study.shortened_runs(Experiment, 30)
     assert [run["train.steps"] for run in runs.values()] == [10, 30]
 
 
 def test_an_unknown_study_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no study 'nothing'; there are"):
         study.reproduce("nothing", tmp_path)
+
+
+def test_a_study_without_a_summary_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "FOLDER", tmp_path)
+    (tmp_path / "half.py").write_text("def get_config(): ...\ndef runs(): ...\n")
+    with pytest.raises(UserError, match=r"study 'half' needs the function summarize in .*half\.py"):
+        study.reproduce("half", tmp_path)
+
+
+def test_config_files_of_studies_do_not_import_jax():
+    """Commands read them before they choose jax's platform."""
+    load = "import runpy, sys\nfor name in sys.argv[1:]: runpy.run_path(name)\nassert 'jax' not in sys.modules"
+    paths = sorted(map(str, study.FOLDER.glob("*.py")))
+    assert len(paths) >= 3
+    subprocess.run([sys.executable, "-c", load, *paths], check=True)

@@ -1,4 +1,4 @@
-"""An engine that says what it is told to, and a server in a thread."""
+"""An engine with scripted tokens, and a server in a thread."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,19 +11,18 @@ import httpx
 import openai
 import uvicorn
 
+from k2jax.api.model_card import ModelCard, chat_format_or_none
 from k2jax.inference.engine import EngineStats
-from k2jax.inference.request import Request, State, Token
+from k2jax.inference.request import Request, State
 from k2jax.inference.worker import Worker
 from k2jax.serve.app import make_app
 from k2jax.serve.keys import ApiKeys
-from k2jax.serve.served import Served, chat_format_or_none
 from k2jax.serve.service import Service
-
-NAME = "tiny"
+from tests.api.sample import NAME
 
 
 class FakeEngine:
-    """Says ``script(request)``, ids that begin again at their end; a slot takes one step per token."""
+    """Generates the ids of ``script(request)``, again and again; a slot generates one token per step."""
 
     def __init__(self, script: Callable[[Request], list[int]], slots=4, vocab=1000, seconds=0.0):
         self.script, self.slots, self.vocab, self.seconds = script, slots, vocab, seconds
@@ -32,7 +31,7 @@ class FakeEngine:
         self.broken = None
         self.asked = []
 
-    def make_request(self, prompt, sampling, on_token=None):
+    def make_request(self, prompt, sampling, generated=(), *, on_token=None):
         sampling.check()
         self.asked.append((tuple(prompt), sampling))
         return Request(tuple(prompt), sampling, on_token)
@@ -66,12 +65,12 @@ class FakeEngine:
             self.running.append(self.waiting.popleft())
         for request in list(self.running):
             if request.sampling.prompt_logprobs and not request.tokens:
-                request.prompt_logprobs += [-0.5 - i for i in range(len(request.prompt) - 1)]
+                request.prompt_logprobs.extend(-0.5 - i for i in range(len(request.prompt) - 1))
             request.cached_tokens = len(request.prompt) // 2
             script = self.script(request)
             token = script[len(request.tokens) % len(script)]
-            top = tuple((i, -float(i)) for i in range(1, 1 + request.sampling.top_logprobs))
-            request.tokens.append(Token(token, -0.25, 0, top))
+            request.append(token, -0.25, 0)
+            request.top_logprobs.append(tuple((i, -float(i)) for i in range(1, 1 + request.sampling.top_logprobs)))
             self.generated += 1
             if token in request.sampling.stop_tokens:
                 self._finish(request, "stop")
@@ -88,7 +87,7 @@ class FakeEngine:
 
 
 class Live:
-    """A server that runs: its address, parts, and clients."""
+    """A running server: its address, parts, and clients."""
 
     def __init__(self, url, engine, worker, service, tokenizer):
         self.url, self.engine, self.worker, self.service, self.tokenizer = url, engine, worker, service, tokenizer
@@ -107,30 +106,30 @@ class Live:
     def wait_until_idle(self, seconds=10):
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            found = self.metrics()
-            if not found["k2jax_running"] + found["k2jax_waiting"] + found["k2jax_pages_in_use"]:
-                return found
+            counters = self.metrics()
+            if not sum(counters[f"k2jax_{name}"] for name in ("running", "waiting", "pages_in_use")):
+                return counters
             time.sleep(0.02)
-        raise AssertionError(f"still busy: {found}")
+        raise AssertionError(f"still busy: {counters}")
 
 
 @contextlib.contextmanager
 def live(engine, tokenizer, *, vocab, max_length=256, keys=(), max_queue=200, max_body_bytes=1 << 16):
-    """A server on any port, until the end of the block."""
+    """A server on a free port, until the end of the block."""
     worker = Worker(engine)
-    served = Served(NAME, tokenizer, vocab, max_length, chat_format_or_none(tokenizer))
-    service = Service(worker, served, max_queue)
+    card = ModelCard(NAME, tokenizer, vocab, max_length, chat_format_or_none(tokenizer))
+    service = Service(worker, card, max_queue)
     app = make_app(service, ApiKeys(keys), max_body_bytes)
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", access_log=False, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
-    one = Live(f"http://127.0.0.1:{sock.getsockname()[1]}", engine, worker, service, tokenizer)
+    running = Live(f"http://127.0.0.1:{sock.getsockname()[1]}", engine, worker, service, tokenizer)
     try:
-        yield one
+        yield running
     finally:
-        one.http.close()
+        running.http.close()
         server.should_exit = True
         service.cancel_all()
         thread.join(10)

@@ -19,13 +19,13 @@ def write(folder):
     def matrix(rows, columns):
         return (random.standard_normal((rows, columns)) * 0.3).astype(np.float32)
 
-    one = np.ones(WIDTH, np.float32)
-    tensors = {"model.embed_tokens.weight": matrix(VOCAB, WIDTH), "model.norm.weight": one}
+    ones = np.ones(WIDTH, np.float32)
+    tensors = {"model.embed_tokens.weight": matrix(VOCAB, WIDTH), "model.norm.weight": ones}
     tensors["lm_head.weight"] = matrix(VOCAB, WIDTH)
     tensors["lm_head.weight"][byte_tokenizer().eos] = 0  # never the most likely: greedy answers do not end
     for layer in range(LAYERS):
         at = f"model.layers.{layer}."
-        tensors |= {at + "input_layernorm.weight": one.copy(), at + "post_attention_layernorm.weight": one.copy()}
+        tensors |= {at + "input_layernorm.weight": ones.copy(), at + "post_attention_layernorm.weight": ones.copy()}
         for name, rows, columns in (
             ("self_attn.q_proj", WIDTH, WIDTH),
             ("self_attn.k_proj", KV_HEADS * head, WIDTH),

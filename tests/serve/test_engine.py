@@ -8,16 +8,17 @@ import numpy as np
 import openai
 import pytest
 
-from k2jax.config.schema import ModelConfig
+from k2jax.config.schema import GQAConfig, ModelConfig
 from k2jax.inference.engine import Engine
 from k2jax.model import K2, model_specs
 from k2jax.params import initialize
-from tests.serve.fakes import NAME, live
+from tests.api.sample import NAME
+from tests.serve.fakes import live
 from tests.text import kimi
 
 TOKENIZER = kimi.tokenizer()
 TINY = ModelConfig(
-    layers=2, dense_layers=2, d_model=32, heads=4, attention="gqa", kv_heads=2, head_dim=8, dense_ffn=48,
+    layers=2, dense_layers=2, d_model=32, heads=4, attention="gqa", gqa=GQAConfig(kv_heads=2, head_dim=8), dense_ffn=48,
     vocab=TOKENIZER.vocab_size, init_std=0.2,
 )  # fmt: skip
 PROMPT = TOKENIZER.encode("The quick brown fox's 12345 jumps; 月之暗面 it'll land where they're WAITING.")
@@ -31,8 +32,8 @@ def model():
 
 @pytest.fixture(scope="module")
 def server(model):
-    with live(Engine(TINY, model[1], slots=4, max_length=96), TOKENIZER, vocab=TINY.vocab, max_length=96) as one:
-        yield one
+    with live(Engine(TINY, model[1], slots=4, max_length=96), TOKENIZER, vocab=TINY.vocab, max_length=96) as running:
+        yield running
 
 
 def logprobs_of(model, ids):
@@ -69,7 +70,7 @@ def test_many_clients_some_of_whom_leave(server):
     """Every third leaves in the midst of its stream; the others get all they asked for, and nothing is left behind."""
     before = server.metrics()
 
-    async def one(client, number):
+    async def stream_answer(client, number):
         messages = [{"role": "user", "content": f"number {number}"}]
         stream = await client.chat.completions.create(
             model=NAME, messages=messages, max_tokens=30, seed=number, stream=True, logprobs=True,
@@ -88,7 +89,7 @@ def test_many_clients_some_of_whom_leave(server):
 
     async def everyone():
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-            return await asyncio.gather(*(one(client, number) for number in range(CLIENTS)))
+            return await asyncio.gather(*(stream_answer(client, number) for number in range(CLIENTS)))
 
     results = asyncio.run(everyone())
     stayed = [result for result in results if result is not None]

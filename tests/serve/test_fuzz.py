@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from tests.serve.fakes import NAME, FakeEngine, live
-from tests.serve.test_answers import CALLING, TEXT, TOKENIZER, TOOLS, said
+from tests.api.sample import CALLING, NAME, TEXT, TOKENIZER, TOOLS, answer_ids
+from tests.serve.fakes import FakeEngine, live
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
@@ -64,14 +64,14 @@ def bodies(draw, needed):
 
 
 def script(request):
-    return CALLING if "get_weather" in TOKENIZER.decode(request.prompt) else said(TEXT)
+    return CALLING if "get_weather" in TOKENIZER.decode(request.prompt) else answer_ids(TEXT)
 
 
 @pytest.fixture(scope="module")
 def server():
-    with live(FakeEngine(script), TOKENIZER, vocab=TOKENIZER.vocab_size) as one:
-        yield one
-        one.wait_until_idle()
+    with live(FakeEngine(script), TOKENIZER, vocab=TOKENIZER.vocab_size) as running:
+        yield running
+        running.wait_until_idle()
 
 
 def check(server, path, content):

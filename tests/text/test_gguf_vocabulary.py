@@ -138,7 +138,7 @@ def test_document_ends_survive_saving(tmp_path):
         ({"merges": ["t zz"]}, "'t zz', which its tokens lack"),
         ({"merges": ["t h e"]}, "'t h e', which its tokens lack"),
         ({"token_type": [1]}, "1 token types"),
-        ({"tokens": ["a", "a"]}, "one token twice"),
+        ({"tokens": ["a", "a"]}, "the same token twice"),
     ],
 )
 def test_what_cannot_be_read_is_named(changes, reason):

@@ -149,7 +149,7 @@ def test_an_unusable_rank_file_is_one_line(tmp_path, lines, reason):
     [
         ("{}", "no readable added_tokens_decoder"),
         ('{"added_tokens_decoder": {"3": {"content": "[BOS]"}}}', "names id 3, but"),
-        ('{"added_tokens_decoder": {"%d": {"content": "a"}, "%d": {"content": "a"}}}', "one name to two ids"),
+        ('{"added_tokens_decoder": {"%d": {"content": "a"}, "%d": {"content": "a"}}}', "the same name to two ids"),
     ],
 )
 def test_unusable_names_are_one_line(tmp_path, config, reason):

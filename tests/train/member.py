@@ -68,4 +68,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "unwatched":  # only jax itself notices the coordinator's end
         Group._watch_verdict = Group._watch_peers = lambda self: None
     processes.start(60)
-    sys.exit(processes.together(_main))
+    sys.exit(processes.run_and_exit(_main))

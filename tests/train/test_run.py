@@ -10,12 +10,17 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+from k2jax.batch import pack_row, stack_rows
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.train import train
-from k2jax.train.workdir import locked
+from k2jax.train.program import Program
+from k2jax.train.run import Run
+from k2jax.train.workdir import claimed, locked
+from tests.command import run_command
 from tests.train.tiny import CONFIG_FILE, tiny, write_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -143,10 +148,21 @@ def test_a_changed_corpus_is_refused(folder, finished, tmp_path):
         extra.unlink()
 
 
-def test_mistakes_are_one_line_with_exit_code_2(folder):
-    assert "did you mean 'train.steps'" in refused(folder, "--config.train.stepz=3")
-    assert "nowhere" in refused(folder, "--config.data.sources.one.path=nowhere")
-    assert "micro-batches" in refused(folder, "--config.train.micro_batches=3")
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("train.stepz=3", "did you mean 'train.steps'"),
+        ("data.sources.one.path=nowhere", "nowhere"),
+        ("train.micro_batches=3", "micro-batches"),
+        ("stage=rl", "which has no command yet"),
+        ("stage=pretain", "did you mean 'pretrain'"),
+    ],
+)
+def test_mistakes_are_one_line_with_exit_code_2(folder, mistake, words):
+    arguments = f"--config={folder}/config.py", f"--workdir={folder}/refused", f"--config.{mistake}"
+    done = run_command("k2jax.train", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and words in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_non_finite_run_stops_with_code_3_and_names_the_last_good_step(folder, capsys):
@@ -199,11 +215,6 @@ def test_a_corpus_may_move(folder, finished, tmp_path):
     assert train(config, workdir) == 0
 
 
-def test_a_stage_without_a_command_is_refused(folder):
-    assert "which has no command yet" in refused(folder, "--config.stage=rl")
-    assert "did you mean 'pretrain'" in refused(folder, "--config.stage=pretain")
-
-
 def test_embeddings_of_another_tokenizer_are_refused(folder, finished, tmp_path):
     other = copy_tree(finished, tmp_path / "other")
     file = other / "tokenizer" / "tokenizer.json"
@@ -216,3 +227,29 @@ def test_parameters_of_another_run_start_an_empty_workdir(folder, finished):
     config = tiny(folder, init_from=str(finished), **{"train.steps": 3})
     assert train(config, folder / "warm") == 0
     assert read_metrics(folder / "warm")[0]["loss"] < read_metrics(finished)[3]["loss"]
+
+
+def test_a_loop_of_its_own_keeps_what_it_needs_beside_the_state(folder, tmp_path):
+    """A Run knows neither data nor algorithm: the loop's batches are its own, and so is what it saves."""
+    config = tiny(folder, **{"train.steps": 4, "checkpoint.every": 2})
+    row = pack_row([np.arange(1, 30)], config.data.sequence_length)
+    batch = stack_rows([row] * config.train.batch_size)
+    losses_of = {}
+    for stop in (2, None, None):
+        with claimed(tmp_path / "own", config) as path, Run(Program(config), path, {"game": "chess"}) as run:
+            phase = run.extra["phase"] if run.extra else 0
+            for step in run.steps():
+                losses_of.setdefault(step, float(run.update(batch).loss))
+                phase += step
+                run.log(step, {"reward": 0.5})
+                run.save_when_due(step, {"phase": phase, "unfinished": [np.arange(step)]})
+                if step == stop:
+                    break
+    assert run.exit_code == 0 and run.start == 4
+    assert run.extra["phase"] == 1 + 2 + 3 + 4 and run.extra["unfinished"][0].tolist() == [0, 1, 2, 3]
+    assert losses_of[4] < losses_of[1]
+    records = read_metrics(tmp_path / "own")
+    assert [(record["step"], record["reward"]) for record in records] == [(step, 0.5) for step in range(1, 5)]
+    assert records[-1]["tokens"] == 4 * config.train.batch_size * 29  # padding is not counted
+    with claimed(tmp_path / "own", config) as path, pytest.raises(UserError, match="the game changed since"):
+        Run(Program(config), path, {"game": "go"})

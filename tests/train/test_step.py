@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from k2jax.batch import pack_row, stack_rows
+from k2jax.losses import NLL
 from k2jax.parallel.accumulate import accumulate
+from k2jax.parallel.gradients import make_objective
 from k2jax.train.program import Program
 from k2jax.train.record import Recorder, max_violation
 from k2jax.train.step import _finite, make_train_step
@@ -32,15 +34,17 @@ def batch(config):
 
 def make(config):
     program = Program(config, jax.devices()[:1])
-    step = jax.jit(make_train_step(config, program.optimizer, program.layout))  # not donated: states are kept
-    return program.init(), lambda state, batch: step(state, program.placement().put(batch))
+    step = jax.jit(
+        make_train_step(config, program.optimizer, program.layout, program.loss)
+    )  # not donated: states are kept
+    return program.init(), lambda state, batch: step(state, program.batch_sharding().put(batch))
 
 
 def gradients(config):
     def of(params, batch):
         rows = config.train.micro_batches, -1
         split = jax.tree.map(lambda a: jnp.asarray(a).reshape(*rows, *a.shape[1:]), batch)
-        return accumulate(params, split, split.weights.sum(), config)
+        return accumulate(params, split, make_objective(config, NLL(), split.targets), config)
 
     return jax.jit(of)
 
@@ -60,9 +64,9 @@ def test_accumulated_gradients_equal_those_of_the_whole_batch(config, batch):
 
 
 def test_loss_is_the_mean_over_targets_of_unequal_rows(config, batch):
-    loss, _, _ = gradients(with_parts(config, 1))(make(config)[0].params, batch)
-    assert float(batch.weights.sum()) == 19 + 8 + 31 + 4 + 29
-    assert abs(float(loss) - np.log(config.model.vocab)) < 0.1  # near-uniform at initialisation
+    shares, _, _ = gradients(with_parts(config, 1))(make(config)[0].params, batch)
+    assert float(batch.targets["weights"].sum()) == 19 + 8 + 31 + 4 + 29
+    assert abs(float(shares.total) - np.log(config.model.vocab)) < 0.1  # near-uniform at initialisation
 
 
 @pytest.mark.parametrize("poison", ["embed", "logits"])

@@ -28,11 +28,9 @@ def write_corpus(folder: Path) -> None:
 def tiny_config(folder: str):
     """The editable config of the run; ``folder`` holds the corpus and the cache."""
     config = defaults("pretrain")
-    config.model.update(
-        {"layers": 2, "d_model": 32, "heads": 2, "kv_lora_rank": 16, "qk_nope_dim": 8, "qk_rope_dim": 4, "v_dim": 8}
-    )
-    config.model.update({"dense_ffn": 48, "expert_ffn": 16, "experts": 4, "active_experts": 2, "vocab": 300})
-    config.model.q_lora_rank = 16
+    config.model.update({"layers": 2, "d_model": 32, "heads": 2, "dense_ffn": 48, "vocab": 300})
+    config.model.mla.update({"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_dim": 8, "qk_rope_dim": 4, "v_dim": 8})
+    config.model.moe.update({"expert_ffn": 16, "experts": 4, "active_experts": 2})
     del config.data.sources.stdlib
     config.data.sources.one = source(kind="text", path=f"{folder}/one", weight=2.0)
     config.data.sources.two = source(kind="text", path=f"{folder}/two")

@@ -6,7 +6,7 @@ cat > "$startup" << 'END'
 set -uo pipefail
 export HOME=/root
 
-finish() { # until this host is deleted
+finish() { # reports until this host is deleted
   while true; do
     echo "$1" | gcloud storage cp - gs://my-bucket/runs/k2/launch/exit-codes/"$(hostname)"
     sleep 300
@@ -88,7 +88,7 @@ delete() {
     --quiet
 }
 
-echo "Watching first-run. Ctrl-C leaves it running; the same command watches again."
+echo "Watching first-run. Ctrl-C stops watching and leaves it running; the same command resumes watching."
 creations=0
 while true; do
   if ! state=$(gcloud compute tpus queued-resources list --project=my-project --zone=us-west4-a '--filter=name~/first-run$' '--format=value(state.state)'); then
@@ -96,18 +96,18 @@ while true; do
     continue
   fi
   if [[ $state == SUSPENDED || $state == FAILED ]]; then
-    echo "first-run is $state: deleted, to be created anew"
+    echo "first-run is $state: deleting and recreating it"
     delete || true
     state=
   fi
   if [[ -z $state ]]; then
     if ((creations > 100)); then
-      echo "error: first-run was asked for $creations times; raise --max_restarts to go on" >&2
+      echo "error: first-run was requested $creations times; raise --max_restarts to continue" >&2
       exit 1
     fi
     creations=$((creations + 1))
     if ! create; then
-      echo "first-run could not be created; trying again"
+      echo "first-run could not be created; retrying"
       sleep 60
       continue
     fi
@@ -115,7 +115,7 @@ while true; do
   codes=$(gcloud storage cat gs://my-bucket/runs/k2/launch/exit-codes'/**' 2> /dev/null) || codes=
   worst=$(sort --numeric-sort <<< "$codes" | tail -n 1)
   if [[ -n $worst ]] && ((worst > 0 || $(wc -l <<< "$codes") >= 1)); then
-    sleep 60 # other hosts may be saving still
+    sleep 60 # other hosts may still be saving
     delete || delete || delete || true
     echo "first-run ended with exit code $worst"
     exit "$worst"

@@ -6,7 +6,7 @@ cat > "$startup" << 'END'
 set -uo pipefail
 export HOME=/root
 
-finish() { # until this host is deleted
+finish() { # reports until this host is deleted
   while true; do
     echo "$1" | gcloud storage cp - gs://my-bucket/runs/k2/launch/exit-codes/"$(hostname)"
     sleep 300
@@ -92,7 +92,7 @@ delete() {
     --quiet
 }
 
-echo "Watching k2. Ctrl-C leaves it running; the same command watches again."
+echo "Watching k2. Ctrl-C stops watching and leaves it running; the same command resumes watching."
 creations=0
 while true; do
   if ! state=$(gcloud compute tpus queued-resources list --project=my-project --zone=us-east5-a '--filter=name~/k2$' '--format=value(state.state)'); then
@@ -100,18 +100,18 @@ while true; do
     continue
   fi
   if [[ $state == SUSPENDED || $state == FAILED ]]; then
-    echo "k2 is $state: deleted, to be created anew"
+    echo "k2 is $state: deleting and recreating it"
     delete || true
     state=
   fi
   if [[ -z $state ]]; then
     if ((creations > 20)); then
-      echo "error: k2 was asked for $creations times; raise --max_restarts to go on" >&2
+      echo "error: k2 was requested $creations times; raise --max_restarts to continue" >&2
       exit 1
     fi
     creations=$((creations + 1))
     if ! create; then
-      echo "k2 could not be created; trying again"
+      echo "k2 could not be created; retrying"
       sleep 60
       continue
     fi
@@ -119,7 +119,7 @@ while true; do
   codes=$(gcloud storage cat gs://my-bucket/runs/k2/launch/exit-codes'/**' 2> /dev/null) || codes=
   worst=$(sort --numeric-sort <<< "$codes" | tail -n 1)
   if [[ -n $worst ]] && ((worst > 0 || $(wc -l <<< "$codes") >= 512)); then
-    sleep 60 # other hosts may be saving still
+    sleep 60 # other hosts may still be saving
     delete || delete || delete || true
     echo "k2 ended with exit code $worst"
     exit "$worst"

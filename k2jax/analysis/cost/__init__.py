@@ -1,0 +1,1 @@
+"""FLOPs, bytes, memory and time of a program or of a layout, by arithmetic."""

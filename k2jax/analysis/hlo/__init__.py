@@ -1,0 +1,1 @@
+"""Reads compiled programs: instructions, collectives and the devices that they connect."""

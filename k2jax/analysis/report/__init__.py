@@ -1,0 +1,1 @@
+"""Tables and JSON of what was compiled and estimated."""

@@ -1,0 +1,177 @@
+"""The chat dialect: ``/v1/chat/completions`` in OpenAI's format, with tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any, ClassVar
+
+from k2jax.api.detokenize import Delta, ScoredToken, ToolCallDelta
+from k2jax.api.dialect import Dialect
+from k2jax.api.errors import bad_request, unsupported
+from k2jax.api.fields import Fields, invalid_value
+from k2jax.api.model_card import ModelCard
+from k2jax.api.requests import (
+    IGNORED,
+    NEUTRAL,
+    GenerationRequest,
+    api_errors,
+    check_prompt_length,
+    read_options,
+)
+from k2jax.api.response_builder import ResponseBuilder, ResponseChoice, finite
+from k2jax.client import MAX_TOP_LOGPROBS
+from k2jax.errors import UserError
+from k2jax.text.chat import ChatBuilder
+
+_NEUTRAL: Mapping[str, Any] = {
+    **NEUTRAL,
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "store": False,
+    "audio": None,
+    "prediction": None,
+    "reasoning_effort": None,
+    "verbosity": None,
+    "web_search_options": None,
+    "functions": None,
+    "function_call": None,
+}
+_UNSUPPORTED_MESSAGE_FIELDS = ("function_call", "audio")
+
+
+def parse_chat(body: Any, card: ModelCard) -> GenerationRequest:
+    """Parses the body of a chat request.
+
+    Raises:
+        ApiError: a field is wrong, unknown or not supported; the error names it.
+    """
+    with api_errors():
+        fields = Fields(body)
+        card.check_name(fields.text("model"))
+        if card.chat is None:
+            raise unsupported("model", f"{card.name} has no chat format; use /v1/completions")
+        messages, tools = fields.take("messages"), _read_tools(fields)
+        logprobs = fields.flag("logprobs")
+        top_logprobs = fields.integer("top_logprobs", None, 0, MAX_TOP_LOGPROBS)
+        if top_logprobs is not None and not logprobs:
+            raise bad_request("top_logprobs", "top_logprobs needs logprobs: true")
+        max_tokens = _read_max_tokens(fields)
+        stop_tokens = tuple(dict.fromkeys((card.chat.end, card.tokenizer.eos)))
+        options = read_options(
+            fields, card, stop_tokens=stop_tokens, top_logprobs=top_logprobs or 0, prompt_logprobs=False
+        )
+        fields.finish(IGNORED, _NEUTRAL)
+        prompt = _render(messages, tools, card)
+        return dataclasses.replace(
+            options, prompts=(prompt,), max_tokens=max_tokens, logprobs=logprobs, tools=bool(tools)
+        )
+
+
+class ChatResponse(ResponseBuilder):
+    """Builds the response to a chat request."""
+
+    ID_PREFIX, OBJECT, CHUNK_OBJECT = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    EMPTY_DELTA: ClassVar[dict[str, Any]] = {"delta": {}}
+    PROMPT_IDS_IN_CHOICES = False
+
+    def _message(self, choice: ResponseChoice) -> dict[str, Any]:
+        text, calls = "".join(choice.texts), _join_calls(choice.calls)
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
+        return {"message": message | ({"tool_calls": calls} if calls else {})}
+
+    def _message_delta(self, delta: Delta, is_first: bool) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": delta.text} if is_first else {}
+        if delta.text:
+            message["content"] = delta.text
+        if delta.calls:
+            message["tool_calls"] = [_call_chunk(call) for call in delta.calls]
+        return {"delta": message}
+
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        content = []
+        for token in tokens:
+            top = [self._token_entry(candidate, logprob) for candidate, logprob in token.top or ()]
+            content.append(self._token_entry(token.id, token.logprob) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token_entry(self, token: int, logprob: float | None) -> dict[str, Any]:
+        text, raw = self._card.token_text(token), self._card.token_bytes(token)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
+
+
+def _call_chunk(call: ToolCallDelta) -> dict[str, Any]:
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _join_calls(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+    """Complete tool calls: the first piece of a call has its id and name, every piece some of its arguments."""
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if delta.id is not None:
+            function = {"name": delta.name, "arguments": ""}
+            calls.append({"id": delta.id, "type": "function", "function": function})
+        calls[delta.index]["function"]["arguments"] += delta.arguments
+    return calls
+
+
+def _read_max_tokens(fields: Fields) -> int | None:
+    """The limit under its old name or its new one."""
+    old, new = fields.integer("max_tokens", None, 1), fields.integer("max_completion_tokens", None, 1)
+    if None not in (old, new) and old != new:
+        raise bad_request("max_tokens", "max_tokens and max_completion_tokens disagree")
+    return old if new is None else new
+
+
+def _read_tools(fields: Fields) -> list[dict[str, Any]]:
+    """The tools to declare to the model; none if the client wants no calls."""
+    tools, choice = fields.take("tools", []), fields.take("tool_choice", "auto")
+    if not isinstance(tools, list):
+        raise invalid_value("tools", "a list", tools)
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):
+            raise invalid_value("tools", "functions with a name", tool)
+    if choice not in ("auto", "none"):
+        raise unsupported("tool_choice", "tool_choice must be auto or none")
+    return tools if choice == "auto" else []
+
+
+def _render(messages: Any, tools: list[dict[str, Any]], card: ModelCard) -> tuple[int, ...]:
+    """Token ids of a conversation, up to the beginning of the assistant's next message."""
+    if not isinstance(messages, list) or not messages:
+        raise invalid_value("messages", "a list with at least one message", messages)
+    if tools and not card.tokenizer.is_byte_level:
+        raise unsupported("tools", f"{card.name} does not support tools")
+    assert card.chat is not None
+    try:
+        builder = ChatBuilder(card.chat, tools)
+    except UserError as error:
+        raise unsupported("tools", str(error)) from None
+    for index, message in enumerate(messages):
+        try:
+            builder.add(_normalize(message))
+        except UserError as error:
+            raise bad_request(f"messages[{index}]", str(error)) from None
+        # Checked here so that the rest of a conversation that is too long is not encoded.
+        check_prompt_length("messages", len(builder.tokens), card)
+    builder.open_assistant()
+    check_prompt_length("messages", len(builder.tokens), card)
+    return tuple(builder.tokens)
+
+
+def _normalize(message: Any) -> Any:
+    """Renames OpenAI's ``developer`` role to ``system``; rejects fields that would be lost."""
+    if not isinstance(message, dict):
+        return message  # the chat builder reports what is wrong with it
+    lost = next((name for name in _UNSUPPORTED_MESSAGE_FIELDS if message.get(name)), None)
+    if lost:
+        raise UserError(f"{lost} of a chat message is not supported by this server")
+    return message | {"role": "system"} if message.get("role") == "developer" else message
+
+
+DIALECT = Dialect("/v1/chat/completions", parse_chat, ChatResponse)

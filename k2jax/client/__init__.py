@@ -1,0 +1,31 @@
+"""What every user of a language model asks it for, whoever answers.
+
+``Sampling`` goes in, ``Completion`` comes out, ``Client`` is the call between them. Two clients need no engine in the
+process: ``ScriptedClient`` for tests, ``HTTPClient`` for servers. ``k2jax.inference.client`` has those over an engine.
+This package imports numpy and no jax: processes that hold environments, gateways and judges import it.
+"""
+
+from k2jax.client.http import HTTPClient
+from k2jax.client.scripted import ScriptedClient, cut_reply
+from k2jax.client.types import (
+    MAX_TOP_LOGPROBS,
+    UNKNOWN_VERSION,
+    Client,
+    Completion,
+    OnToken,
+    Sampling,
+    new_completion,
+)
+
+__all__ = [
+    "MAX_TOP_LOGPROBS",
+    "UNKNOWN_VERSION",
+    "Client",
+    "Completion",
+    "HTTPClient",
+    "OnToken",
+    "Sampling",
+    "ScriptedClient",
+    "cut_reply",
+    "new_completion",
+]

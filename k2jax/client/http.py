@@ -1,0 +1,158 @@
+"""A client of OpenAI-compatible servers. It needs httpx, the extra ``client``, which is imported when it is used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+import json
+from typing import Any
+
+import numpy as np
+
+from k2jax.client.types import UNKNOWN_VERSION, Completion, OnToken, Sampling, new_completion
+from k2jax.errors import UserError
+
+
+class HTTPClient:
+    """A client of an OpenAI-compatible server: ``/v1/completions`` with token ids and log-probabilities.
+
+    The server has to understand ``return_token_ids`` and, where there are stop tokens, ``stop_token_ids``, as
+    ``python -m k2jax.serve`` and vLLM do; its own end-of-text token ends a completion too. A resumed completion is sent
+    as a longer prompt: its tokens go on with other random numbers than an engine's would.
+
+    Example:
+        >>> async with HTTPClient("http://localhost:8000", "k2") as client:
+        ...     completion = await client.generate(prompt_ids, Sampling(max_tokens=50))
+
+    Args:
+        url: of the server, without ``/v1``.
+        model: the name that the server knows the model by.
+        api_key: sent as a bearer token.
+        timeout: longest silence of the server [s].
+        attempts: most times that a request is sent; connection errors, status 429 and 5xx are tried again.
+        backoff: pause before the second attempt [s]; it doubles with every further one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        attempts: int = 5,
+        backoff: float = 0.5,
+    ):
+        try:
+            import httpx
+        except ModuleNotFoundError:
+            raise UserError('httpx is not installed: pip install -e ".[client]"') from None
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout)
+        self._retried = (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError)
+        self._failed = httpx.HTTPError
+        self._url, self._model, self._attempts, self._backoff = url, model, attempts, backoff
+
+    async def __aenter__(self) -> HTTPClient:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._http.aclose()
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        resume: Completion | None = None,
+        on_token: OnToken | None = None,
+    ) -> Completion:
+        """Generates on the server; see ``Client.generate``.
+
+        Raises:
+            UserError: the server refuses the request, does not answer after all attempts, or answers without token
+                ids; ``return_experts`` is asked for; the completion that is to be resumed has ``max_tokens`` already.
+        """
+        sampling.check()
+        if sampling.return_experts:
+            raise UserError("a server does not report chosen experts; leave return_experts out")
+        known = [] if resume is None else resume.tokens.tolist()
+        if len(known) >= sampling.max_tokens:
+            raise UserError(f"the completion has max_tokens {sampling.max_tokens} already")
+        body = self._body([*map(int, prompt), *known], sampling, len(known), stream=on_token is not None)
+        tokens, logprobs, finish = await self._with_retries(body, on_token)
+        tokens, logprobs = known + tokens, [0.0] * len(known) + logprobs
+        return new_completion(tokens, logprobs, [UNKNOWN_VERSION] * len(tokens), finish, resume)
+
+    def _body(self, prompt: list[int], sampling: Sampling, known: int, stream: bool) -> dict[str, Any]:
+        body = {"model": self._model, "prompt": prompt, "max_tokens": sampling.max_tokens - known, "stream": stream}
+        names = ("temperature", "top_p", "top_k", "min_p", "seed")
+        body |= {name: getattr(sampling, name) for name in names} | {"logprobs": 0, "return_token_ids": True}
+        return body | ({"stop_token_ids": list(sampling.stop_tokens)} if sampling.stop_tokens else {})
+
+    async def _with_retries(self, body: dict, on_token: OnToken | None) -> tuple[list[int], list[float], str]:
+        failure = ""
+        for attempt in range(self._attempts):
+            if attempt:
+                await asyncio.sleep(self._backoff * 2 ** (attempt - 1))
+            tokens: list[int] = []
+            logprobs: list[float] = []
+            try:
+                async with self._http.stream("POST", "/v1/completions", json=body) as response:
+                    if response.status_code < 400:
+                        return tokens, logprobs, await self._read(response, tokens, logprobs, on_token)
+                    failure = f"status {response.status_code}: {_error_message(await response.aread())}"
+                    if response.status_code < 500 and response.status_code != 429:
+                        raise UserError(f"{self._url} refused the request with {failure}")
+            except self._failed as error:
+                failure = f"{type(error).__name__}: {error}"
+                if tokens or not isinstance(error, self._retried):  # reported tokens cannot be taken back
+                    raise UserError(f"{self._url} failed: {failure}") from error
+        raise UserError(f"{self._url} failed {self._attempts} times, the last time with {failure}")
+
+    async def _read(self, response: Any, tokens: list[int], logprobs: list[float], on_token: OnToken | None) -> str:
+        """Appends the answer's tokens and log-probabilities; returns its finish reason."""
+        finish = None
+        async for choice in self._choices(response, stream=on_token is not None):
+            finish = choice.get("finish_reason") or finish
+            scores = (choice.get("logprobs") or {}).get("token_logprobs") or []
+            ids = choice.get("token_ids", [] if scores == [] and on_token else None)
+            if ids is None or len(ids) != len(scores):
+                raise UserError(f"{self._url} answered without the id and log-probability of every token")
+            for token, logprob in zip(ids, scores, strict=True):
+                tokens.append(token)
+                logprobs.append(np.nan if logprob is None else logprob)
+                if on_token is not None and on_token(token, logprobs[-1]):
+                    return "stop"
+        if finish is None:
+            raise UserError(f"{self._url} ended its answer without a finish reason")
+        return finish
+
+    async def _choices(self, response: Any, stream: bool) -> AsyncIterator[dict[str, Any]]:
+        """The choice of a whole answer, or of every chunk of a stream."""
+        if not stream:
+            yield _decoded(await response.aread(), self._url)["choices"][0]
+            return
+        async for line in response.aiter_lines():
+            if line.startswith("data:") and line != "data: [DONE]":
+                chunk = _decoded(line.removeprefix("data:"), self._url)
+                if "error" in chunk:
+                    raise UserError(f"{self._url} failed: {chunk['error'].get('message')}")
+                for choice in chunk["choices"]:
+                    yield choice
+
+
+def _decoded(raw: str | bytes, url: str) -> dict[str, Any]:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        raise UserError(f"{url} answered with what is not JSON") from None
+
+
+def _error_message(raw: bytes) -> str:
+    """The message of an error in OpenAI's shape, or the beginning of whatever the server sent, on one line."""
+    try:
+        text = str(json.loads(raw)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        text = raw[:200].decode(errors="replace")
+    return " ".join(text.split())

@@ -1,0 +1,136 @@
+"""The data types of a generation: ``Sampling`` goes in, ``Completion`` comes out, ``Client`` is the call between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from k2jax.errors import UserError
+
+MAX_TOP_LOGPROBS = 20
+UNKNOWN_VERSION = -1  # of the weights behind a server that does not report it
+
+OnToken = Callable[[int, float], "bool | None"]
+"""Called with each new token's id and log-probability, perhaps on another thread; it must not block. True ends the
+completion after this token, with finish reason ``stop``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How the tokens of one request are chosen.
+
+    Attributes:
+        max_tokens: most tokens to generate, those that a resumed request already has included.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_p: keeps the most likely tokens whose probabilities reach this sum; 1 keeps all.
+        top_k: keeps this many of the most likely tokens; 0 keeps all.
+        min_p: drops tokens less likely than this times the most likely one; 0 keeps all.
+        seed: seed of this request's random numbers; the same seed, prompt and weights give the same tokens.
+        stop_tokens: ids that end the request; the stop token is the last token of the completion.
+        top_logprobs: number of alternatives to report per token, at most MAX_TOP_LOGPROBS.
+        prompt_logprobs: also report the log-probability of every prompt token but the first.
+        return_experts: also report the experts that every token was routed to.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    stop_tokens: tuple[int, ...] = ()
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+    return_experts: bool = False
+
+    def check(self) -> None:
+        """Raises UserError for a value out of range."""
+        ranges = {
+            "max_tokens": self.max_tokens >= 1,
+            "temperature": 0.0 <= self.temperature <= 100.0,
+            "top_p": 0.0 < self.top_p <= 1.0,
+            "top_k": 0 <= self.top_k < 2**31,
+            "min_p": 0.0 <= self.min_p <= 1.0,
+            "seed": 0 <= self.seed < 2**32,
+            "top_logprobs": 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS,
+        }
+        for name, good in ranges.items():
+            if not good:
+                raise UserError(f"{name} {getattr(self, name)} is out of range")
+
+
+class Completion(NamedTuple):
+    """The tokens that a model generated after a prompt of P tokens.
+
+    Attributes:
+        tokens: int32 ``[T]``, a stop token included.
+        logprobs: float32 ``[T]``, under softmax(logits / temperature) over the whole vocabulary; with temperature 0
+            under softmax(logits).
+        versions: int64 ``[T]``, of the weights that chose each token; UNKNOWN_VERSION where that is not known.
+        finish: ``stop`` (a stop token, or ``on_token`` returned True), ``length`` (``max_tokens`` or the engine's
+            longest sequence) or ``cancelled``: the engine ended it, and ``generate(resume=...)`` goes on.
+        experts: int16 ``[P + T - 1, expert layers, active experts]``, the experts of every token that was fed to the
+            model (the prompt and all generated tokens but the last), where ``Sampling.return_experts`` asks for them.
+    """
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    finish: str
+    experts: np.ndarray | None = None
+
+
+class Client(Protocol):
+    """Whatever generates tokens: an engine, a server, a script."""
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        resume: Completion | None = None,
+        on_token: OnToken | None = None,
+    ) -> Completion:
+        """Generates after a prompt. Cancelling the coroutine cancels the request.
+
+        Args:
+            prompt: token ids, at least one.
+            sampling: how tokens are chosen.
+            resume: an unfinished completion of the same prompt and sampling; the result begins with its tokens.
+            on_token: see ``OnToken``; it is not called for resumed tokens.
+
+        Raises:
+            UserError: a prompt or sampling parameter that cannot be served.
+        """
+        ...
+
+
+def new_completion(
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    versions: Sequence[int],
+    finish: str,
+    resume: Completion | None = None,
+    experts: np.ndarray | None = None,
+) -> Completion:
+    """A completion whose first tokens are those of ``resume``, with what is known about them there.
+
+    Args:
+        tokens: all token ids, resumed ones included.
+        logprobs: of all tokens; those of resumed ones are not read.
+        versions: of all tokens; those of resumed ones are not read.
+        finish: finish reason.
+        resume: what the request began with.
+        experts: of prompt and tokens, see Completion.
+    """
+    arrays = np.array(tokens, np.int32), np.array(logprobs, np.float32), np.array(versions, np.int64)
+    if resume is not None:
+        known = len(resume.tokens)
+        arrays[1][:known], arrays[2][:known] = resume.logprobs, resume.versions
+        if experts is not None and resume.experts is not None:
+            # The routes that chose a token are those of its own time, not of a later recomputation.
+            experts = np.concatenate([resume.experts, experts[len(resume.experts) :]])
+    return Completion(*arrays, finish, experts)

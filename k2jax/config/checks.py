@@ -1,0 +1,106 @@
+"""Rules about several keys at once, which the type of no single key states."""
+
+from __future__ import annotations
+
+from k2jax.config.activations import check_activations
+from k2jax.config.schema import Config, ModelConfig
+from k2jax.errors import UserError
+
+
+def check_combinations(config: Config) -> None:
+    """Rejects combinations of values that cannot be run.
+
+    Raises:
+        UserError: in one line that names the keys.
+    """
+    _check_layers(config.model)
+    _check_micro_batches(config)
+    _check_attention(config)
+    _check_rope(config.model)
+    _check_exchange(config)
+    check_activations(config)
+    _check_router(config.model)
+    profile = config.train.profile_steps
+    if profile and not (len(profile) == 2 and 1 <= profile[0] <= profile[1]):
+        raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
+
+
+def _check_layers(model: ModelConfig) -> None:
+    if model.dense_layers > model.layers:
+        raise UserError(f"config.model.dense_layers {model.dense_layers} is not in 0..{model.layers} (model.layers)")
+
+
+def _check_micro_batches(config: Config) -> None:
+    train = config.train
+    rows = -(-train.batch_size // train.micro_batches)
+    if rows * (train.micro_batches - 1) >= train.batch_size:
+        raise UserError(
+            f"config.train.batch_size {train.batch_size} leaves the last of {train.micro_batches} micro-batches empty; "
+            f"train.micro_batches={-(-train.batch_size // rows)} would do"
+        )
+
+
+def _check_router(model: ModelConfig) -> None:
+    moe = model.moe
+    if moe.experts % moe.expert_groups:
+        raise UserError(
+            f"config.model.moe.experts {moe.experts} does not divide into {moe.expert_groups} expert_groups"
+        )
+    reachable = moe.experts // moe.expert_groups * moe.active_groups
+    if moe.active_groups > moe.expert_groups or moe.active_experts > reachable:
+        raise UserError(
+            f"config.model.moe.active_experts {moe.active_experts} cannot be chosen from {reachable} experts: "
+            f"{moe.active_groups} of {moe.expert_groups} groups of {moe.experts // moe.expert_groups}"
+        )
+
+
+def _check_exchange(config: Config) -> None:
+    """Rules about the way of tokens to the experts of other devices."""
+    parallel = config.parallel
+    if parallel.expert_slots < 1 and parallel.expert_backend == "dense":
+        raise UserError(
+            f"config.parallel.expert_slots {parallel.expert_slots} drops nothing with expert_backend dense, which "
+            "sends all tokens to all devices; take auto or a2a"
+        )
+
+
+def _check_attention(config: Config) -> None:
+    _ATTENTION_CHECKS[config.model.attention](config)
+    for key in ("qkv_bias", "qk_norm"):
+        if getattr(config.model.gqa, key) and config.model.attention != "gqa":
+            raise UserError(f"config.model.gqa.{key} needs config.model.attention gqa, not {config.model.attention}")
+
+
+def _check_mla(config: Config) -> None:
+    _check_even("mla.qk_rope_dim", config.model.mla.qk_rope_dim)
+
+
+def _check_gqa(config: Config) -> None:
+    model, gqa = config.model, config.model.gqa
+    _check_even("gqa.head_dim", gqa.head_dim)
+    if model.heads % gqa.kv_heads:
+        raise UserError(f"config.model.heads {model.heads} does not divide into groups for {gqa.kv_heads} kv_heads")
+    if gqa.qk_norm and config.optimizer.name == "muonclip":
+        raise UserError(
+            "config.optimizer.name muonclip cannot clip a model with model.gqa.qk_norm: its queries and keys are "
+            "normalised after their projections, so that scaling those changes no logit; use muon"
+        )
+
+
+_ATTENTION_CHECKS = {"mla": _check_mla, "gqa": _check_gqa}
+
+
+def _check_even(key: str, width: int) -> None:
+    if width % 2:
+        raise UserError(f"config.model.{key} {width} must be even: rotary positions turn pairs")
+
+
+def _check_rope(model: ModelConfig) -> None:
+    scaled = model.llama3_rope
+    if scaled.factor > 1 and model.yarn.factor > 1:
+        raise UserError("config.model.yarn.factor and config.model.llama3_rope.factor cannot both be above 1")
+    if scaled.factor > 1 and not 0 < scaled.low_freq_factor < scaled.high_freq_factor:
+        raise UserError(
+            f"config.model.llama3_rope needs 0 < low_freq_factor < high_freq_factor, not {scaled.low_freq_factor}, "
+            f"{scaled.high_freq_factor}"
+        )

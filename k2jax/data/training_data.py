@@ -1,0 +1,87 @@
+"""All data of a training run, prepared from a configuration: tokenizer, training batches and validation batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import hashlib
+import json
+
+from k2jax.config.fields import check_fields
+from k2jax.config.schema import DataConfig
+from k2jax.data.build_shards import prepare_shards
+from k2jax.data.loader import DataLoader, HeldOut, check_shares
+from k2jax.data.packing import RowSource
+from k2jax.data.shards import Shards
+from k2jax.data.vocabulary import prepare_tokenizer
+from k2jax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingData:
+    """Data of a training run.
+
+    Attributes:
+        tokenizer: tokenizer of the run.
+        loader: training batches by step.
+        held_out: validation batches.
+        manifests: manifest of each source's folder of shards: counts, held-out statistics, skipped records.
+        fingerprint: hash of the tokenizer and of all tokens of the corpus.
+    """
+
+    tokenizer: Tokenizer
+    loader: DataLoader
+    held_out: HeldOut
+    manifests: dict[str, dict]
+    fingerprint: str
+
+
+def prepare_data(
+    config: DataConfig,
+    *,
+    batch_size: int,
+    seed: int,
+    steps: int,
+    local_rows: Sequence[int] | None = None,
+    builder: bool = True,
+    log: Callable[[str], None] | None = None,
+    wait_seconds: float = 3600.0,
+) -> TrainingData:
+    """Prepares tokenizer and shards, or reads them from the cache, and plans the batches of the run.
+
+    One process builds missing folders of the cache; the others wait for them.
+
+    Args:
+        config: the ``data`` group of a configuration.
+        batch_size: rows of an optimizer step over all processes.
+        seed: seed of the order of rows.
+        steps: optimizer steps of the run; the data must suffice for them.
+        local_rows: indices of a batch's rows that this process reads, all by default; see ``DataLoader``.
+        builder: whether this process builds missing folders.
+        log: receives lines of progress.
+        wait_seconds: how long the other processes wait for each folder [s].
+
+    Raises:
+        UserError: if the configuration is invalid, a source or a record is unusable, the cache cannot be written,
+            shards are damaged, or the data do not suffice for all steps.
+    """
+    check_fields(config, "data")  # Reject invalid values before the long work.
+    check_shares(config.sources)
+    options = {"builder": builder, "wait_seconds": wait_seconds, "log": log}
+    tokenizer = prepare_tokenizer(config, **options)
+    shards = {name: prepare_shards(name, config, tokenizer, **options) for name in sorted(config.sources)}
+    length = config.sequence_length
+    row_sources = {name: RowSource(source.train, length) for name, source in shards.items()}
+    loader = DataLoader(
+        row_sources, config.sources, batch_size=batch_size, seed=seed, steps=steps, local_rows=local_rows
+    )
+    held_out = HeldOut({name: source.held_out for name, source in shards.items()}, length, local_rows=local_rows)
+    manifests = {name: source.manifest for name, source in shards.items()}
+    return TrainingData(tokenizer, loader, held_out, manifests, _fingerprint(tokenizer, shards))
+
+
+def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards]) -> str:
+    """Hash of contents, not of paths or dates: a corpus may move to another machine before a run is resumed."""
+    contents = {name: source.manifest["files"] for name, source in shards.items()}
+    parts = [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos, contents]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

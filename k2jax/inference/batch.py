@@ -1,0 +1,89 @@
+"""The arrays of one program: which row computes which sequence, and what each row is given."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from k2jax.client import MAX_TOP_LOGPROBS, Sampling
+from k2jax.inference.forward import SCRATCH_PAGE, Chunk, Targets
+from k2jax.inference.sampler import Choice
+from k2jax.inference.scheduler import Sequence
+
+_EMPTY = Sampling(temperature=0.0)
+
+
+class BatchRows(NamedTuple):
+    """Sequences and their rows. Every device has the same number of rows, of which the first are used.
+
+    Attributes:
+        used: sequence, its row, and how many of its pending ids the program computes.
+        count: rows of all devices.
+    """
+
+    used: list[tuple[Sequence, int, int]]
+    count: int
+
+    @classmethod
+    def of(cls, sequences: abc.Sequence[Sequence], width: int, devices: int, size: Callable[[int], int]) -> BatchRows:
+        """Rows of ``width`` ids for sequences.
+
+        Args:
+            sequences: at most one row each.
+            width: most ids of a row.
+            devices: of the mesh.
+            size: the number of rows that a device gets where the busiest one needs so many.
+        """
+        per_device = [[sequence for sequence in sequences if sequence.device == device] for device in range(devices)]
+        rows = size(max(map(len, per_device)))
+        used = [
+            (sequence, device * rows + row, min(width, sequence.pending))
+            for device, listed in enumerate(per_device)
+            for row, sequence in enumerate(listed)
+        ]
+        return cls(used, devices * rows)
+
+    def done(self) -> Iterator[Sequence]:
+        """Sequences all of whose ids the program computes: they get a new token."""
+        return (sequence for sequence, _, count in self.used if count == sequence.pending)
+
+    def asks(self, wanted: Callable[[Sampling], bool]) -> bool:
+        """Whether the sampling of any sequence asks for something."""
+        return any(wanted(sequence.request.sampling) for sequence, _, _ in self.used)
+
+    def chunk(self, width: int, columns: int) -> tuple[Chunk, Targets]:
+        """The new ids of each row with room for ``columns`` pages, and the token after each of them."""
+        tokens, targets = np.zeros((2, self.count, width), np.int32)
+        start, counts = np.zeros((2, self.count), np.int32)
+        temperature = np.ones(self.count, np.float32)
+        pages = np.full((self.count, columns), SCRATCH_PAGE, np.int32)
+        for sequence, row, count in self.used:
+            first = sequence.computed
+            tokens[row, :count] = sequence.ids[first : first + count]
+            following = sequence.ids[first + 1 : first + count + 1]
+            targets[row, : len(following)] = following
+            start[row], counts[row] = first, count
+            temperature[row] = sequence.request.scored_temperature
+            pages[row, : len(sequence.pages)] = sequence.pages
+        return Chunk(tokens, counts, start, pages), Targets(targets, temperature)
+
+    def choice(self) -> tuple[Choice, bool, bool, int]:
+        """How each row draws, and whether any row draws at random, truncates, and asks for how many alternatives."""
+        asked, generated = [_EMPTY] * self.count, [0] * self.count
+        for sequence, row, _ in self.used:
+            asked[row], generated[row] = sequence.request.sampling, len(sequence.request.tokens)
+        choice = Choice(
+            np.array([sampling.temperature for sampling in asked], np.float32),
+            np.array([sampling.top_p for sampling in asked], np.float32),
+            np.array([sampling.min_p for sampling in asked], np.float32),
+            np.array([sampling.top_k for sampling in asked], np.int32),
+            np.array([sampling.seed for sampling in asked], np.uint32),
+            np.array(generated, np.int32),
+        )
+        drawn = any(sampling.temperature > 0.0 for sampling in asked)
+        truncated = any(sampling.top_p < 1.0 or sampling.top_k or sampling.min_p for sampling in asked)
+        top = MAX_TOP_LOGPROBS if any(sampling.top_logprobs for sampling in asked) else 0
+        return choice, drawn, truncated, top

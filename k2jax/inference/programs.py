@@ -1,0 +1,105 @@
+"""The device side of an engine: weights, cache, and the programs that run over them."""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+from jax.sharding import Mesh
+import numpy as np
+
+from k2jax.config.schema import ModelConfig
+from k2jax.inference import shapes
+from k2jax.inference.batch import BatchRows
+from k2jax.inference.forward import empty_cache, run_chunk
+from k2jax.inference.mesh import ROWS, device_count, fetch, place
+from k2jax.inference.sampler import sample
+from k2jax.inference.scheduler import Sequence
+from k2jax.inference.weights import EngineWeights
+
+
+class RowResult(NamedTuple):
+    """What a program computed for one sequence.
+
+    Attributes:
+        sequence: the sequence.
+        count: number of its ids that are in the cache now and were not before.
+        prompt_logprobs: float32 ``[width]`` of the tokens after these ids, or None.
+        experts: int16 ``[count, expert layers, active experts]`` of these ids, or None.
+        token: the id that was drawn after them, or None where ids of the sequence are still pending.
+        logprob: of the token.
+        top: the most likely ids ``[K]`` and their log-probabilities ``[K]``, as many as any sequence asks for.
+    """
+
+    sequence: Sequence
+    count: int
+    prompt_logprobs: np.ndarray | None
+    experts: np.ndarray | None
+    token: int | None = None
+    logprob: float = 0.0
+    top: tuple[np.ndarray, np.ndarray] | None = None
+
+
+class Programs:
+    """Runs an engine's programs, and holds what they run over.
+
+    Args:
+        model: the architecture.
+        params: parameter tree.
+        sizes: of the engine.
+        mesh: of ``inference.mesh.make_engine_mesh``; None is the default device.
+
+    Attributes:
+        weights: the engine's copy of the weights.
+    """
+
+    def __init__(self, model: ModelConfig, params: Any, sizes: shapes.EngineSizes, mesh: Mesh | None):
+        self.weights = EngineWeights(params, model, mesh)
+        self._model, self._mesh = model, mesh
+        pages = sizes.pages + sizes.devices  # with a scratch page on every device
+        self._cache = empty_cache(model, pages, sizes.page_size, params["embed"].dtype, mesh)
+        self.row_sizes = shapes.growing_sizes(1, sizes.slots // sizes.devices)
+        self.context_sizes = shapes.growing_sizes(min(4, sizes.longest), sizes.longest)
+
+    def run(self, sequences: abc.Sequence[Sequence], width: int) -> list[RowResult]:
+        """Computes the next ``width`` ids of each sequence, and draws a token where these were its last."""
+        devices = device_count(self._mesh)
+        rows = BatchRows.of(sequences, width, devices, lambda n: shapes.at_least(self.row_sizes, n))
+        columns = shapes.at_least(self.context_sizes, max(len(sequence.pages) for sequence in sequences))
+        chunk, targets = self._place(rows.chunk(width, columns))
+        scored = width > 1 and rows.asks(lambda sampling: sampling.prompt_logprobs)
+        routed = rows.asks(lambda sampling: sampling.return_experts)
+        variant = {"config": self._model, "prompt_logprobs": scored, "return_experts": routed, "mesh": self._mesh}
+        output = run_chunk(self.weights.params, self._cache, chunk, targets, **variant)
+        self._cache = output.cache
+        drawn = self._sample(output.logits, rows) if any(rows.done()) else None
+        return self._results(
+            rows, fetch(output.logprobs) if scored else None, fetch(output.experts) if routed else None, drawn
+        )
+
+    def _results(
+        self,
+        rows: BatchRows,
+        logprobs: np.ndarray | None,
+        experts: np.ndarray | None,
+        drawn: tuple[np.ndarray, ...] | None,
+    ) -> list[RowResult]:
+        # One conversion to Python's numbers for a whole batch.
+        tokens, chosen = (drawn[0].tolist(), drawn[1].tolist()) if drawn is not None else ((), ())
+        results = []
+        for sequence, row, count in rows.used:
+            asked = sequence.request.sampling
+            scores = logprobs[row] if asked.prompt_logprobs and logprobs is not None else None
+            routes = experts[row, :count] if asked.return_experts else None
+            token = (tokens[row], chosen[row], (drawn[2][row], drawn[3][row])) if count == sequence.pending else ()
+            results.append(RowResult(sequence, count, scores, routes, *token))
+        return results
+
+    def _sample(self, logits: Array, rows: BatchRows) -> tuple[np.ndarray, ...]:
+        choice, drawn, truncated, top = rows.choice()
+        return fetch(sample(logits, self._place(choice), drawn, truncated, min(top, self._model.vocab)))
+
+    def _place(self, arrays: Any) -> Any:
+        return jax.tree.map(lambda array: place(array, ROWS, self._mesh), arrays)

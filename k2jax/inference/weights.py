@@ -1,0 +1,177 @@
+"""The engine's copy of the weights, replaced one weight or one layer at a time.
+
+An update never needs two whole copies: each array that comes is cast, put where the engine reads it, and takes the
+place of the old one before the next array is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from typing import Any
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from k2jax.config.build import nearest
+from k2jax.config.schema import ModelConfig
+from k2jax.errors import UserError
+from k2jax.inference.mesh import spread
+from k2jax.model import cast_params, model_specs, unstack_layers
+from k2jax.params import ParamSpec, named_specs
+from k2jax.sharding import param_shardings
+
+Name = str | tuple[str, int]
+"""``moe/attention/q_b`` is a whole weight, stacked over its layers; ``("moe/attention/q_b", 3)`` is row 3 of it."""
+
+Leaves = Iterable[tuple[Name, Any]] | Mapping[Name, Any]
+
+
+def named_leaves(params: dict) -> list[tuple[str, Any]]:
+    """The weights of a parameter tree by name, as ``Engine.update_params`` takes them."""
+    paths = jax.tree_util.tree_flatten_with_path(params)[0]
+    return [("/".join(str(entry.key) for entry in path), leaf) for path, leaf in paths]
+
+
+class EngineWeights:
+    """The weights that an engine computes with, in the dtype of the embedding.
+
+    Args:
+        params: parameter tree of ``model_specs(model)``.
+        model: the architecture.
+        mesh: of ``inference.mesh.make_engine_mesh``; None is the default device.
+        stacked: whether layers stay stacked. By default they do not on a CPU, see ``model.unstack_layers``.
+
+    Attributes:
+        params: the tree that programs read. Its arrays change with ``update``.
+        complete: whether all weights belong to one update; False after an update that broke off.
+
+    Raises:
+        UserError: experts that do not divide over the mesh.
+    """
+
+    def __init__(self, params: dict, model: ModelConfig, mesh: Mesh | None, stacked: bool | None = None):
+        specs = model_specs(model)
+        self._specs: dict[str, ParamSpec] = dict(named_specs(specs))
+        self._shardings = None if mesh is None else dict(named_leaves(param_shardings(specs, mesh)))
+        if mesh is not None:
+            params = jax.tree.map(spread, params, param_shardings(specs, mesh))
+        params = cast_params(params, specs, params["embed"].dtype)
+        platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
+        stacked = platform != "cpu" if stacked is None else stacked
+        self.params = params if stacked else unstack_layers(params)
+        self.complete = True
+        self._own: set[str] = set()  # stacks that no caller can hold, so that they may be written in place
+
+    def check(self, leaves: Leaves) -> Iterator[tuple[Name, Any]]:
+        """Checks names and shapes: of a sequence or mapping at once, of other iterables as they are read.
+
+        Raises:
+            UserError: a name that is unknown, comes twice or does not come, or a shape that is not the weight's.
+        """
+        if isinstance(leaves, Mapping):
+            leaves = list(leaves.items())
+        pairs = self._each_checked(leaves)
+        if isinstance(leaves, Sequence):
+            pairs = iter(list(pairs))
+        return pairs
+
+    def update(self, leaves: Iterator[tuple[Name, Any]]) -> None:
+        """Replaces every weight by what ``check`` returned. Dtypes stay.
+
+        An exception on the way leaves the weights incomplete, unless it comes before the first array.
+        """
+        for name, array in leaves:
+            self.complete = False
+            self._replace(name, array)
+            del array  # before the next is made
+        self.complete = True
+
+    def _each_checked(self, leaves: Iterable[tuple[Name, Any]]) -> Iterator[tuple[Name, Any]]:
+        missing = {(name, row) for name, spec in self._specs.items() for row in self._rows(spec)}
+        for name, array in leaves:
+            mine = self._covered(name, np.shape(array))
+            if not mine <= missing:
+                raise UserError(f"weight {_text(name)} comes twice in an update")
+            missing -= mine
+            yield name, array
+            del array
+        if missing:
+            names = sorted({name for name, _ in missing})
+            raise UserError(f"an update of the weights lacks {len(names)} of them, {names[0]} among them")
+
+    def _rows(self, spec: ParamSpec) -> range:
+        """The rows that a weight can be replaced by: its layers, or itself."""
+        return range(spec.shape[0]) if spec.axes[0] == "layers" else range(1)
+
+    def _covered(self, name: Name, shape: tuple[int, ...]) -> set[tuple[str, int]]:
+        """The parts (weight, row) that an array is for."""
+        whole = name if isinstance(name, str) else name[0]
+        spec = self._specs.get(whole)
+        if spec is None:
+            raise UserError(f"there is no weight {whole!r}{nearest(str(whole), list(self._specs))}")
+        rows, expected = set(self._rows(spec)), spec.shape
+        if not isinstance(name, str):
+            if spec.axes[0] != "layers" or name[1] not in rows:
+                raise UserError(f"weight {whole} of shape {spec.shape} has no layer {name[1]}")
+            rows, expected = {name[1]}, spec.shape[1:]
+        if shape != expected:
+            raise UserError(f"weight {_text(name)} has the shape {shape}, not {expected}")
+        return {(whole, row) for row in rows}
+
+    def _replace(self, name: Name, array: Any) -> None:
+        whole, row = (name, None) if isinstance(name, str) else name
+        group, *path = whole.split("/")
+        part = self.params[group]
+        if not path:
+            self.params[group] = self._placed(whole, array, part, whole=True)
+        elif isinstance(part, list):
+            for i in range(len(part)) if row is None else (row,):
+                node = _node(part[i], path)
+                old = node[path[-1]]
+                node[path[-1]] = self._placed(whole, array[i] if row is None else array, old, whole=False)
+        else:
+            self._write_rows(whole, _node(part, path), path[-1], array, row)
+
+    def _write_rows(self, name: str, node: dict, key: str, array: Any, row: int | None) -> None:
+        """Writes layers into their stack in place; the first time into a new one, since a caller may hold the old."""
+        stack, node[key] = node[key], None
+        if name not in self._own:
+            empty = functools.partial(jnp.zeros, stack.shape, stack.dtype)
+            sharding = stack.sharding
+            del stack  # before there is a second one, where no caller holds it
+            stack = jax.jit(empty, out_shardings=sharding)()
+        for i in range(len(stack)) if row is None else (row,):
+            # No name for the new layer: it would keep it alive next to the one after it.
+            stack = _write_row(stack, self._placed(name, array[i] if row is None else array, stack, whole=False), i)
+        node[key] = stack
+        self._own.add(name)
+
+    def _placed(self, name: str, array: Any, old: Array, whole: bool) -> Array:
+        """An array in the dtype and on the devices of the old one; never the caller's own buffer."""
+        if not isinstance(array, Array):
+            array = np.asarray(array)
+        array = array.astype(old.dtype)
+        if self._shardings is not None:
+            sharding = self._shardings[name]
+            if not whole:
+                sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+            return spread(array, sharding, may_alias=False)
+        return jax.device_put(array, old.sharding, may_alias=False)
+
+
+@functools.partial(jax.jit, donate_argnums=(0,))
+def _write_row(stack: Array, row: Array, i: int) -> Array:
+    return stack.at[i].set(row)
+
+
+def _node(tree: dict, path: list[str]) -> dict:
+    """The dict that holds the last entry of a path."""
+    return functools.reduce(lambda node, key: node[key], path[:-1], tree)
+
+
+def _text(name: Name) -> str:
+    return name if isinstance(name, str) else f"{name[0]}[{name[1]}]"

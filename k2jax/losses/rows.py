@@ -1,0 +1,69 @@
+"""Sums over the tokens, turns and branches of rows that are exact where devices share a row (mesh axis ``context``).
+
+Inside a ``shard_map`` with ``check_vma`` the type of an array says whether it varies over ``context``: tokens do, since
+each device holds some of a row's tokens; what was summed over a row does not, since every device has all of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from k2jax.sharding import CONTEXT
+
+
+class Rows(NamedTuple):
+    """The rows of one micro-batch on one device.
+
+    Attributes:
+        exit_BS: int32, of PackedBatch; on a mesh, of this device's tokens.
+        index_S: int32, the index in its row of each of these tokens.
+    """
+
+    exit_BS: Array
+    index_S: Array
+
+    def sum(self, values: Array) -> Array:
+        """The sum ``[]`` over rows of values per token ``[B, S]``, or per turn or branch ``[B, N]``.
+
+        On a mesh it is this device's share: what all devices of ``context`` hold is counted on the first of them.
+        """
+        if not _varies(self.exit_BS) or _varies(values):
+            return values.sum()
+        return jnp.where(lax.axis_index(CONTEXT) == 0, values.sum(), 0)
+
+    def segment_sum(self, values_BS: Array, ids_BS: Array, count: int) -> Array:
+        """Sums per turn ``[B, count]`` of values per token; every device has those of the whole row.
+
+        Args:
+            values_BS: values per token.
+            ids_BS: int32, the turn of each token; those outside ``0 .. count - 1`` belong to none.
+            count: turns of a row, unused ones included.
+        """
+        sums = jax.vmap(lambda values_S, ids_S: jax.ops.segment_sum(values_S, ids_S, num_segments=count))
+        inside_BS = (ids_BS >= 0) & (ids_BS < count)
+        return _over_row(sums(jnp.where(inside_BS, values_BS, 0), jnp.where(inside_BS, ids_BS, 0)))
+
+    def path_sum(self, values_BS: Array, leaves_BN: Array) -> Array:
+        """Sums per branch ``[B, N]`` of values per token over the tokens from the root to a leaf.
+
+        A token t lies on the path to a leaf if ``t <= leaf < exit[t]``.
+
+        Args:
+            values_BS: values per token.
+            leaves_BN: int32, the index in the row of each branch's last token; -1 for unused branches.
+        """
+        leaves_BN1 = leaves_BN[..., None]
+        on_path_BNS = (self.index_S <= leaves_BN1) & (leaves_BN1 < self.exit_BS[:, None, :])
+        return _over_row(jnp.where(on_path_BNS, values_BS[:, None, :], 0).sum(-1))
+
+
+def _over_row(sums_BN: Array) -> Array:
+    return lax.psum(sums_BN, CONTEXT) if _varies(sums_BN) else sums_BN
+
+
+def _varies(values: Array) -> bool:
+    return CONTEXT in jax.typeof(values).manual_axis_type.varying

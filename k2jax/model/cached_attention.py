@@ -1,0 +1,164 @@
+"""Attention of new tokens to cached tokens and to each other, for both kinds of attention.
+
+A cache keeps one vector of W numbers per token and layer. MLA's is the latent ``[c_kv | k_r]`` (DeepSeek-V2, section
+2.1.2), and attention works on it directly: the key half of the up-projection is absorbed into the queries, the value
+half is applied after the weighted sum. The vector of grouped-query attention holds the rotated keys and the values.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from k2jax.config.schema import ModelConfig
+from k2jax.model.gqa import project
+from k2jax.model.linear import from_heads
+from k2jax.model.mla import latent_and_rope_key, queries
+from k2jax.model.rope import rotate_halves, rotate_neighbours, softmax_scale
+from pallas_kernels.implementation import resolve
+from pallas_kernels.mla_decode import attend, merge, mla_decode
+
+
+class Visible(NamedTuple):
+    """The tokens that new tokens attend to: the cached ones of their sequence, and each other.
+
+    Attributes:
+        cache: ``[L, pages, page_size, W]``, of all layers.
+        layer: int32 ``[]``.
+        pages: int32 ``[N, P]``, of each sequence in order.
+        start: int32 ``[N]``, cached tokens of each.
+        among_new: ``[N, T, T]`` bool, query by key.
+    """
+
+    cache: Array
+    layer: Array
+    pages: Array
+    start: Array
+    among_new: Array
+
+    def context(self) -> tuple[Array, Array]:
+        """Reads the cached vectors ``[N, C, W]``, C tokens for P pages, and which are real, bool ``[N, 1, C]``."""
+        pages_NPSW = self.cache[self.layer, self.pages]
+        context_NCW = pages_NPSW.reshape(len(self.pages), -1, pages_NPSW.shape[-1])
+        return context_NCW, (jnp.arange(context_NCW.shape[1]) < self.start[:, None])[:, None]
+
+
+@jax.named_scope("attention")
+def mla_cached(
+    params: dict, x: Array, rotary: tuple[Array, Array], visible: Visible, config: ModelConfig
+) -> tuple[Array, Array]:
+    """Runs MLA in absorbed form.
+
+    Args:
+        params: a layer's ``attention`` weights.
+        x: ``[N, T, D]``, normalised.
+        rotary: cosine and sine ``[N, T, rope / 2]``.
+        visible: the tokens that they attend to.
+        config: the architecture.
+
+    Returns:
+        The output ``[N, T, D]`` and the new tokens' cache vectors ``[N, T, W]``.
+    """
+    nope, rank = config.mla.qk_nope_dim, config.mla.kv_lora_rank
+    cos, sin = (table[:, None] for table in rotary)
+    q_NHTE = queries(params, x, config)
+    new_NTW = jnp.concatenate(latent_and_rope_key(params, x, rotary, config), axis=-1)
+    up_k_RHE, up_v_RHE = params["kv_b"][..., :nope], params["kv_b"][..., nope:]
+    absorbed_NHTR = jnp.einsum("nhte,rhe->nhtr", q_NHTE[..., :nope], up_k_RHE)
+    q_NHTW = jnp.concatenate([absorbed_NHTR, rotate_neighbours(q_NHTE[..., nope:], cos, sin)], axis=-1)
+    if resolve(config.kernels) == "xla":
+        context_NCW, real_N1C = visible.context()
+        mixed_NHTR = _softmax_attention(
+            q_NHTW,
+            _Keys(context_NCW, context_NCW[..., :rank], real_N1C),
+            _Keys(new_NTW, new_NTW[..., :rank], visible.among_new),
+            softmax_scale(config),
+        )
+    else:
+        mixed_NHTR = _paged_attention(q_NHTW, new_NTW, visible, config)
+    return from_heads(jnp.einsum("nhtr,rhe->nhte", mixed_NHTR, up_v_RHE), params["o"]), new_NTW
+
+
+def _paged_attention(q_NHTW: Array, new_NTW: Array, visible: Visible, config: ModelConfig) -> Array:
+    """Merges the kernel's attention to the cached tokens with that to the new ones; ``[N, H, T, R]``."""
+    n, heads, t, _ = q_NHTW.shape
+    rank, scale = config.mla.kv_lora_rank, softmax_scale(config)
+    q_NQW = q_NHTW.reshape(n, heads * t, -1)
+    missing = visible.cache.shape[-1] - q_NQW.shape[-1]  # zeros up to whole lanes: see ``inference.forward``
+    old = mla_decode(
+        jnp.pad(q_NQW, ((0, 0), (0, 0), (0, missing))),
+        visible.cache,
+        visible.layer,
+        visible.pages,
+        visible.start,
+        latent=rank,
+        scale=scale,
+        impl=config.kernels,
+    )
+    new = attend(q_NQW, new_NTW, jnp.tile(visible.among_new, (1, heads, 1)), rank, scale)
+    return merge(old, new).reshape(n, heads, t, rank).astype(q_NHTW.dtype)
+
+
+@jax.named_scope("attention")
+def gqa_cached(
+    params: dict, x: Array, rotary: tuple[Array, Array], visible: Visible, config: ModelConfig
+) -> tuple[Array, Array]:
+    """Runs grouped-query attention, as ``mla_cached``; a key head is read once for its whole group of query heads."""
+    cos, sin = (table[:, None] for table in rotary)
+    q_NHTE, k_NGTE, v_NGTE = (project(params, name, x, config) for name in ("q", "k", "v"))
+    n, heads, t, width = q_NHTE.shape
+    groups = config.gqa.kv_heads
+    new_NTW = jnp.concatenate([rotate_halves(k_NGTE, cos, sin), v_NGTE], axis=1).swapaxes(1, 2).reshape(n, t, -1)
+
+    def keys(cached_NCW: Array, mask: Array) -> _Keys:
+        """Key heads as if they were sequences: ``[N * G, ...]``."""
+        both = cached_NCW.reshape(n, -1, 2, groups, width).transpose(2, 0, 3, 1, 4).reshape(2, n * groups, -1, width)
+        return _Keys(both[0], both[1], jnp.repeat(mask, groups, axis=0))
+
+    mixed = _softmax_attention(
+        rotate_halves(q_NHTE, cos, sin).reshape(n * groups, heads // groups, t, width),
+        keys(*visible.context()),
+        keys(new_NTW, visible.among_new),
+        width**-0.5,
+    )
+    return from_heads(mixed.reshape(n, heads, t, width), params["o"]), new_NTW
+
+
+class _Keys(NamedTuple):
+    """Keys ``[N, C, W]``, values ``[N, C, E]`` and mask ``[N, T or 1, C]`` that all heads share."""
+
+    keys: Array
+    values: Array
+    mask: Array
+
+
+def _softmax_attention(q_NHTW: Array, old: _Keys, new: _Keys, scale: float) -> Array:
+    """Attends to both sets of keys with one softmax; ``[N, H, T, E]``. A query that sees nothing gives 0."""
+    n, heads, t, width = q_NHTW.shape
+    q_NQW = q_NHTW.reshape(n, heads * t, width)  # one product per sequence, for all heads
+    logits_NHTC = [
+        jnp.where(
+            part.mask[:, None],
+            scale
+            * jnp.einsum("nqw,ncw->nqc", q_NQW, part.keys, preferred_element_type=jnp.float32).reshape(n, heads, t, -1),
+            -jnp.inf,
+        )
+        for part in (old, new)
+    ]
+    peak_NHT1 = jnp.maximum(*(part.max(-1, keepdims=True, initial=-jnp.inf) for part in logits_NHTC))
+    peak_NHT1 = jnp.where(peak_NHT1 == -jnp.inf, 0.0, peak_NHT1)
+    weights_NHTC = [jnp.exp(part - peak_NHT1) for part in logits_NHTC]
+    total_NHT1 = sum(part.sum(-1, keepdims=True) for part in weights_NHTC)
+    mixed_NHTE = sum(
+        jnp.einsum(
+            "nqc,nce->nqe",
+            weight.reshape(n, heads * t, -1).astype(q_NHTW.dtype),
+            part.values,
+            preferred_element_type=jnp.float32,
+        )
+        for weight, part in zip(weights_NHTC, (old, new), strict=True)
+    ).reshape(n, heads, t, -1)
+    return (mixed_NHTE / jnp.maximum(total_NHT1, 1e-30)).astype(q_NHTW.dtype)

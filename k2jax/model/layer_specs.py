@@ -1,0 +1,37 @@
+"""Declarations of weights that every layer of a run has, stacked over the axis ``layers``."""
+
+from __future__ import annotations
+
+from k2jax.params import ParamSpec
+
+
+class LayerSpecs:
+    """Makes specs that are stacked over a run of decoder layers."""
+
+    def __init__(self, count: int, first: int):
+        self.count, self.first = count, first
+
+    def _name(self, suffix: str) -> str:
+        return "model.layers.{layers}." + suffix
+
+    def weight(self, axes: dict[str, int], inputs: str, outputs: str, hf: str, **more) -> ParamSpec:
+        """A matrix per layer; ``axes`` maps logical names to sizes, ``inputs`` and ``outputs`` name its two sides.
+
+        Without ``inputs`` it is a vector over several axes.
+        """
+        return ParamSpec(
+            (self.count, *axes.values()),
+            ("layers", *axes),
+            more.pop("role", "matrix"),
+            tuple(outputs.split()),
+            self._name(hf),
+            tuple(inputs.split()),
+            first_layer=self.first,
+            **more,
+        )
+
+    def vector(self, axis: str, size: int, hf: str, role: str = "norm", init: str = "ones") -> ParamSpec:
+        """A vector per layer."""
+        return ParamSpec(
+            (self.count, size), ("layers", axis), role, (axis,), self._name(hf), init=init, first_layer=self.first
+        )

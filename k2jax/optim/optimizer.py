@@ -1,0 +1,97 @@
+"""The complete optimizer: gradient clipping, one update rule for each group of weights, and QK-Clip."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import optax
+
+from k2jax.config.fields import check_fields
+from k2jax.config.schema import OptimizerConfig, RouterConfig
+from k2jax.errors import UserError
+from k2jax.optim.balance import balance_router_bias
+from k2jax.optim.groups import decays, group_labels
+from k2jax.optim.muon import NewtonSchulz, scale_by_muon
+from k2jax.optim.qk_clip import qk_clip
+from k2jax.optim.schedule import build_schedule
+from k2jax.params import Specs, map_specs
+from pallas_kernels.newton_schulz import Coefficients
+from pallas_kernels.newton_schulz import coefficients as newton_schulz_coefficients
+
+_DTYPES = {"auto": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def build_optimizer(
+    optimizer_config: OptimizerConfig,
+    router_config: RouterConfig,
+    specs: Specs,
+    steps: int,
+    newton_schulz: NewtonSchulz | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Builds the optimizer: gradient clipping, one rule for each group, QK-Clip last.
+
+    ``update(grads, state, params, *, max_logit, expert_tokens)`` takes the step's statistics: ``max_logit`` float32
+    ``[L, H]`` (for muonclip), ``expert_tokens`` int32 ``[L_moe, E]`` (if there are router biases); a missing one is
+    an error. A non-finite ``max_logit`` gives NaN updates, so check them before applying them. ``init`` also accepts
+    abstract parameters.
+
+    Args:
+        optimizer_config: rule and its constants.
+        router_config: update rates of the router biases.
+        specs: spec tree of the parameters.
+        steps: optimizer steps of the run, which the schedules span.
+        newton_schulz: as in ``scale_by_muon``.
+
+    Raises:
+        UserError: if a value is invalid, or the schedule is longer than the run.
+    """
+    check_fields(optimizer_config, "optimizer")
+    config = optimizer_config
+    # Without a threshold the norm is clipped at infinity, so that the optimizer state always has the same structure.
+    chain = [optax.clip_by_global_norm(config.grad_clip or math.inf)]
+    rules = _rules(config, router_config, specs, steps, newton_schulz)
+    chain.append(optax.partition(rules, group_labels(specs, config)))
+    if config.name == "muonclip":
+        chain.append(qk_clip(specs, tau=config.qk_clip_tau, alpha=config.qk_clip_alpha))
+    return optax.with_extra_args_support(optax.chain(*chain))
+
+
+def learning_rate(optimizer_config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """Learning rate of the 0-based step, shared by Muon and AdamW."""
+    return build_schedule(optimizer_config.schedule, optimizer_config.learning_rate, steps)
+
+
+def _rules(
+    config: OptimizerConfig, router: RouterConfig, specs: Specs, steps: int, newton_schulz: NewtonSchulz | None
+) -> dict[str, optax.GradientTransformation]:
+    """Transformation of each group. Muon and AdamW share the learning rate and the decoupled weight decay."""
+    decay_and_rate = (
+        optax.add_decayed_weights(config.weight_decay, mask=map_specs(decays, specs)),
+        optax.scale_by_learning_rate(learning_rate(config, steps)),
+    )
+    muon = scale_by_muon(
+        specs,
+        coefficients=_coefficients(config),
+        momentum=config.momentum,
+        momentum_form=config.momentum_form,
+        update_rms=config.update_rms,
+        dtype=_DTYPES[config.newton_schulz_dtype],
+        split_heads=config.split_heads,
+        newton_schulz=newton_schulz,
+    )
+    adam = optax.scale_by_adam(config.adam_b1, config.adam_b2, config.adam_eps)
+    bias_rate = optax.linear_schedule(router.bias_rate, router.bias_rate_final, max(steps - 1, 1))
+    return {
+        "muon": optax.chain(muon, *decay_and_rate),
+        "adamw": optax.chain(adam, *decay_and_rate),
+        "balance": balance_router_bias(specs, bias_rate),
+    }
+
+
+def _coefficients(config: OptimizerConfig) -> Coefficients:
+    """Newton-Schulz coefficients of every step; an invalid preset or number of steps is a UserError."""
+    try:
+        return newton_schulz_coefficients(config.newton_schulz, config.newton_schulz_steps)
+    except ValueError as error:
+        raise UserError(f"optimizer.newton_schulz: {error}") from error

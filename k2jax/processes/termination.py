@@ -1,0 +1,64 @@
+"""The end of a run: one exit code for all processes, and Ctrl-C as SIGTERM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import contextlib
+import os
+import signal
+import time
+import traceback
+from typing import Any
+
+from k2jax.errors import UserError
+from k2jax.processes.group import POLL_SECONDS
+from k2jax.processes.initialize import HEARTBEAT_SECONDS
+from k2jax.processes.membership import current_group
+from k2jax.processes.rendezvous import ProcessLostError
+
+_LONGEST_LINE = 300  # characters of an unexpected exception that the other processes repeat
+
+
+@contextlib.contextmanager
+def interrupt_terminates() -> Iterator[None]:
+    """Turns the first Ctrl-C into SIGTERM, so that every process learns of it; a second Ctrl-C is not caught."""
+
+    def forward(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, previous)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    previous = signal.signal(signal.SIGINT, forward)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def run_and_exit(body: Callable[[], int]) -> int:
+    """Runs ``body`` in every process, and ends all processes with one exit code.
+
+    In a run of several processes it does not return: each process ends here, either after all have finished ``body``,
+    or as soon as one of them has failed. If another process dies, a collective of this one fails as well. So before a
+    process reports its own exception, it waits for as long as the news of a lost process can take.
+
+    Args:
+        body: returns the exit code.
+
+    Returns:
+        The exit code, in a run of one process.
+    """
+    group = current_group()
+    if group is None:
+        return body()
+    try:
+        group.leave(body())
+    except UserError as error:
+        group.stop(str(error), 2, failed=group.index)
+    except ProcessLostError as error:
+        group.stop(str(error), 1)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            time.sleep(1.5 * HEARTBEAT_SECONDS + POLL_SECONDS)
+        traceback.print_exc()
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_LINE]
+        group.stop(line, 1, failed=group.index)

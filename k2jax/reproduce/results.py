@@ -1,0 +1,61 @@
+"""Results of a study's runs, and what a summary computes from them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from k2jax.config import Config
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class RunResult(NamedTuple):
+    """Result of one run of a study.
+
+    Attributes:
+        config: configuration of the run.
+        records: its metrics, one dict for each step.
+        exit_code: exit code of its training; 3 (stopped on a non-finite value) is a valid result.
+    """
+
+    config: Config
+    records: list[dict[str, Any]]
+    exit_code: int
+
+
+class Summary(NamedTuple):
+    """Summary of a study.
+
+    Attributes:
+        markdown: table and explanation, in Markdown.
+        figure: plot of the results.
+    """
+
+    markdown: str
+    figure: Figure
+
+
+def curve(result: RunResult, key: str) -> tuple[list[int], list[Any]]:
+    """Steps and values of a metric, for the steps that recorded it."""
+    points = [(record["step"], record[key]) for record in result.records if record.get(key) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def final(result: RunResult, key: str) -> float:
+    """Last value of a metric; infinity for a run that stopped early or never recorded it."""
+    values = curve(result, key)[1]
+    return values[-1] if values and result.exit_code == 0 else float("inf")
+
+
+def seconds_at(result: RunResult, step: int) -> float:
+    """Training time up to ``step`` at the median time of a step, which excludes compilation and noise [s]."""
+    times = [record["seconds"] for record in result.records]
+    step_times = sorted(b - a for a, b in itertools.pairwise(times))
+    return step * step_times[len(step_times) // 2] if step_times else float("nan")
+
+
+def spread(values: list[float]) -> str:
+    """``mean (lowest to highest)`` of a few seeds."""
+    return f"{sum(values) / len(values):.3f} ({min(values):.3f} to {max(values):.3f})"

@@ -1,0 +1,57 @@
+"""ASGI middleware: API keys, and a count of the responses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from k2jax.api.errors import ApiError
+from k2jax.serve.http import error_response
+from k2jax.serve.keys import ApiKeys
+from k2jax.serve.metrics import Metrics
+
+
+class MetricsMiddleware:
+    """Counts responses by endpoint and status; paths without a route count as ``other``."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Collection[str]):
+        self._app, self._metrics, self._endpoints = app, metrics, endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
+
+        async def count_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.count_response(endpoint, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, count_and_send)
+
+
+class AuthMiddleware:
+    """Rejects requests without a valid API key, before their bodies are read."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, public_paths: Collection[str]):
+        """Protects every path except ``public_paths``."""
+        self._app, self._keys, self._public_paths = app, keys, public_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        if scope["type"] != "http" or scope["path"] in self._public_paths or self._accepts(scope):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            401,
+            "a valid API key is needed: Authorization: Bearer KEY",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        await error_response(error)(scope, receive, send)
+
+    def _accepts(self, scope: Scope) -> bool:
+        return self._keys.accept(next((value for name, value in scope["headers"] if name == b"authorization"), None))

@@ -1,0 +1,79 @@
+"""The corpus of a run: what this process reads of it, built by process 0 where it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from k2jax import processes
+from k2jax.batch import PackedBatch
+from k2jax.checkpoint import Checkpoints
+from k2jax.config.schema import Config
+from k2jax.convert.loading import tokenizer_folder, tokenizer_of
+from k2jax.data import TrainingData, prepare_data
+from k2jax.errors import UserError
+from k2jax.train.run import say
+
+_SEEN_SECONDS = 60.0  # until a shared disk shows to one host what another one has written
+
+
+def open_corpus(config: Config, rows: Sequence[int], workdir: Path) -> TrainingData:
+    """Opens or builds the corpus, and puts its tokenizer into the workdir.
+
+    Args:
+        config: the experiment.
+        rows: numbers of the rows of a batch that this process reads.
+        workdir: the run's folder.
+
+    Raises:
+        UserError: a mistake in the data, or a tokenizer that does not fit the model or ``init_from``.
+    """
+    data = shared_data(config, rows)
+    if data.tokenizer.vocab_size > config.model.vocab:
+        raise UserError(
+            f"the tokenizer has {data.tokenizer.vocab_size} tokens, config.model.vocab only {config.model.vocab}; "
+            "raise it"
+        )
+    if config.init_from and Checkpoints.newest_of(workdir) is None:
+        _check_tokenizer(config.init_from, data)
+    processes.barrier("data", None)
+    if processes.is_first():
+        data.tokenizer.save(workdir / "tokenizer")
+    return data
+
+
+def shared_data(config: Config, rows: Sequence[int]) -> TrainingData:
+    """What this process reads of the data: process 0 builds what is missing, and the others then find it.
+
+    They wait for as long as process 0 lives: a large corpus takes hours.
+    """
+    if not processes.is_first():
+        processes.barrier("built", None)
+    data = prepare_data(
+        config.data,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        steps=config.train.steps,
+        local_rows=rows,
+        builder=processes.is_first(),
+        log=say,
+        wait_seconds=_SEEN_SECONDS,
+    )
+    if processes.is_first():
+        processes.barrier("built", None)
+    return data
+
+
+def held_out_batches(config: Config, data: TrainingData, final: bool) -> Iterator[PackedBatch]:
+    """This process's rows of the held-out batches of a validation."""
+    rows = config.eval.final_rows if final else config.eval.rows
+    return data.held_out.batches(config.train.batch_size, rows)
+
+
+def _check_tokenizer(init_from: str, data: TrainingData) -> None:
+    """Embeddings mean nothing under another tokenizer of the same size."""
+    if tokenizer_of(init_from).fingerprint != data.tokenizer.fingerprint:
+        raise UserError(
+            f"init_from {init_from} was trained with another tokenizer; set config.data.tokenizer.kind to 'file' "
+            f"and config.data.tokenizer.path to {tokenizer_folder(init_from)}"
+        )

@@ -1,0 +1,261 @@
+"""One run in one workdir: it starts or resumes, updates the state, logs and saves; it knows no data and no algorithm.
+
+The state of a run is (checkpoint, step), and what a loop keeps beside it goes into the checkpoint's extra item: a run
+that is killed at any moment and started again goes on as if nothing had happened. With several processes each of them
+holds a Run and makes the same calls; the first one alone prints and writes, checkpoints apart, to which each adds what
+lies on its devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+import contextlib
+from pathlib import Path
+import signal
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from k2jax import optim, processes
+from k2jax.batch import PackedBatch
+from k2jax.checkpoint import Checkpoints
+from k2jax.errors import UserError
+from k2jax.report.metrics import MetricsLog
+from k2jax.report.progress import Progress
+from k2jax.train.init_from import pretrained_params
+from k2jax.train.program import Program
+from k2jax.train.record import Recorder
+from k2jax.train.signals import STOP_CODES, stop_on_signal
+from k2jax.train.state import TrainState
+from k2jax.train.step import StepMetrics
+from k2jax.train.trace import StepTrace
+from k2jax.train.workdir import check_shared, write_config
+
+NON_FINITE = 3  # exit code
+_READ_SECONDS = 1800.0  # between the first host that has read its part of a checkpoint and the last
+_STATUS = {0: "finished", NON_FINITE: "stopped on a non-finite value", 143: "stopped by SIGTERM", 130: "interrupted"}
+
+
+class NonFiniteError(Exception):
+    """A step met a value that is not finite and was not applied; a Run that is left with it saves and ends well."""
+
+    def __init__(self, metrics: StepMetrics):
+        super().__init__("a non-finite loss, gradient or logit")
+        self.metrics = metrics
+
+
+class Run:
+    """One process's part of a run.
+
+    Example:
+        >>> with Run(program, workdir, {"corpus": fingerprint}) as run:
+        ...     for step in run.steps():
+        ...         run.update(next(batches))
+        ...         run.log(step, {})
+        ...         run.save_when_due(step)
+        >>> run.exit_code
+
+    Args:
+        program: mesh, loss and compiled functions.
+        workdir: an open workdir, see ``train.workdir``.
+        identity: fingerprints of what must not change between starts, by the name that a message gives it.
+
+    Attributes:
+        state: the training state on the devices.
+        step: the step that is being computed, or the last one.
+        start: the step that was restored; 0 in an empty workdir.
+        extra: the extra item of the restored checkpoint, or None.
+        exit_code: 0, ``NON_FINITE``, 143 after SIGTERM or 130 after an interrupt.
+
+    Raises:
+        UserError: the newest checkpoint cannot be read, or belongs to another identity.
+    """
+
+    def __init__(self, program: Program, workdir: Path, identity: Mapping[str, str]):
+        self.program, self.workdir, self.config = program, workdir, program.config
+        self._identity = dict(identity)
+        self._batch_sharding = program.batch_sharding()
+        self._learning_rate = optim.learning_rate(self.config.optimizer, self.config.train.steps)
+        self._checkpoints = Checkpoints(workdir, self.config.checkpoint.keep)
+        self._checkpoint_layout = program.checkpoint_layout()
+        self.exit_code, self._stop_signal, self.extra = 0, None, None
+        self.state, meta = self._initial_state()
+        self.step = self.start = int(self.state.step)
+        processes.report_position(lambda: (self.step, self._checkpoints.newest()))
+        self._recorder = Recorder(self.config, meta)
+        self._open = contextlib.ExitStack()
+        if processes.is_first():
+            write_config(workdir, self.config)  # only now: nothing of the config was refused
+        processes.barrier("begin", _READ_SECONDS)
+        check_shared(workdir)
+
+    @property
+    def status(self) -> str:
+        """How the run ended, in words for the report."""
+        return _STATUS[self.exit_code]
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, *trace: object) -> bool:
+        """Commits saves that were started and releases threads; a non-finite step becomes an exit code."""
+        try:
+            if isinstance(error, NonFiniteError):
+                self._stop_unhealthy(error.metrics)
+                error = None
+        finally:
+            self._open.close()
+            if error is None or processes.count() == 1:  # a save waits for all processes, of which one may be gone
+                self._checkpoints.close()
+        return kind is not None and error is None
+
+    def steps(self) -> Iterator[int]:
+        """Numbers of the steps to do; ends after the last one, or when the run was asked to stop and has saved."""
+        last = self.config.train.steps
+        if self.start >= last:
+            say(f"already at step {self.start:,}; raise config.train.steps to train on")
+            return
+        self._start_logs()
+        self.state = jax.block_until_ready(self.state)
+        for step in range(self.start + 1, last + 1):
+            self._began, self.step = time.perf_counter(), step
+            yield step
+            if self.exit_code:
+                return
+
+    def update(self, batch: PackedBatch) -> StepMetrics:
+        """Does one optimizer step with this process's rows ``[B, S]`` of a batch, NumPy arrays.
+
+        Returns:
+            The step's metrics, on the host.
+
+        Raises:
+            UserError: the batch has nothing that a term of the loss counts.
+            NonFiniteError: the step was not applied. It is meant for the Run's ``with`` statement.
+        """
+        self._check_targets(batch)
+        self._trace.before(self.step)
+        self.state, on_device = self.program.step(self.state, self._batch_sharding.put(batch))
+        metrics = jax.device_get(on_device)
+        self._trace.after(self.step)
+        if not metrics.healthy:
+            raise NonFiniteError(metrics)
+        seconds = time.perf_counter() - self._began
+        self._record = self._recorder.values(metrics, float(self._learning_rate(self.step - 1)), seconds)
+        return metrics
+
+    def evaluate(self, batch: PackedBatch) -> tuple[dict[str, float], dict[str, float]]:
+        """Sums of the loss's terms over rows ``[B, S]``, NumPy arrays, and their denominators."""
+        sums, denominators = jax.device_get(self.program.evaluate(self.state.params, self._batch_sharding.put(batch)))
+        return jax.tree.map(float, sums.terms), jax.tree.map(float, denominators)
+
+    def log(self, step: int, record: Mapping[str, Any]) -> None:
+        """Shows a step and writes its line of ``metrics.jsonl``: what ``update`` measured, and ``record``."""
+        record = {**self._record, **record}
+        if self._metrics and (step % self.config.log.every == 0 or step == self.config.train.steps):
+            self._metrics.write(step, record)
+        self._progress.update(step, record)
+
+    def note(self, text: str) -> None:
+        """Prints a line beside the progress bar, on the first process."""
+        self._progress.note(text)
+
+    def save_when_due(self, step: int, extra: Any = None) -> None:
+        """Saves at the checkpoint interval, at the last step, and where the run was asked to stop.
+
+        Args:
+            step: the step that was done.
+            extra: see ``Checkpoints.save``.
+        """
+        if processes.stop_requested(step):
+            self._stop_signal = signal.SIGTERM
+        due = step % self.config.checkpoint.every == 0 or step == self.config.train.steps
+        if due or self._stop_signal:
+            self._save(step, extra)
+        if self._stop_signal:
+            self.note(f"stopping at step {step:,} as asked; the checkpoint is being saved")
+            self.exit_code = STOP_CODES[self._stop_signal]
+
+    def _initial_state(self) -> tuple[TrainState, dict]:
+        step = self._checkpoints.newest()
+        if step is not None:
+            return self._restore(step)
+        state = self.program.init()
+        if self.config.init_from:
+            params, origin = pretrained_params(self.config.init_from, self.program.layout)
+            say(f"parameters from {origin}")
+            state = state.replace(params=params)
+        return state, {}
+
+    def _restore(self, step: int) -> tuple[TrainState, dict]:
+        meta = self._checkpoints.meta(step)
+        for name, fingerprint in self._identity.items():
+            if meta["identity"].get(name) != fingerprint:
+                raise UserError(
+                    f"the {name} changed since {self.workdir} was begun; put the old files back, or start in a new "
+                    "--workdir"
+                )
+        params, opt_state = self._checkpoints.restore(step, *self._checkpoint_layout.abstract)
+        self.extra = self._checkpoints.extra(step)
+        processes.barrier("restored", _READ_SECONDS)
+        say(f"resumed from step {step:,}")
+        params, opt_state = self._checkpoint_layout.load(params, opt_state)
+        put = lambda x: jax.make_array_from_callback((), self.program.shardings.step, x.__getitem__)  # noqa: E731
+        return TrainState(put(np.int32(step)), params, opt_state, put(np.bool_(True))), meta
+
+    def _start_logs(self) -> None:
+        train, first = self.config.train, processes.is_first()
+        if processes.count() == 1:
+            self._open.enter_context(stop_on_signal(self._ask_to_stop))
+        else:
+            self._open.enter_context(processes.interrupt_terminates())
+        self._metrics = first and self._open.enter_context(
+            MetricsLog(self.workdir, resume_step=self.start, tensorboard=self.config.log.tensorboard)
+        )
+        console = None if first else Console(quiet=True)
+        self._progress = self._open.enter_context(Progress(train.steps, self.start, console))
+        traced = train.profile_steps if first else ()
+        self._trace = self._open.enter_context(StepTrace(self.workdir / "profile", traced))
+
+    def _ask_to_stop(self, number: int) -> None:
+        self._stop_signal = number
+
+    def _check_targets(self, batch: PackedBatch) -> None:
+        if processes.count() > 1:
+            return  # a process does not see the whole batch; an empty one shows as a loss that is not finite
+        for term, count in self.program.loss.denominators(batch.targets).items():
+            if not count > 0:
+                raise UserError(
+                    f"a batch holds no target for the loss's term {term!r}; check the data and "
+                    "config.data.sequence_length"
+                )
+
+    def _save(self, step: int, extra: Any = None) -> None:
+        meta = {**self._recorder.meta(), "identity": self._identity}
+        params, opt_state = self._checkpoint_layout.save(self.state.params, self.state.opt_state)
+        self._checkpoints.save(step, params, opt_state, meta, extra)
+
+    def _stop_unhealthy(self, metrics: StepMetrics) -> None:
+        """Saves and names the state of the step before: the step refused to apply itself."""
+        good = int(self.state.step)
+        if good > self.start and good not in self._checkpoints.steps():
+            self._save(good, self.extra)
+        logits = np.asarray(metrics.stats.max_logit)
+        where = [f"layer {layer} head {head}" for layer, head in np.argwhere(~(logits < np.inf))[:3]]
+        self.note(
+            f"stopped: step {self.step:,} is not finite (loss {float(metrics.loss)}, gradient norm "
+            f"{float(metrics.grad_norm)}"
+            + (f", max logit in {', '.join(where)}" if where else "")
+            + f"); the last good step is {good:,} and no weight of step {self.step:,} was written. "
+            "Lower config.optimizer.learning_rate or config.optimizer.grad_clip and run again."
+        )
+        self.exit_code = NON_FINITE
+
+
+def say(text: str) -> None:
+    """Prints a line, on the first process alone."""
+    if processes.is_first():
+        print(text)

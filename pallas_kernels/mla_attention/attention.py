@@ -1,0 +1,67 @@
+"""Public function of MLA attention: checks, and the choice of an implementation."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from pallas_kernels.implementation import Impl, resolve
+from pallas_kernels.mla_attention import mosaic, xla
+from pallas_kernels.mla_attention.arrays import AttentionInputs, AttentionStats
+
+
+def mla_attention(
+    q_nope: Array,
+    q_rope: Array,
+    k_nope: Array,
+    k_rope: Array,
+    v: Array,
+    *,
+    exit: Array | None = None,
+    scale: float,
+    impl: Impl = "auto",
+) -> tuple[Array, AttentionStats]:
+    """Softmax attention of MLA in its training form, in memory linear in the sequence length, forward and backward.
+
+    The logit of query i and key j is ``scale * (q_nope_i . k_nope_j + q_rope_i . k_rope_j)``, and i may attend to j iff
+    ``j <= i < exit[j]``: one vector describes causal sequences, packed documents, padding (``exit[t] = t``) and
+    trajectory trees in depth-first order. Products take the inputs' dtype and accumulate in float32; logits, softmax
+    and statistics are float32. A row without a visible key has output 0, lse -inf and gradients 0.
+
+    The Mosaic kernels skip every block of 512 x 512 scores, smaller for short sequences, in which the exits of its row
+    of the batch make no key visible. The XLA path skips the scores above the causal diagonal and, for more than
+    ``xla.UNROLL_UP_TO`` tokens, the tiles of 256 x 256 in which the exits of the whole batch make no key visible.
+
+    Args:
+        q_nope: ``[B, H, S, Dn]``, queries without position; float32 or bfloat16, as all arrays but ``exit``.
+        q_rope: ``[B, H, S, Dr]``, rotated queries; Dr may be 0, for attention with a separate key for each head.
+        k_nope: ``[B, H, S, Dn]``, keys without position.
+        k_rope: ``[B, S, Dr]``, rotated key, shared by all heads and never copied for them.
+        v: ``[B, H, S, Dv]``, values.
+        exit: int32 ``[B, S]``, index at which the subtree of a token ends; None is causal attention.
+        scale: factor of the logits; ``(Dn + Dr) ** -0.5`` in K2, times mscale squared under YaRN.
+        impl: ``xla`` (default except on TPU), ``pallas`` (Mosaic, TPU only), ``interpret`` (Mosaic on any machine).
+
+    Returns:
+        The output ``[B, H, S, Dv]`` in the dtype of ``v``, and its AttentionStats (no gradient flows through them).
+
+    Raises:
+        ValueError: if the shapes disagree, or ``impl`` is unknown.
+
+    Source: DeepSeek-V2 (arXiv:2405.04434), equations 9 to 19; the maximum logit is that of Kimi K2, section 2.1.
+    """
+    batch, heads, length, _ = q_nope.shape
+    expected = {
+        "q_rope": (q_rope, (batch, heads, length, k_rope.shape[-1])),
+        "k_nope": (k_nope, q_nope.shape),
+        "k_rope": (k_rope, (batch, length, q_rope.shape[-1])),
+        "v": (v, (batch, heads, length, v.shape[-1])),
+        "exit": (exit, (batch, length)),
+    }
+    for name, (array, shape) in expected.items():
+        if array is not None and array.shape != shape:
+            raise ValueError(f"{name} has shape {array.shape}, but q_nope {q_nope.shape} requires {shape}")
+    inputs = AttentionInputs(q_nope, q_rope, k_nope, k_rope, v, exit)
+    chosen = resolve(impl)
+    if chosen == "xla":
+        return xla.mla_attention(inputs, scale, xla.default_tiling(length))
+    return mosaic.mla_attention(inputs, scale, interpret=chosen == "interpret")

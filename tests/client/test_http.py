@@ -1,0 +1,161 @@
+"""The HTTP client against this project's server, and against servers that fail."""
+
+import asyncio
+import builtins
+import json
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from k2jax.client import UNKNOWN_VERSION, HTTPClient, Sampling
+from k2jax.errors import UserError
+from k2jax.text import byte_tokenizer
+from tests.api.sample import NAME
+from tests.serve.fakes import FakeEngine, live
+
+
+def generate(url, prompt=(10, 11, 12), sampling=None, attempts=1, **options):
+    async def run():
+        async with HTTPClient(url, NAME, timeout=20, attempts=attempts, backoff=0.01) as client:
+            return await client.generate(prompt, sampling or Sampling(max_tokens=4), **options)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def server():
+    engine = FakeEngine(lambda request: [65, 66, 67, 68, 69], seconds=0.002)
+    with live(engine, byte_tokenizer(), vocab=300) as running:
+        yield running
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_token_ids_and_logprobs_come_from_the_server(server, streamed):
+    seen = []
+    sampling = Sampling(max_tokens=4, temperature=0.5, top_p=0.9, seed=7)
+    on_token = (lambda token, logprob: seen.append((token, logprob))) if streamed else None
+    completion = generate(server.url, sampling=sampling, on_token=on_token)
+    assert completion.tokens.tolist() == [65, 66, 67, 68] and completion.finish == "length"
+    assert completion.logprobs.tolist() == [-0.25] * 4 and set(completion.versions.tolist()) == {UNKNOWN_VERSION}
+    assert seen == [(token, -0.25) for token in completion.tokens.tolist()] * streamed
+    prompt, asked = server.engine.asked[-1]
+    assert prompt == (10, 11, 12)
+    assert (asked.max_tokens, asked.temperature, asked.top_p, asked.seed) == (4, 0.5, 0.9, 7)
+
+
+def test_stop_tokens_are_the_server_s_too(server):
+    completion = generate(server.url, sampling=Sampling(max_tokens=9, stop_tokens=(67, 99)))
+    assert (completion.tokens.tolist(), completion.finish) == ([65, 66, 67], "stop")
+
+
+def test_a_resumed_completion_is_a_longer_prompt(server):
+    first = generate(server.url, sampling=Sampling(max_tokens=2))
+    whole = generate(server.url, sampling=Sampling(max_tokens=4), resume=first)
+    assert server.engine.asked[-1][0] == (10, 11, 12, 65, 66) and server.engine.asked[-1][1].max_tokens == 2
+    assert whole.tokens.tolist()[:2] == first.tokens.tolist() and len(whole.tokens) == len(whole.logprobs) == 4
+
+
+def test_a_callback_ends_the_generation_and_so_does_cancelling(server):
+    ended = generate(server.url, sampling=Sampling(max_tokens=200), on_token=lambda token, logprob: token == 67)
+    assert (ended.tokens.tolist(), ended.finish) == ([65, 66, 67], "stop")
+    with pytest.raises(TimeoutError):
+
+        async def run():
+            async with HTTPClient(server.url, NAME) as client:
+                await asyncio.wait_for(client.generate([10], Sampling(max_tokens=5000)), 0.2)
+
+        asyncio.run(run())
+    server.wait_until_idle()
+
+
+def test_a_refused_request_is_told_in_one_line_and_not_sent_again(server):
+    before = len(server.engine.asked)
+    with pytest.raises(UserError, match=r"refused the request with status 400: .*outside the vocabulary") as error:
+        generate(server.url, prompt=[299999], attempts=3)
+    assert "\n" not in str(error.value) and len(server.engine.asked) == before
+    with pytest.raises(UserError, match="return_experts"):
+        generate(server.url, sampling=Sampling(return_experts=True))
+
+
+ANSWER = {"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-0.5, None]}, "finish_reason": "stop"}]}
+
+
+def serve_then_generate(replies, attempts, **options):
+    """The completion that a server of these raw HTTP replies gives, and how often it was asked."""
+    asked = []
+
+    async def answer(reader, writer):
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(replies[min(len(asked), len(replies)) - 1])
+        await writer.drain()
+        writer.close()
+
+    async def run():
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as running:
+            url = f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}"
+            async with HTTPClient(url, NAME, attempts=attempts, backoff=0.01, timeout=20) as client:
+                return await client.generate([1], Sampling(), **options)
+
+    try:
+        return asyncio.run(run()), len(asked)
+    except UserError as error:
+        return str(error), len(asked)
+
+
+def reply(status, body):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return b"HTTP/1.1 %d x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(raw)) + raw
+
+
+def test_server_errors_and_broken_connections_are_tried_again():
+    completion, asked = serve_then_generate([reply(503, {}), b"", reply(429, {}), reply(200, ANSWER)], attempts=4)
+    assert asked == 4 and completion.tokens.tolist() == [1, 2] and completion.finish == "stop"
+    assert completion.logprobs[0] == -0.5 and np.isnan(completion.logprobs[1])
+
+
+def test_attempts_are_bounded():
+    message, asked = serve_then_generate([reply(500, {"error": {"message": "out of\nluck"}})], attempts=3)
+    assert asked == 3 and "failed 3 times, the last time with status 500: out of luck" in message
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    began = time.monotonic()
+    with pytest.raises(UserError, match="failed 2 times, the last time with ConnectError"):
+        generate(url, attempts=2)
+    assert time.monotonic() - began < 10
+
+
+def test_a_stream_that_breaks_after_a_token_is_not_tried_again():
+    chunk = {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": None}]}
+    raw = b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    broken = b"HTTP/1.1 200 x\r\nContent-Length: 9999\r\n\r\n" + raw
+    seen = []
+    message, asked = serve_then_generate([broken], attempts=3, on_token=lambda token, logprob: seen.append(token))
+    assert asked == 1 and seen == [1] and "failed: RemoteProtocolError" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"<html>", "not JSON"),
+        ({"choices": [{"text": "a", "finish_reason": "stop"}]}, "without the id and log-probability"),
+    ],
+)
+def test_an_answer_without_tokens_is_refused(body, words):
+    message, asked = serve_then_generate([reply(200, body)], attempts=3)
+    assert asked == 1 and words in message
+
+
+def test_without_httpx_the_extra_is_named(monkeypatch):
+    plain = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name == "httpx":
+            raise ModuleNotFoundError(name=name)
+        return plain(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(UserError, match=r'httpx is not installed: pip install -e "\.\[client\]"'):
+        HTTPClient("http://localhost", NAME)

@@ -1,0 +1,112 @@
+import dataclasses
+import math
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from k2jax.config import defaults, resolve
+from k2jax.config.schema import TokenizerConfig
+from k2jax.data import prepare_data
+from k2jax.errors import UserError
+from tests.data.corpora import data_config, equal, jsonl_file, text_folder, words
+
+RUN = {"batch_size": 4, "seed": 1, "steps": 20}
+
+
+def two_sources(tmp_path, **fields):
+    sources = {
+        "files": text_folder(tmp_path / "files", [*words(40, seed=1), "[EOS] [BOS]" * 5]),
+        "lines": jsonl_file(tmp_path / "lines.jsonl", words(30, seed=2)),
+    }
+    sources["lines"] = dataclasses.replace(sources["lines"], weight=3.0)
+    return data_config(tmp_path / "cache", sources, **fields)
+
+
+def test_all_that_training_reads(tmp_path):
+    lines = []
+    data = prepare_data(two_sources(tmp_path, tokenizer=TokenizerConfig(vocab=300)), **RUN, log=lines.append)
+    assert set(data.manifests) == {"files", "lines"}
+    assert any("training a byte-level BPE" in line for line in lines) and any("lines: " in line for line in lines)
+    sources = [name for step in range(20) for name in data.loader.sources(step)]
+    assert sources.count("lines") == 60
+    for batch in data.loader.batches(18):
+        assert batch.tokens.shape == (4, 16) and batch.tokens.dtype == np.int32
+        assert (batch.tokens[batch.targets["weights"] > 0] != data.tokenizer.bos).all()
+    split = [manifest["splits"]["held_out"] for manifest in data.manifests.values()]
+    targets = sum(batch.targets["weights"].sum() for batch in data.held_out.batches(8))
+    assert targets == data.held_out.targets == sum(s["tokens"] - s["documents"] for s in split)
+    assert data.held_out.bytes == sum(s["bytes"] for s in split)
+    bits = data.held_out.bits_per_byte(targets * math.log(2), targets)
+    assert bits == pytest.approx(targets / data.held_out.bytes)
+
+
+def test_the_fingerprint_is_of_contents_alone(tmp_path):
+    config = two_sources(tmp_path)
+    fingerprint = prepare_data(config, **RUN).fingerprint
+    os.utime(tmp_path / "files" / "0001.txt", (1, 1))
+    assert prepare_data(config, **RUN).fingerprint == fingerprint  # rebuilt
+    moved = dataclasses.replace(two_sources(tmp_path / "elsewhere" / "files" / ".."), cache_dir=str(tmp_path / "new"))
+    assert prepare_data(moved, **RUN).fingerprint == fingerprint
+    assert prepare_data(config, **(RUN | {"seed": 2, "steps": 5})).fingerprint == fingerprint
+    (tmp_path / "files" / "0001.txt").write_text("changed")
+    assert prepare_data(config, **RUN).fingerprint != fingerprint
+
+
+def test_a_restarted_process_reads_the_same_batches(tmp_path):
+    config = two_sources(tmp_path, tokenizer=TokenizerConfig(vocab=300))
+    script = (
+        "import sys; from pathlib import Path; from k2jax.data import prepare_data\n"
+        "from tests.data import test_training_data as t\n"
+        "data = prepare_data(t.two_sources(Path(sys.argv[1]), tokenizer=t.TokenizerConfig(vocab=300)), **t.RUN)\n"
+        "print(data.fingerprint, *next(data.loader.batches(7)).tokens.ravel())\n"
+    )
+    data = prepare_data(config, **RUN)
+    expected = [data.fingerprint, *map(str, data.loader.batch(7).tokens.ravel())]
+    for file in (tmp_path / "files").iterdir():  # the script writes the corpus again: keep its dates
+        os.utime(file)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == expected
+
+
+def test_processes_share_what_process_0_builds(tmp_path):
+    config = two_sources(tmp_path)
+    with pytest.raises(UserError, match="did not appear within"):
+        prepare_data(config, **RUN, builder=False, wait_seconds=0.05)
+    first = prepare_data(config, **RUN, local_rows=range(RUN["batch_size"] // 2))
+    second = prepare_data(config, **RUN, local_rows=range(RUN["batch_size"] // 2, RUN["batch_size"]), builder=False)
+    whole = prepare_data(config, **RUN).loader.batch(3)
+    assert np.array_equal(whole.tokens, np.concatenate([p.loader.batch(3).tokens for p in (first, second)]))
+    assert first.fingerprint == second.fingerprint
+
+
+def test_the_default_configuration_resolves_to_what_prepare_data_reads(tmp_path):
+    config = defaults("pretrain")
+    config.data.cache_dir = str(tmp_path)
+    config.data.sources.stdlib.max_documents = 40
+    config.data.tokenizer.vocab = 300
+    data = prepare_data(resolve(config).data, batch_size=8, seed=0, steps=10)
+    assert data.loader.batch(0).tokens.shape == (8, 512)
+    assert equal(data.loader.batch(9), next(data.loader.batches(9)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "run", "message"),
+    [
+        ({"sources": {}}, {}, "at least one source"),
+        ({"sequence_length": 1}, {}, "sequence_length must be at least 2"),
+        ({"held_out": 1.0}, {}, r"data\.held_out"),
+        ({"on_corrupt": "ignore"}, {}, "on_corrupt"),
+    ],
+)
+def test_mistakes_are_found_before_the_long_work(tmp_path, fields, run, message):
+    with pytest.raises(UserError, match=message) as error:
+        prepare_data(dataclasses.replace(two_sources(tmp_path), **fields), **(RUN | run))
+    assert "\n" not in str(error.value)
+    assert not list((tmp_path / "cache").rglob("*.bin"))

@@ -1,0 +1,119 @@
+"""The experts that the engine reports are those that the full forward pass chooses for the same tokens."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from k2jax.client import Sampling
+from k2jax.errors import UserError
+from k2jax.inference import programs as programs_module
+from k2jax.inference.weights import named_leaves
+from k2jax.model import feed_forward, forward, unstack_layers
+from tests.inference.tiny import GQA, MLA, engine, prompts, weights
+
+ROUTED = Sampling(max_tokens=20, temperature=0.8, return_experts=True)
+
+
+@functools.cache
+def _recorded(model, width):
+    """The full forward pass with layers one by one; the routed experts are handed their ids, which are recorded."""
+
+    def run(params, tokens):
+        chosen = []
+
+        def experts(x, w13, w2, expert_ids, gates):
+            chosen.append(expert_ids)
+            return feed_forward._local_experts(x, w13, w2, expert_ids, gates, config=model, store_fp8=())
+
+        forward(unstack_layers(params), tokens, None, None, model, experts=experts)
+        return jnp.stack(chosen, axis=1)
+
+    return jax.jit(run)
+
+
+def chosen_experts(ids, model=MLA, seed=0):
+    """``[len(ids), expert layers, active experts]``, experts of a token in order of their number."""
+    padded = np.zeros((1, 128), np.int32)
+    padded[0, : len(ids)] = ids
+    return np.sort(np.asarray(_recorded(model, 128)(weights(model, seed), padded))[: len(ids)])
+
+
+def check(request, seed=0):
+    completion = request.completion()
+    fed = [*request.prompt, *completion.tokens[:-1].tolist()]
+    assert completion.experts.dtype == np.int16 and completion.experts.shape == (len(fed), 2, 2)
+    np.testing.assert_array_equal(np.sort(completion.experts), chosen_experts(fed, seed=seed))
+
+
+def test_of_every_token_that_was_computed():
+    """Prompts shorter and longer than a chunk, next to requests that do not ask."""
+    run = engine()
+    requests = [run.submit(prompt, ROUTED) for prompt in prompts(3, 40, 17)]
+    plain = run.submit(prompts(9)[0], Sampling(max_tokens=25))
+    while run.has_work():
+        run.step()
+    for request in requests:
+        check(request)
+    assert plain.completion().experts is None
+
+
+def test_of_shared_prefixes_preempted_and_resumed_requests():
+    """Pages of a request that did not ask are computed again, those of one that did are used with their experts."""
+    prompt = prompts(70)[0]
+    run = engine()
+    run.generate([prompt], Sampling(max_tokens=1))
+    first, second = (run.generate([prompt], ROUTED)[0] for _ in range(2))
+    assert (first.cached_tokens, second.cached_tokens) == (0, 64)
+    crowded = engine(pages=10, max_length=128)
+    squeezed = crowded.generate(prompts(60, 61, 62), ROUTED)
+    resumed = run.submit(prompt, ROUTED, list(first.tokens[:7]))
+    run.step()
+    run.pause(resumed)
+    run.resume(resumed)
+    while run.has_work():
+        run.step()
+    for request in (first, second, *squeezed, resumed):
+        check(request)
+
+
+def test_a_token_keeps_the_experts_that_it_was_chosen_with():
+    """Recomputing the cache under new weights does not change what was reported of earlier tokens."""
+    run = engine()
+    request = run.submit(prompts(20)[0], ROUTED)
+    for _ in range(6):
+        run.step()
+    run.update_params(named_leaves(weights(MLA, 3)), 1)
+    while run.has_work():
+        run.step()
+    old = list(request.versions).count(0)
+    fed = request.ids[:-1]
+    experts = np.sort(request.completion().experts)
+    assert 0 < old < 20
+    np.testing.assert_array_equal(experts[: 20 + old - 1], chosen_experts(fed)[: 20 + old - 1])
+    np.testing.assert_array_equal(experts[20 + old - 1 :], chosen_experts(fed, seed=3)[20 + old - 1 :])
+
+
+def test_who_does_not_ask_runs_a_program_without_them(monkeypatch):
+    variants = []
+    original = programs_module.run_chunk
+
+    def record(*arguments, **static):
+        variants.append(static["return_experts"])
+        output = original(*arguments, **static)
+        assert static["return_experts"] == (output.experts.size > 0)
+        return output
+
+    monkeypatch.setattr(programs_module, "run_chunk", record)
+    run = engine()
+    run.generate(prompts(9), Sampling(max_tokens=2))
+    assert not any(variants)
+    run.generate(prompts(9), ROUTED)
+    assert variants[-1]
+
+
+def test_a_model_without_experts_has_none_to_report():
+    with pytest.raises(UserError, match="the model has no experts"):
+        engine(GQA).submit([1], ROUTED)

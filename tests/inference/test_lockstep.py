@@ -1,0 +1,235 @@
+"""In lockstep, the engine's programs and numbers do not depend on how long coroutines take for other things."""
+
+import asyncio
+import random
+import time
+
+import numpy as np
+import pytest
+
+from k2jax.client import Sampling
+from k2jax.errors import UserError
+from k2jax.inference import programs as programs_module
+from k2jax.inference.client import LockstepClient
+from k2jax.inference.weights import named_leaves
+from tests.inference.resuming import SIZES
+from tests.inference.tiny import MLA, engine, prompts, weights
+
+COROUTINES, TURNS = 64, 2
+PROMPTS = prompts(*(3 + i % 9 for i in range(COROUTINES)))
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """The chunks of every program that runs, in order."""
+    ran = []
+    original = programs_module.run_chunk
+
+    def record(params, cache, chunk, targets, **static):
+        tokens = [np.asarray(part) for part in (chunk.tokens, chunk.count, chunk.start)]
+        ran.append(([(part.shape, part.tobytes()) for part in tokens], chunk.pages.shape))
+        return original(params, cache, chunk, targets, **static)
+
+    monkeypatch.setattr(programs_module, "run_chunk", record)
+    return ran
+
+
+async def rollout(client, number, delays):
+    """Turns of a model and a tool that takes any time, on the loop or on a thread."""
+    loop = asyncio.get_running_loop()
+    context, results = list(PROMPTS[number]), []
+    for turn in range(TURNS):
+        await asyncio.sleep(delays.random() * 0.004)
+        await loop.run_in_executor(None, time.sleep, delays.random() * 0.004)
+        sampling = Sampling(max_tokens=1 + (number + turn) % 5, temperature=0.8, seed=100 * turn + number)
+        completion = await client.generate(context, sampling)
+        results.append(completion)
+        context = [*context, *completion.tokens, number % 61]
+    return results
+
+
+def run_rollouts(seed, deterministic=True, gathered=True):
+    """Tokens and log-probabilities, as bytes, of all rollouts on a fresh engine; ``seed`` of the delays."""
+    delays = random.Random(seed)
+
+    async def alone(client, number):
+        async with client.participant(number):
+            return await rollout(client, number, delays)
+
+    async def everyone():
+        client = LockstepClient(engine(**SIZES), deterministic)
+        if gathered:
+            return await client.gather(*(rollout(client, i, delays) for i in range(COROUTINES)))
+        return await asyncio.gather(*(alone(client, i) for i in range(COROUTINES)))
+
+    results = asyncio.run(everyone())
+    return [(turn.tokens.tobytes(), turn.logprobs.tobytes()) for result in results for turn in result]
+
+
+def test_timing_changes_neither_programs_nor_bits(programs):
+    runs = []
+    for seed, gathered in ((1, True), (2, True), (3, False)):
+        programs.clear()
+        runs.append((run_rollouts(seed, gathered=gathered), list(programs)))
+    assert len(runs[0][1]) > 50
+    for results, ran in runs[1:]:
+        assert ran == runs[0][1]
+        assert results == runs[0][0]
+
+
+def test_without_lockstep_timing_decides_which_sequences_share_a_program(programs):
+    """What the lockstep is for: the same rollouts, stepped whenever there is work, run other programs each time."""
+    ran = []
+    for seed in (1, 2):
+        programs.clear()
+        run_rollouts(seed, deterministic=False)
+        ran.append(list(programs))
+    assert ran[0] != ran[1]
+
+
+def test_the_engine_waits_for_a_tool_and_no_longer(programs):
+    """A participant in a tool holds everybody up; one that has left, or waits for its own children, nobody."""
+    order = []
+
+    async def slow(client):
+        await asyncio.sleep(0.1)
+        order.append("tool")
+        await client.generate(PROMPTS[1], Sampling(max_tokens=1))
+
+    async def quick(client, name):
+        await client.generate(PROMPTS[0], Sampling(max_tokens=3))
+        order.append(name)
+
+    async def parent(client):
+        await client.gather(quick(client, "child"), quick(client, "other child"))
+        order.append("parent")
+        await client.generate(PROMPTS[2], Sampling(max_tokens=1))
+
+    async def everyone():
+        client = LockstepClient(engine(**SIZES))
+        await client.gather(slow(client), quick(client, "quick"), parent(client))
+
+    asyncio.run(asyncio.wait_for(everyone(), 60))
+    assert order[0] == "tool" and order[-1] == "parent" and set(order[1:-1]) == {"quick", "child", "other child"}
+    shape, counts = programs[0][0][1]
+    assert shape == (4,) and (np.frombuffer(counts, np.int32) > 0).all()
+
+
+def test_a_run_resumed_after_an_update_repeats_its_bits(programs):
+    """New weights while rollouts run; a fresh engine with those weights resumes them: same programs, same numbers."""
+    many, whole = [prompts(4 + i)[0] for i in range(12)], Sampling(max_tokens=12, temperature=0.8)
+    cut = {}
+
+    async def interrupted(client):
+        async def one(i, resume=None):
+            await asyncio.sleep(random.random() * 0.003)
+            return await client.generate(many[i], sampling(i), resume=resume)
+
+        async def trainer():
+            await client.generate(many[0], Sampling(max_tokens=3))
+            requests = {request.prompt: request for request in client._calls}
+            cut.update({i: requests[tuple(many[i])].completion() for i in range(12)})
+            await client.call(lambda engine: engine.update_params(named_leaves(weights(MLA, 1)), 1))
+            programs.clear()
+
+        return (await client.gather(trainer(), *(one(i) for i in range(12))))[1:]
+
+    async def resumed(client):
+        async def one(i):
+            await asyncio.sleep(random.random() * 0.003)
+            return await client.generate(many[i], sampling(i), resume=cut[i])
+
+        return await client.gather(*(one(i) for i in range(12)))
+
+    def sampling(i):
+        return Sampling(max_tokens=whole.max_tokens, temperature=whole.temperature, seed=i)
+
+    first = asyncio.run(interrupted(LockstepClient(engine(**SIZES))))
+    ran = list(programs)
+    programs.clear()
+    second = asyncio.run(resumed(LockstepClient(engine(seed=1, version=1, **SIZES))))
+    assert sorted(len(each.tokens) > 0 for each in cut.values()) == [False] * 9 + [True] * 3 and len(ran) > 10
+    assert programs == ran
+    for a, b in zip(first, second, strict=True):
+        assert set(a.versions.tolist()) <= {0, 1} and a.versions.tolist() == b.versions.tolist()
+        assert a.tokens.tobytes() == b.tokens.tobytes() and a.logprobs.tobytes() == b.logprobs.tobytes()
+
+
+def test_cancelled_coroutines_hold_nobody_up_and_free_everything():
+    run = engine(**SIZES)
+
+    async def everyone():
+        client = LockstepClient(run)
+
+        async def impatient(i):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.generate(PROMPTS[i], Sampling(max_tokens=50)), 0.05)
+            return (await client.generate(PROMPTS[i], Sampling(max_tokens=2))).finish
+
+        async def busy():
+            await asyncio.sleep(0.3)
+
+        async def fails():
+            await client.generate(PROMPTS[0], Sampling(max_tokens=2))
+            raise ArithmeticError("boom")
+
+        assert await client.gather(impatient(1), impatient(2), busy()) == ["length", "length", None]
+        with pytest.raises(ArithmeticError):
+            await client.gather(fails(), patient(client))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.gather(*(patient(client) for _ in range(3))), 0.01)
+        [left] = await client.gather(patient(client))
+        assert left == "length"
+
+    async def patient(client):
+        return (await client.generate(PROMPTS[3], Sampling(max_tokens=40))).finish
+
+    asyncio.run(asyncio.wait_for(everyone(), 60))
+    assert run.stats()[1:6] == (0, 0, 0, run.stats().pages, 0)
+
+
+def test_all_generations_can_be_ended_and_resumed():
+    whole = engine(**SIZES).generate(PROMPTS[:4], Sampling(max_tokens=30, temperature=0.8, seed=3))
+
+    async def everyone():
+        client = LockstepClient(engine(**SIZES))
+        sampling = Sampling(max_tokens=30, temperature=0.8, seed=3)
+
+        async def one(i):
+            cut = await client.generate(PROMPTS[i], sampling)
+            assert cut.finish == "cancelled" and len(cut.tokens) < 30
+            return await client.generate(PROMPTS[i], sampling, resume=cut)
+
+        running = asyncio.ensure_future(client.gather(*(one(i) for i in range(4))))
+        await asyncio.sleep(0.02)
+        await client.cancel_all()
+        return await running
+
+    for request, completion in zip(whole, asyncio.run(everyone()), strict=True):
+        assert list(request.tokens) == completion.tokens.tolist()
+
+
+def test_misuse_is_told_in_one_line():
+    async def everyone():
+        client = LockstepClient(engine(**SIZES))
+        with pytest.raises(UserError, match="needs a participant"):
+            await client.generate(PROMPTS[0], Sampling())
+        async with client.participant(5):
+            both = [client.generate(PROMPTS[0], Sampling(max_tokens=2)) for _ in range(2)]
+            with pytest.raises(UserError, match="one generation at a time"):
+                await asyncio.gather(*both)
+            with pytest.raises(UserError, match=r"participant with the key \(5, 1\) already"):
+                client.participant(1), client.participant(1)
+
+    asyncio.run(everyone())
+
+
+def test_an_engine_that_fails_ends_every_coroutine():
+    async def everyone():
+        run = engine(**SIZES)
+        run.step = lambda: 1 / 0
+        client = LockstepClient(run)
+        return await client.gather(*(client.generate(PROMPTS[i], Sampling()) for i in range(3)))
+
+    with pytest.raises(RuntimeError, match="engine has failed"):
+        asyncio.run(asyncio.wait_for(everyone(), 60))

@@ -1,0 +1,146 @@
+"""New weights come one array at a time: memory stays bounded, and wrong arrays are refused in one line."""
+
+import jax
+import numpy as np
+import pytest
+
+from k2jax.client import Sampling
+from k2jax.errors import UserError
+from k2jax.inference.weights import EngineWeights, named_leaves
+from tests.inference.resuming import SIZES
+from tests.inference.tiny import MLA, engine, oracle, prompts, weights
+
+[PROMPT] = prompts(12)
+GREEDY = Sampling(max_tokens=6, temperature=0.0)
+
+
+def host_leaves(seed):
+    """All weights as NumPy arrays, by name."""
+    return [(name, np.asarray(leaf)) for name, leaf in named_leaves(weights(MLA, seed))]
+
+
+def layer_by_layer(leaves):
+    """The same weights, stacked ones layer by layer from the last."""
+    for name, array in leaves:
+        if name.startswith(("dense/", "moe/")):
+            yield from (((name, row), array[row]) for row in reversed(range(len(array))))
+        else:
+            yield name, array
+
+
+def live_bytes():
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("split", [list, layer_by_layer])
+def test_an_update_never_needs_two_copies(stacked, split, monkeypatch):
+    """Beside the weights at most one layer of one of them is alive at any time; all are replaced in the end."""
+    new = host_leaves(3)
+    total, largest = sum(array.nbytes for _, array in new), max(array[0].nbytes for _, array in new)
+    held = EngineWeights(weights(MLA), MLA, None, stacked)
+    held.update(held.check(host_leaves(1)))  # from now on nobody else holds its arrays
+    before, seen = live_bytes(), []
+    original = EngineWeights._placed
+
+    def measured(*arguments, **options):
+        placed = original(*arguments, **options)
+        seen.append(live_bytes() - before)
+        return placed
+
+    monkeypatch.setattr(EngineWeights, "_placed", measured)
+    held.update(held.check(split(new)))
+    assert held.complete and live_bytes() == before and len(seen) > len(new)
+    assert 0 < max(seen) <= largest < total / 6
+    expected = EngineWeights(weights(MLA, 3), MLA, None, stacked).params
+    jax.tree.map(np.testing.assert_array_equal, held.params, expected)
+
+
+def test_the_first_update_does_not_write_into_the_caller_s_arrays():
+    tree = jax.tree.map(jax.numpy.array, weights(MLA))
+    held = EngineWeights(tree, MLA, None, stacked=True)
+    held.update(held.check(named_leaves(weights(MLA, 3))))
+    jax.tree.map(np.testing.assert_array_equal, tree, weights(MLA))
+    given = jax.tree.map(jax.numpy.array, weights(MLA, 1))
+    held.update(held.check(named_leaves(given)))
+    jax.tree.map(lambda array: array.delete(), given)  # as a trainer that donates its weights does
+    jax.tree.map(np.testing.assert_array_equal, held.params, weights(MLA, 1))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_dtypes_stay(stacked):
+    low = weights(MLA) | {"embed": weights(MLA)["embed"].astype(np.float16)}
+    held = EngineWeights(low, MLA, None, stacked)
+    before = jax.tree.map(lambda array: array.dtype, held.params)
+    held.update(held.check(host_leaves(3)))
+    assert jax.tree.map(lambda array: array.dtype, held.params) == before
+    assert {str(dtype) for dtype in jax.tree.leaves(before)} == {"float16", "float32"}  # the router stays whole
+
+
+def test_updates_reach_running_requests_from_any_iterable():
+    """Each token has the version and the log-probability of the weights that chose it."""
+    run = engine(**SIZES)
+    request = run.submit(PROMPT, Sampling(max_tokens=12, temperature=0.8))
+    updates = [list, dict, iter, layer_by_layer]
+    for version, form in enumerate(updates, 1):
+        run.step()
+        run.step()
+        run.update_params(form(host_leaves(version)), version)
+    while run.has_work():
+        run.step()
+    assert sorted(set(request.versions)) == [0, 1, 2, 3, 4]
+    for i, (token, version) in enumerate(zip(request.tokens, request.versions, strict=True)):
+        expected = oracle(MLA, request.ids, 0.8, seed=version)[len(PROMPT) - 1 + i, token]
+        assert abs(request.logprobs[i] - expected) <= 1e-4
+
+
+def replaced(index, name=None, array=None):
+    leaves = host_leaves(3)
+    old = leaves[index]
+    return [*leaves[:index], (name or old[0], old[1] if array is None else array), *leaves[index + 1 :]]
+
+
+WRONG = {
+    "unknown": (lambda: replaced(-1, name="moe/attention/q_c"), "there is no weight 'moe/attention/q_c'; did you mean"),
+    "shape": (lambda: replaced(-1, array=np.zeros((3, 2))), r"has the shape \(3, 2\), not "),
+    "twice": (lambda: [*host_leaves(3), host_leaves(3)[0]], "comes twice"),
+    "missing": (lambda: host_leaves(3)[:-2], "lacks 2 of them"),
+    "layer": (lambda: replaced(-1, name=("moe/router", 9)), r"moe/router of shape .* has no layer 9"),
+    "not stacked": (lambda: replaced(-1, name=("embed", 0)), "embed of shape .* has no layer 0"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_weights_are_refused_and_the_old_ones_stay(name):
+    leaves, words = WRONG[name]
+    run = engine(**SIZES)
+    with pytest.raises(UserError, match=words) as error:
+        run.update_params(leaves(), 1)
+    assert "\n" not in str(error.value) and run.version == 0
+    [request] = run.generate([PROMPT], GREEDY)
+    expected = oracle(MLA, request.ids)[np.arange(11, 17), list(request.tokens)]
+    np.testing.assert_allclose(request.logprobs, expected, atol=1e-4)
+
+
+def test_a_stream_that_breaks_off_stops_the_engine_until_a_whole_update():
+    run = engine(**SIZES)
+    request = run.submit(PROMPT, GREEDY)
+    run.step()
+    with pytest.raises(UserError, match="there is no weight"):
+        run.update_params(iter(replaced(5, name="x")), 1)
+    assert not run.has_work() and run.version == 0
+    with pytest.raises(UserError, match="incomplete; update_params has to be called again"):
+        run.step()
+    run.update_params(iter(host_leaves(3)), 2)
+    while run.has_work():
+        run.step()
+    assert list(request.versions) == [0] * 2 + [2] * 4
+    expected = oracle(MLA, request.ids, seed=3)[np.arange(13, 17), list(request.tokens)[2:]]
+    np.testing.assert_allclose(request.logprobs[2:], expected, atol=1e-4)
+
+
+def test_a_stream_whose_first_array_is_wrong_changes_nothing():
+    run = engine(**SIZES)
+    with pytest.raises(UserError, match="there is no weight"):
+        run.update_params(iter(replaced(0, name="x")), 1)
+    assert run.generate([PROMPT], GREEDY)[0].finish_reason == "length"

@@ -1,0 +1,79 @@
+"""Style that ruff does not check: short positional lists, and one class for one public name."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MOST_POSITIONAL = 6
+FILES = sorted(path for folder in ("k2jax", "pallas_kernels", "experiments") for path in (ROOT / folder).rglob("*.py"))
+TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def positional_parameters(function: ast.AST) -> list[str]:
+    """Names of the parameters that callers may give by position, ``self`` and ``cls`` left out."""
+    names = [argument.arg for argument in function.args.posonlyargs + function.args.args]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def functions_that_jax_calls(tree: ast.AST) -> set[str]:
+    """Names of functions whose signatures jax decides: those with a VJP rule of their own, and the rules."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTIONS) and any("custom_vjp" in ast.unparse(d) for d in node.decorator_list):
+            names.add(node.name)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "defvjp":
+            names |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+    return names
+
+
+def long_positional_lists(tree: ast.AST) -> list[str]:
+    """Functions with too many positional parameters; bodies of kernels get one parameter per array."""
+    called_by_jax = functions_that_jax_calls(tree)
+    return [
+        f"line {node.lineno}: {node.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS) and len(positional_parameters(node)) > MOST_POSITIONAL
+        if node.name not in called_by_jax and not (node.name.startswith("_") and node.name.endswith("kernel"))
+    ]
+
+
+def public_classes(trees: dict[str, ast.AST]) -> dict[str, list[str]]:
+    """Files that define a public class, by the name of the class."""
+    files = defaultdict(list)
+    for file, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                files[node.name].append(file)
+    return files
+
+
+def test_no_function_takes_more_than_six_positional_parameters():
+    """More of them become a record or keyword-only arguments."""
+    assert not {file: functions for file, tree in TREES.items() if (functions := long_positional_lists(tree))}
+
+
+def test_no_two_public_classes_share_a_name():
+    assert not {name: files for name, files in public_classes(TREES).items() if len(files) > 1}
+
+
+SAMPLE = """
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def product(a, b, c, d, e, f, g): ...
+def _forward(a, b, c, d, e, f, g): ...
+def _backward(a, b, c, d, e, f, g): ...
+product.defvjp(_forward, _backward)
+def _multiply_kernel(a, b, c, d, e, f, g): ...
+class Engine:
+    def step(self, a, b, c, d, e, f): ...
+    def run(self, a, b, c, d, e, f, g): ...
+def build(a, b, c, d, e, f, *, g): ...
+async def serve(a, b, c, d, e, f, g): ...
+"""
+
+
+def test_the_checks_see_what_they_should():
+    tree = ast.parse(SAMPLE)
+    assert sorted(line.split()[-1] for line in long_positional_lists(tree)) == ["run", "serve"]
+    assert public_classes({"a.py": tree, "b.py": tree}) == {"Engine": ["a.py", "b.py"]}
