@@ -41,6 +41,16 @@ def delegate(items: list[pytest.Item]) -> None:
             items[index] = _Delegated.from_parent(item.parent, name=item.name, original=item, child=child)
 
 
+def pytest_configure() -> None:
+    """Let a child's operations on one device run at once.
+
+    Dispatched beside a program of several devices, they take threads that its collectives wait for.
+    """
+    import jax  # Not above: the parent loads this module before it has set the environment of JAX.
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Tell the parent how a phase of a test ended: the child loads this module as a plugin of pytest."""
     if report.when == "call" or not report.passed:
@@ -121,7 +131,10 @@ def _name_in_file(nodeid: str) -> str:
 
 
 def _environment(devices: int) -> dict[str, str]:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    # All devices share the few threads of one pool: on a busy machine a collective can wait for longer than the 40
+    # seconds after which XLA ends the process.
+    patience = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {patience} --xla_force_host_platform_device_count={devices}"
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
 

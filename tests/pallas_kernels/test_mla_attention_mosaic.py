@@ -352,7 +352,7 @@ def test_runs_on_two_devices_with_arrays_that_do_not_vary():
         body = functools.partial(gradients, impl)
         return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=True))
 
-    actual = sharded("interpret")(*inputs)
+    actual = jax.block_until_ready(sharded("interpret")(*inputs))
     rows = [[x if x.ndim == 3 else x[first : first + 2] for x in inputs] for first in (0, 2)]
     first, second = (gradients("xla", *half) for half in rows)
     for index, (got, a, b) in enumerate(zip(actual, first, second, strict=True)):
