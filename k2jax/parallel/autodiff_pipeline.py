@@ -61,22 +61,22 @@ def forward(pipeline: Pipeline, layers: Any, outside: Any, batch: PackedBatch) -
     def no_embedding(index: Array) -> tuple[Array, Array]:
         return jnp.zeros(empty.shape, empty.dtype), jnp.full(empty_max_logit.shape, -jnp.inf)
 
-    def loss(y: Array, index: Array) -> LossShares:
-        whole = lax.psum(jnp.where(rank == last, y, 0), STAGE)
-        shares = stage.loss(outside, whole, micro_batch(batch, index))
+    def loss(y_BSD: Array, index: Array) -> LossShares:
+        whole_BSD = lax.psum(jnp.where(rank == last, y_BSD, 0), STAGE)
+        shares = stage.loss(outside, whole_BSD, micro_batch(batch, index))
         return jax.tree.map(lambda share: jnp.where(rank == 0, share, 0.0), shares)
 
-    def no_loss(y: Array, index: Array) -> LossShares:
+    def no_loss(y_BSD: Array, index: Array) -> LossShares:
         return jax.tree.map(lambda share: jnp.zeros(share.shape, share.dtype), empty_loss)
 
-    def tick(x: Array, row: dict[str, Array]):
-        embedded, embed_max_logit = cond(row["embed"], embed, no_embedding, row["embed"])
-        x = jnp.where((rank == 0) & (row["embed"] >= 0), embedded, x)
+    def tick(x_BSD: Array, row: dict[str, Array]):
+        embedded_BSD, embed_max_logit = cond(row["embed"], embed, no_embedding, row["embed"])
+        x_BSD = jnp.where((rank == 0) & (row["embed"] >= 0), embedded_BSD, x_BSD)
         index, chunk_round = row["forward"][rank], jnp.maximum(row["forward_round"][rank], 0)
         weights = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, chunk_round, 0, keepdims=False), layers)
-        (y, balance), stats = vary_tree(stage.layers(weights, x, micro_batch(batch, index)), axes=axes)
-        shares = cond(row["loss"], loss, no_loss, y, row["loss"])
-        return lax.ppermute(y, STAGE, ring), (shares, balance, stats, embed_max_logit, chunk_round)
+        (y_BSD, balance), stats = vary_tree(stage.layers(weights, x_BSD, micro_batch(batch, index)), axes=axes)
+        shares = cond(row["loss"], loss, no_loss, y_BSD, row["loss"])
+        return lax.ppermute(y_BSD, STAGE, ring), (shares, balance, stats, embed_max_logit, chunk_round)
 
     empty, empty_max_logit = jax.eval_shape(embed, jnp.int32(-1))
     empty_loss = jax.eval_shape(lambda: stage.loss(outside, *_first(empty, batch)))

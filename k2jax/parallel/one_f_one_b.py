@@ -114,13 +114,13 @@ class _Machine:
 
         def once() -> tuple[Array, Array, ChunkStats, LossShares]:
             micro = micro_batch(self.batch, jnp.int32(-1))
-            x, max_logit = vary_tree(self.stage.embed(self.outside, micro), axes=self.axes)
-            stats = self.stage.layers(_at(self.layers, jnp.int32(0)), x, micro)[1]
-            return x, max_logit, stats, self.stage.loss(self.outside, x, micro)
+            x_BSD, max_logit = vary_tree(self.stage.embed(self.outside, micro), axes=self.axes)
+            stats = self.stage.layers(_at(self.layers, jnp.int32(0)), x_BSD, micro)[1]
+            return x_BSD, max_logit, stats, self.stage.loss(self.outside, x_BSD, micro)
 
-        x, max_logit, stats, loss = jax.eval_shape(once)
-        room = lambda slots: jnp.zeros((slots + 1, *x.shape), x.dtype)  # noqa: E731
-        zeros = jnp.zeros(x.shape, x.dtype)
+        x_BSD, max_logit, stats, loss = jax.eval_shape(once)
+        room = lambda slots: jnp.zeros((slots + 1, *x_BSD.shape), x_BSD.dtype)  # noqa: E731
+        zeros = jnp.zeros(x_BSD.shape, x_BSD.dtype)
         gradient = lambda w: vary_tree(jnp.zeros(w.shape, self.gradient_dtype), like=w)  # noqa: E731
         buffers = _Buffers(room(self.schedule.slots), room(self.schedule.cotangent_slots), zeros, zeros, zeros)
         rounds = jax.tree.leaves(self.layers)[0].shape[0]
@@ -145,86 +145,86 @@ class _Machine:
         inputs = _put(buffers.inputs, self._cell(row, "arrival_slot"), buffers.arrived)
         entered = row["embed"]
         slot = jnp.where((entered >= 0) & (self.rank == 0), self._cell(row, "forward_slot"), -1)
-        embedded = self._when(entered, self._enter, jnp.zeros_like(buffers.arrived), entered)
-        inputs = _put(inputs, slot, embedded)
+        embedded_BSD = self._when(entered, self._enter, jnp.zeros_like(buffers.arrived), entered)
+        inputs = _put(inputs, slot, embedded_BSD)
         micro = micro_batch(self.batch, self._cell(row, "forward"))
-        x = inputs[jnp.maximum(self._cell(row, "forward_slot"), 0)]
-        (y, _), _ = self.stage.layers(_at(self.layers, self._cell(row, "forward_round")), x, micro)
-        y = vary_tree(y, axes=self.axes)
-        return buffers._replace(inputs=inputs, top=y, arrived=lax.ppermute(y, STAGE, self._ring(1)))
+        x_BSD = inputs[jnp.maximum(self._cell(row, "forward_slot"), 0)]
+        (y_BSD, _), _ = self.stage.layers(_at(self.layers, self._cell(row, "forward_round")), x_BSD, micro)
+        y_BSD = vary_tree(y_BSD, axes=self.axes)
+        return buffers._replace(inputs=inputs, top=y_BSD, arrived=lax.ppermute(y_BSD, STAGE, self._ring(1)))
 
     def tick(
         self, buffers: _Buffers, sums: PipelineSums, row: dict[str, Array], *, phase: Phase
     ) -> tuple[_Buffers, PipelineSums]:
         """What the phase has of a forward, a loss and a backward."""
-        top, cotangents = buffers.top, buffers.cotangents  # of the tick before: what the loss takes now
+        top_BSD, cotangents = buffers.top, buffers.cotangents  # of the tick before: what the loss takes now
         if phase.backward:  # sent here, so that it may travel while the forward runs
             returned = lax.ppermute(buffers.returning, STAGE, self._ring(-1))
             cotangents = _put(cotangents, self._cell(row, "cotangent_arrival_slot"), returned)
         if phase.forward:
             buffers = self.forward(buffers, row)
         if phase.loss:
-            sums, d_top = self._loss(sums, top, row["loss"])
-            cotangents = _put(cotangents, self._cell(row, "loss_slot"), d_top)
+            sums, d_top_BSD = self._loss(sums, top_BSD, row["loss"])
+            cotangents = _put(cotangents, self._cell(row, "loss_slot"), d_top_BSD)
         if phase.backward:
-            sums, d_x = self._backward(sums, buffers.inputs, cotangents, row)
-            sums = self._embed_backward(sums, d_x, row["embed_backward"])
-            buffers = buffers._replace(returning=d_x)
+            sums, d_x_BSD = self._backward(sums, buffers.inputs, cotangents, row)
+            sums = self._embed_backward(sums, d_x_BSD, row["embed_backward"])
+            buffers = buffers._replace(returning=d_x_BSD)
         return buffers._replace(cotangents=cotangents), sums
 
-    def _loss(self, sums: PipelineSums, top: Array, index: Array) -> tuple[PipelineSums, Array]:
+    def _loss(self, sums: PipelineSums, top_BSD: Array, index: Array) -> tuple[PipelineSums, Array]:
         """Loss of a micro-batch whose last chunk ran at the tick before; all stages together."""
 
-        def objective(outside: Any, y: Array, micro: PackedBatch) -> tuple[Array, LossShares]:
-            shares = self.stage.loss(outside, y, micro)
+        def objective(outside: Any, y_BSD: Array, micro: PackedBatch) -> tuple[Array, LossShares]:
+            shares = self.stage.loss(outside, y_BSD, micro)
             return shares.total, shares
 
-        def compute(totals: LossShares, grads: Any, top: Array, index: Array):
-            y = lax.psum(jnp.where(self.rank == self.last, top, 0), STAGE)
+        def compute(totals: LossShares, grads: Any, top_BSD: Array, index: Array):
+            y_BSD = lax.psum(jnp.where(self.rank == self.last, top_BSD, 0), STAGE)
             gradient = jax.grad(objective, (0, 1), has_aux=True)
-            (d_outside, d_top), shares = gradient(self.outside, y, micro_batch(self.batch, index))
+            (d_outside, d_top_BSD), shares = gradient(self.outside, y_BSD, micro_batch(self.batch, index))
             totals = jax.tree.map(lambda total, share: total + jnp.where(self.rank == 0, share, 0.0), totals, shares)
-            return totals, _add(grads, d_outside), d_top
+            return totals, _add(grads, d_outside), d_top_BSD
 
-        kept = (sums.loss, sums.outside, jnp.zeros_like(top))
-        skip = lambda totals, grads, top, index: kept  # noqa: E731
-        totals, grads, d_top = self._cond(index >= 0, compute, skip, sums.loss, sums.outside, top, index)
-        return sums._replace(loss=totals, outside=grads), d_top
+        kept = (sums.loss, sums.outside, jnp.zeros_like(top_BSD))
+        skip = lambda totals, grads, top_BSD, index: kept  # noqa: E731
+        totals, grads, d_top_BSD = self._cond(index >= 0, compute, skip, sums.loss, sums.outside, top_BSD, index)
+        return sums._replace(loss=totals, outside=grads), d_top_BSD
 
     def _backward(
         self, sums: PipelineSums, inputs: Array, cotangents: Array, row: dict[str, Array]
     ) -> tuple[PipelineSums, Array]:
         index, chunk_round = self._cell(row, "backward"), jnp.maximum(self._cell(row, "backward_round"), 0)
         live, micro = index >= 0, micro_batch(self.batch, index)
-        x = inputs[jnp.maximum(self._cell(row, "backward_slot"), 0)]
-        d_y = cotangents[jnp.maximum(self._cell(row, "cotangent_slot"), 0)]
+        x_BSD = inputs[jnp.maximum(self._cell(row, "backward_slot"), 0)]
+        d_y_BSD = cotangents[jnp.maximum(self._cell(row, "cotangent_slot"), 0)]
 
-        def chunk(weights: Any, x: Array):
-            out, stats = self.stage.layers(weights, x, micro)
+        def chunk(weights: Any, x_BSD: Array):
+            out, stats = self.stage.layers(weights, x_BSD, micro)
             return vary_tree(out, axes=self.axes), vary_tree(stats, axes=self.axes)
 
-        (_, balance), pull, stats = jax.vjp(chunk, _at(self.layers, chunk_round), x, has_aux=True)
+        (_, balance), pull, stats = jax.vjp(chunk, _at(self.layers, chunk_round), x_BSD, has_aux=True)
         d_balance = jnp.where(live, jnp.full_like(balance, self.stage.balance), 0.0)
-        d_weights, d_x = pull((jnp.where(live, d_y, 0), d_balance))  # an idle cell adds exact zeros
+        d_weights, d_x_BSD = pull((jnp.where(live, d_y_BSD, 0), d_balance))  # an idle cell adds exact zeros
         counts = (total.at[chunk_round].add(more) for total, more in zip(sums.stats[1:], stats[1:], strict=True))
         stats = ChunkStats(sums.stats.max_logit.at[chunk_round].max(stats.max_logit), *counts)
         layers = jax.tree.map(lambda a, g: a.at[chunk_round].add(g.astype(a.dtype)), sums.layers, d_weights)
-        return sums._replace(layers=layers, stats=stats, balance_loss=sums.balance_loss + balance), d_x
+        return sums._replace(layers=layers, stats=stats, balance_loss=sums.balance_loss + balance), d_x_BSD
 
     def _enter(self, index: Array) -> Array:
         return self.stage.embed(self.outside, micro_batch(self.batch, index))[0]
 
-    def _embed_backward(self, sums: PipelineSums, d_x: Array, index: Array) -> PipelineSums:
+    def _embed_backward(self, sums: PipelineSums, d_x_BSD: Array, index: Array) -> PipelineSums:
         """The embedding's gradient, from the cotangent of what it gave to stage 0; all stages together."""
 
-        def compute(grads: Any, most: Array, d_x: Array, index: Array):
+        def compute(grads: Any, most: Array, d_x_BSD: Array, index: Array):
             micro = micro_batch(self.batch, index)
-            d_entered = lax.psum(jnp.where(self.rank == 0, d_x, 0), STAGE)
+            d_entered_BSD = lax.psum(jnp.where(self.rank == 0, d_x_BSD, 0), STAGE)
             _, pull, max_logit = jax.vjp(lambda outside: self.stage.embed(outside, micro), self.outside, has_aux=True)
-            return _add(grads, pull(d_entered)[0]), jnp.maximum(most, max_logit)
+            return _add(grads, pull(d_entered_BSD)[0]), jnp.maximum(most, max_logit)
 
-        skip = lambda grads, most, d_x, index: (grads, most)  # noqa: E731
-        arguments = (sums.outside, sums.embed_max_logit, d_x, index)
+        skip = lambda grads, most, d_x_BSD, index: (grads, most)  # noqa: E731
+        arguments = (sums.outside, sums.embed_max_logit, d_x_BSD, index)
         outside, most = self._cond(index >= 0, compute, skip, *arguments)
         return sums._replace(outside=outside, embed_max_logit=most)
 
