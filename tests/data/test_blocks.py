@@ -1,5 +1,6 @@
 import itertools
 import os
+from pathlib import Path
 import zlib
 
 from hypothesis import given
@@ -104,8 +105,19 @@ def test_a_whole_file_is_checked_in_parts(tmp_path, monkeypatch):
 
 
 def test_files_are_closed_with_their_readers(tmp_path):
-    before = len(os.listdir("/proc/self/fd"))
+    def descriptors():
+        paths = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return sum(os.path.realpath(path) == str(tmp_path / "file") for path in paths)
+
     readers = [opened(tmp_path) for _ in range(20)]
-    assert len(os.listdir("/proc/self/fd")) == before + 20
+    assert descriptors() == 20
     del readers
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == 0
+
+
+def test_a_block_is_hashed_once(tmp_path, monkeypatch):
+    file, crc32, hashed = opened(tmp_path), zlib.crc32, []
+    monkeypatch.setattr(zlib, "crc32", lambda data: (hashed.append(len(data)), crc32(data))[1])
+    for start in (10, BLOCK - 1, 0, 3 * BLOCK):
+        file.read(start, start + 5)
+    assert hashed == [BLOCK, BLOCK, 777]
