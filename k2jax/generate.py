@@ -62,7 +62,7 @@ def main(values: flags.FlagValues) -> None:
     mesh = make_engine_mesh(expert=values.expert)
     loaded = load_pretrained(values.checkpoint, values.dtype, mesh)
     longest = len(prompt) + values.max_tokens
-    engine = Engine(loaded.model, loaded.params, slots=values.expert, max_length=longest, mesh=mesh)
+    engine = Engine(loaded.model, loaded.params, slots=values.expert, max_length=longest, mesh=mesh, donate=True)
     sampling = Sampling(**vars(sampling) | {"stop_tokens": tuple(ends)})
     began = time.perf_counter()
     engine.submit(prompt, sampling, on_token=show)

@@ -6,6 +6,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_kernels.vma import full
+
 
 def take(array: jax.Array, index: jax.Array, fill: float = 0) -> jax.Array:
     """Gathers the rows ``array[index]``; an index outside the array, negative ones included, gives ``fill``.
@@ -18,6 +20,8 @@ def take(array: jax.Array, index: jax.Array, fill: float = 0) -> jax.Array:
     Returns:
         ``[*index.shape, ...]`` in the dtype of ``array``.
     """
+    if not array.shape[0]:  # JAX gathers from no empty dimension
+        return full((*index.shape, *array.shape[1:]), fill, array.dtype, array, index)
     return array.at[index].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
 
 

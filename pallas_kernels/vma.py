@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
 
 
 def vary_together(*arrays: Array, axes: tuple[str, ...] = ()) -> tuple[Array, ...]:
@@ -52,6 +53,14 @@ def vary_tree(tree: Any, *, axes: tuple[str, ...] = (), like: Any = ()) -> Any:
         return lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf
 
     return jax.tree.map(mark, tree)
+
+
+def full(shape: tuple[int, ...], value: float, dtype: Any, *like: Array) -> Array:
+    """A constant that varies over every mesh axis that any of ``like`` varies over: a call's result without work.
+
+    No gradient flows from it.
+    """
+    return vary_tree(jnp.full(shape, value, dtype), like=like)
 
 
 def output(shape: tuple[int, ...], dtype: Any, like: Array) -> jax.ShapeDtypeStruct:

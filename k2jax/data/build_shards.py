@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import dataclasses
-import json
 from pathlib import Path
 import shutil
 import time
@@ -13,11 +12,12 @@ import numpy as np
 
 from k2jax.config.schema import DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
+from k2jax.data.manifest import FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
-from k2jax.data.shards import FORMAT, HELD_OUT, TRAIN, Shards, open_shards
+from k2jax.data.shards import Shards, open_shards
 from k2jax.data.sources import CorruptRecords, describe, documents
 from k2jax.data.split import adjusted_threshold, document_hash, threshold_for
-from k2jax.data.split_writer import SplitWriter, flush_to_disk
+from k2jax.data.split_writer import SplitWriter
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
@@ -109,9 +109,7 @@ def _build_folder(folder: Path, job: _Job, report: CorruptRecords, threshold: in
         folder.mkdir()
         result = _tokenise(folder, job, CorruptRecords(), adjusted)
     manifest = result.manifest | {"split_threshold": str(adjusted)}
-    with (folder / "manifest.json").open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
-        flush_to_disk(file)
+    write_manifest(folder, manifest)
     train, held_out = manifest["splits"][TRAIN], manifest["splits"][HELD_OUT]
     counts = f"{train['documents']} documents, {train['tokens']} tokens; held out {held_out['documents']} documents"
     job.log(f"{job.name}: {counts}")
@@ -120,7 +118,7 @@ def _build_folder(folder: Path, job: _Job, report: CorruptRecords, threshold: in
 def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -> _Pass:
     """Writes both splits in one pass over the source."""
     tokenizer = job.tokenizer
-    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    dtype = shard_dtype(tokenizer.vocab_size)
     writers = {split: SplitWriter(folder, split, dtype, TOKENS_PER_SHARD) for split in (TRAIN, HELD_OUT)}
     measure, lowest, highest, last_log = TextMeasure(), 2**64, -1, time.monotonic()
     for texts in _batches(documents(job.name, job.source, report)):
@@ -131,7 +129,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
             if digest < threshold:
                 measure.add(raw)
             split = HELD_OUT if digest < threshold else TRAIN
-            writers[split].add(np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]), len(raw))
+            writers[split].add(_document(job, ids), len(raw))
         if time.monotonic() > last_log + LOG_SECONDS:
             last_log = time.monotonic()
             job.log(f"tokenising {job.name}: {sum(w.bytes for w in writers.values()) / 1e6:.0f} MB")
@@ -152,6 +150,24 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         "files": files,
     }
     return _Pass(manifest, lowest, highest, sum(w.documents for w in writers.values()))
+
+
+def _document(job: _Job, ids: np.ndarray) -> np.ndarray:
+    """The tokens of a document, int64 ``[tokens]``, all of them in the vocabulary: a model's embedding has no others.
+
+    Raises:
+        UserError: if the tokenizer has left its vocabulary.
+    """
+    tokenizer = job.tokenizer
+    document = np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.int64)
+    bound = min(tokenizer.vocab_size, 2**31)  # tokens are read as int32
+    if document.min() < 0 or document.max() >= bound:
+        wrong = document[(document < 0) | (document >= bound)][0]
+        raise UserError(
+            f"source {job.name!r}: the tokenizer gave the id {wrong} for a text, outside [0, {bound}): choose another "
+            "one with data.tokenizer"
+        )
+    return document
 
 
 def _batches(named_texts: Iterator[tuple[str, str]]) -> Iterator[list[str]]:

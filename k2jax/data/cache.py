@@ -59,6 +59,21 @@ def get_or_build(
     return folder
 
 
+def damaged(path: Path, damage: str, folder: Path) -> UserError:
+    """The error for a file of a finished folder that is not as it was written."""
+    return UserError(f"{path} is {damage}: delete the folder {folder} to have it built again")
+
+
+def unreadable(path: Path, error: OSError, folder: Path) -> UserError:
+    """The error for a file of a finished folder that cannot be opened or read."""
+    if isinstance(error, FileNotFoundError):
+        return damaged(path, "missing", folder)
+    return UserError(
+        f"{path} cannot be read ({error.strerror}): if the file itself is damaged, delete the folder {folder} to have "
+        "it built again"
+    )
+
+
 def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:
     temporary = folder.parent / f"{_prefix(folder)}{os.getpid()}-{secrets.token_hex(4)}"
     try:

@@ -17,8 +17,10 @@ class RowSource:
     """Rows of ``sequence_length`` tokens of a split; a random-access source for grain."""
 
     def __init__(self, stream: TokenStream, sequence_length: int):
-        """Raises UserError if a row is too short for a token and its target."""
+        """Raises UserError if a row, or the whole split, is too short for a token and its target."""
         check_length(sequence_length)
+        if stream.tokens < 2:
+            raise UserError(f"a split holds {stream.tokens} tokens: it needs at least 2, a token and its target")
         self._stream, self.length = stream, sequence_length
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Writes one split of tokenised documents: shards of tokens, and the indices of its documents."""
+"""Writes one split of tokenised documents: shards of tokens, their checksums, and the indices of its documents."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import os
 from pathlib import Path
 
 import numpy as np
+
+from k2jax.data.blocks import BlockSums
+
+BLOCKS = "blocks.npy"
 
 
 class SplitWriter:
@@ -22,7 +26,7 @@ class SplitWriter:
     def __init__(self, folder: Path, split: str, dtype: str, tokens_per_shard: int):
         self._folder, self._split, self._dtype, self._per_shard = folder / split, split, dtype, tokens_per_shard
         self._folder.mkdir()
-        self._offsets, self._lengths = array("q", [0]), array("I")
+        self._offsets, self._lengths, self._blocks = array("q", [0]), array("I"), array("I")
         self._file = None
         self._files: dict[str, dict] = {}
         self.documents = self.tokens = self.bytes = 0
@@ -43,6 +47,7 @@ class SplitWriter:
             data = written.tobytes()
             self._file.write(data)
             self._digest.update(data)
+            self._sums.add(data)
             start, self.tokens = start + len(written), self.tokens + len(written)
             if self.tokens % self._per_shard == 0:
                 self._close()
@@ -51,10 +56,14 @@ class SplitWriter:
         self.documents, self.bytes = self.documents + 1, self.bytes + text_bytes
 
     def finish(self) -> dict[str, dict]:
-        """Writes the indices; returns the size and the sha256 of every file by its path in the folder."""
+        """Writes the indices and checksums; returns the size and the sha256 of every file by its path in the folder."""
         if self._file is not None:
             self._close()
-        indices = {"offsets.npy": (self._offsets, np.int64), "bytes.npy": (self._lengths, np.uint32)}
+        indices = {
+            "offsets.npy": (self._offsets, np.int64),
+            "bytes.npy": (self._lengths, np.uint32),
+            BLOCKS: (self._blocks, np.uint32),
+        }
         for name, (values, dtype) in indices.items():
             with (self._folder / name).open("wb") as file:
                 np.save(file, np.array(values, dtype))
@@ -69,11 +78,12 @@ class SplitWriter:
 
     def _open_next(self) -> None:
         name = f"tokens-{self.tokens // self._per_shard:05d}.bin"
-        self._file, self._digest = (self._folder / name).open("wb"), hashlib.sha256()
+        self._file, self._digest, self._sums = (self._folder / name).open("wb"), hashlib.sha256(), BlockSums()
 
     def _close(self) -> None:
         flush_to_disk(self._file)
         self._record(Path(self._file.name).name, self._file.tell(), self._digest.hexdigest())
+        self._blocks += self._sums.values
         self._file.close()
         self._file = None
 

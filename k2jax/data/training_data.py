@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
 import json
+from pathlib import Path
 
 from k2jax.config.fields import check_fields
 from k2jax.config.schema import DataConfig
@@ -13,6 +14,7 @@ from k2jax.data.build_shards import prepare_shards
 from k2jax.data.loader import DataLoader, HeldOut, check_shares
 from k2jax.data.packing import RowSource
 from k2jax.data.shards import Shards
+from k2jax.data.split_writer import BLOCKS
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.text.tokenizer import Tokenizer
 
@@ -81,7 +83,13 @@ def prepare_data(
 
 
 def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards]) -> str:
-    """Hash of contents, not of paths or dates: a corpus may move to another machine before a run is resumed."""
-    contents = {name: source.manifest["files"] for name, source in shards.items()}
+    """Hash of contents, not of paths or dates: a corpus may move to another machine before a run is resumed.
+
+    The checksums of blocks follow from the contents. They are left out, so that their size may change.
+    """
+    contents = {
+        name: {path: entry for path, entry in source.manifest["files"].items() if Path(path).name != BLOCKS}
+        for name, source in shards.items()
+    }
     parts = [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos, contents]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

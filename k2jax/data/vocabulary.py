@@ -58,7 +58,11 @@ def prepare_tokenizer(
         train_bpe(training_sample(config), settings.vocab).save(folder)
 
     folder = cache_root(config.cache_dir) / "tokenizers" / f"bpe-{key_of(described)}"
-    return load_tokenizer(get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds))
+    get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds)
+    try:
+        return load_tokenizer(folder)
+    except UserError as error:
+        raise UserError(f"delete the folder {folder} to have its tokenizer trained again: {error}") from None
 
 
 def training_sample(config: DataConfig) -> list[str]:

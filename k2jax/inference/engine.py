@@ -53,7 +53,8 @@ class Engine:
 
     Args:
         model: the architecture.
-        params: its weights; computation takes the dtype of the embedding.
+        params: its weights, a tree of NumPy or JAX arrays. The engine copies them, here and in ``update_params``: the
+            caller may donate, delete or overwrite its arrays afterwards. Computation takes the dtype of the embedding.
         slots: sequences that run at a time, over all devices.
         pages: of the cache, over all devices; by default as many as ``slots`` sequences of ``max_length`` need.
         page_size: tokens in a page.
@@ -61,6 +62,7 @@ class Engine:
         version: number of the weights, recorded with every token.
         mesh: of ``inference.mesh.make_engine_mesh``; None is the default device. Where several processes hold its
             devices, each of them makes the same calls in the same order and gets the same results.
+        donate: deletes each JAX array of ``params`` once it is copied, so that memory never holds two whole copies.
 
     Raises:
         UserError: invalid sizes, or sizes that do not divide over the devices.
@@ -77,6 +79,7 @@ class Engine:
         max_length: int = 4096,
         version: int = 0,
         mesh: Mesh | None = None,
+        donate: bool = False,
     ):
         devices = device_count(mesh)
         total = slots * -(-max_length // page_size) if pages is None else pages
@@ -84,7 +87,7 @@ class Engine:
         runtime.check_kernels(model)
         sizes.check(model)
         self.model, self.slots, self.max_length, self.version, self.mesh = model, slots, max_length, version, mesh
-        self._programs = Programs(model, params, sizes, mesh)
+        self._programs = Programs(model, params, sizes, mesh, donate)
         self._weights = self._programs.weights
         self._scheduler = Scheduler(devices, slots // devices, total // devices, page_size)
         self._waiting: deque[Request] = deque()
@@ -190,7 +193,8 @@ class Engine:
         Args:
             leaves: every weight once, by the names of ``params.named_specs``: whole, ``("moe/attention/q_b", array)``,
                 or layer by layer, ``(("moe/attention/q_b", 3), array)``. ``weights.named_leaves`` makes them of a
-                parameter tree. The arrays are of NumPy or JAX, on any devices, and are not kept.
+                parameter tree. The arrays are of NumPy or JAX, on any devices; a generator may delete or overwrite each
+                of them when it is asked for the next.
             version: number of the new weights.
 
         Raises:

@@ -15,7 +15,7 @@ import jax
 from jax import Array
 from jax.experimental import multihost_utils
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 import numpy as np
 
 from k2jax.config.schema import ModelConfig
@@ -78,16 +78,17 @@ def _unstacked(specs: Any, params: Any) -> Any:
     return [jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), specs, is_leaf=is_spec)] * len(params)
 
 
-def spread(array: Any, sharding: NamedSharding, may_alias: bool | None = None) -> Array:
+def spread(array: Any, sharding: Sharding) -> Array:
     """A weight, which every process may hold whole, as one array over the devices of all processes.
+
+    The result may share memory with what lies there already, as NumPy arrays may on a CPU.
 
     Args:
         array: of NumPy or JAX.
         sharding: where it goes.
-        may_alias: False copies also what lies there already.
     """
     if sharding.is_fully_addressable or not getattr(array, "is_fully_addressable", True):
-        return jax.device_put(array, sharding, may_alias=may_alias)
+        return jax.device_put(array, sharding)
     whole = np.asarray(array)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 

@@ -50,16 +50,17 @@ class Programs:
         params: parameter tree.
         sizes: of the engine.
         mesh: of ``inference.mesh.make_engine_mesh``; None is the default device.
+        donate: as in ``EngineWeights``.
 
     Attributes:
         weights: the engine's copy of the weights.
     """
 
-    def __init__(self, model: ModelConfig, params: Any, sizes: shapes.EngineSizes, mesh: Mesh | None):
-        self.weights = EngineWeights(params, model, mesh)
+    def __init__(self, model: ModelConfig, params: Any, sizes: shapes.EngineSizes, mesh: Mesh | None, donate: bool):
+        self.weights = EngineWeights(params, model, mesh, donate=donate)
         self._model, self._mesh = model, mesh
         pages = sizes.pages + sizes.devices  # with a scratch page on every device
-        self._cache = empty_cache(model, pages, sizes.page_size, params["embed"].dtype, mesh)
+        self._cache = empty_cache(model, pages, sizes.page_size, self.weights.params["embed"].dtype, mesh)
         self.row_sizes = shapes.growing_sizes(1, sizes.slots // sizes.devices)
         self.context_sizes = shapes.growing_sizes(min(4, sizes.longest), sizes.longest)
 

@@ -1,7 +1,8 @@
-"""The engine's copy of the weights, replaced one weight or one layer at a time.
+"""The engine's copy of the weights, filled and replaced one weight or one layer at a time.
 
-An update never needs two whole copies: each array that comes is cast, put where the engine reads it, and takes the
-place of the old one before the next array is read.
+The arrays are the engine's own: none shares memory with an array of a caller, who may donate, delete or overwrite what
+it gave as soon as the call returns. Neither the start nor an update needs two whole copies: each array that comes is
+cast, put where the engine reads it, and takes the place of the old one before the next array is read.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 import numpy as np
 
 from k2jax.config.build import nearest
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference.mesh import spread
-from k2jax.model import cast_params, model_specs, unstack_layers
-from k2jax.params import ParamSpec, named_specs
+from k2jax.model import cast_params, model_specs
+from k2jax.params import ParamSpec, Specs, is_spec, map_specs, named_specs
 from k2jax.sharding import param_shardings
 
 Name = str | tuple[str, int]
@@ -40,31 +41,34 @@ class EngineWeights:
     """The weights that an engine computes with, in the dtype of the embedding.
 
     Args:
-        params: parameter tree of ``model_specs(model)``.
+        params: parameter tree of ``model_specs(model)``, of NumPy or JAX arrays; it is copied.
         model: the architecture.
         mesh: of ``inference.mesh.make_engine_mesh``; None is the default device.
         stacked: whether layers stay stacked. By default they do not on a CPU, see ``model.unstack_layers``.
+        donate: deletes each JAX array of ``params`` once it is copied, so that there is one copy in the end.
 
     Attributes:
         params: the tree that programs read. Its arrays change with ``update``.
         complete: whether all weights belong to one update; False after an update that broke off.
 
     Raises:
-        UserError: experts that do not divide over the mesh.
+        UserError: experts that do not divide over the mesh, or weights that are not the model's.
     """
 
-    def __init__(self, params: dict, model: ModelConfig, mesh: Mesh | None, stacked: bool | None = None):
+    def __init__(
+        self, params: dict, model: ModelConfig, mesh: Mesh | None, stacked: bool | None = None, donate: bool = False
+    ):
         specs = model_specs(model)
         self._specs: dict[str, ParamSpec] = dict(named_specs(specs))
-        self._shardings = None if mesh is None else dict(named_leaves(param_shardings(specs, mesh)))
-        if mesh is not None:
-            params = jax.tree.map(spread, params, param_shardings(specs, mesh))
-        params = cast_params(params, specs, params["embed"].dtype)
+        default = jnp.zeros(()).sharding  # of the default device
+        shardings = map_specs(lambda spec: default, specs) if mesh is None else param_shardings(specs, mesh)
+        self._shardings: dict[str, Sharding] = dict(named_leaves(shardings))
+        leaves = self.check(named_leaves(params))
+        self._dtypes = {name: leaf.dtype for name, leaf in named_leaves(_cast_dtypes(params, specs))}
         platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
         stacked = platform != "cpu" if stacked is None else stacked
-        self.params = params if stacked else unstack_layers(params)
-        self.complete = True
-        self._own: set[str] = set()  # stacks that no caller can hold, so that they may be written in place
+        self.params = {group: _without_arrays(part, stacked) for group, part in specs.items()}
+        self.update(_deleted_after_use(leaves) if donate else leaves)
 
     def check(self, leaves: Leaves) -> Iterator[tuple[Name, Any]]:
         """Checks names and shapes: of a sequence or mapping at once, of other iterables as they are read.
@@ -127,45 +131,67 @@ class EngineWeights:
         group, *path = whole.split("/")
         part = self.params[group]
         if not path:
-            self.params[group] = self._placed(whole, array, part, whole=True)
+            self.params[group] = None  # before there is a second one
+            self.params[group] = self._owned(whole, array, is_layer=False)
         elif isinstance(part, list):
             for i in range(len(part)) if row is None else (row,):
                 node = _node(part[i], path)
-                old = node[path[-1]]
-                node[path[-1]] = self._placed(whole, array[i] if row is None else array, old, whole=False)
+                node[path[-1]] = None
+                node[path[-1]] = self._owned(whole, array[i] if row is None else array, is_layer=True)
         else:
             self._write_rows(whole, _node(part, path), path[-1], array, row)
 
     def _write_rows(self, name: str, node: dict, key: str, array: Any, row: int | None) -> None:
-        """Writes layers into their stack in place; the first time into a new one, since a caller may hold the old."""
+        """Writes layers into their stack in place."""
         stack, node[key] = node[key], None
-        if name not in self._own:
-            empty = functools.partial(jnp.zeros, stack.shape, stack.dtype)
-            sharding = stack.sharding
-            del stack  # before there is a second one, where no caller holds it
-            stack = jax.jit(empty, out_shardings=sharding)()
+        if stack is None:  # at the start, or after a failure between here and the end
+            empty = functools.partial(jnp.zeros, self._specs[name].shape, self._dtypes[name])
+            stack = jax.jit(empty, out_shardings=self._shardings[name])()
         for i in range(len(stack)) if row is None else (row,):
             # No name for the new layer: it would keep it alive next to the one after it.
-            stack = _write_row(stack, self._placed(name, array[i] if row is None else array, stack, whole=False), i)
+            layer = array[i] if row is None else array
+            stack = jax.block_until_ready(_write_row(stack, self._placed(name, layer, is_layer=True), i))
         node[key] = stack
-        self._own.add(name)
 
-    def _placed(self, name: str, array: Any, old: Array, whole: bool) -> Array:
-        """An array in the dtype and on the devices of the old one; never the caller's own buffer."""
+    def _owned(self, name: str, array: Any, is_layer: bool) -> Array:
+        """A copy of an array in its place, complete before the caller may change or delete the array."""
+        return jax.block_until_ready(self._placed(name, array, is_layer).copy())
+
+    def _placed(self, name: str, array: Any, is_layer: bool) -> Array:
+        """A weight or a layer in its dtype and on its devices, possibly in the caller's own memory."""
+        sharding = self._shardings[name]
+        if is_layer and isinstance(sharding, NamedSharding):
+            sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
         if not isinstance(array, Array):
             array = np.asarray(array)
-        array = array.astype(old.dtype)
-        if self._shardings is not None:
-            sharding = self._shardings[name]
-            if not whole:
-                sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-            return spread(array, sharding, may_alias=False)
-        return jax.device_put(array, old.sharding, may_alias=False)
+        return spread(array.astype(self._dtypes[name], copy=False), sharding)
 
 
 @functools.partial(jax.jit, donate_argnums=(0,))
 def _write_row(stack: Array, row: Array, i: int) -> Array:
     return stack.at[i].set(row)
+
+
+def _cast_dtypes(params: dict, specs: Specs) -> dict:
+    """The weights in the dtypes that the engine computes with, without data."""
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), params)
+    return jax.eval_shape(lambda tree: cast_params(tree, specs, tree["embed"].dtype), abstract)
+
+
+def _without_arrays(specs: Specs, stacked: bool) -> Any:
+    """A tree with None for every weight of a group, or one for every layer of it."""
+    if isinstance(specs, ParamSpec):
+        return None
+    copies = jax.tree.leaves(specs, is_leaf=is_spec)[0].shape[0]
+    trees = [map_specs(lambda spec: None, specs) for _ in range(1 if stacked else copies)]
+    return trees[0] if stacked else trees
+
+
+def _deleted_after_use(leaves: Iterable[tuple[Name, Any]]) -> Iterator[tuple[Name, Any]]:
+    for name, array in leaves:
+        yield name, array
+        if isinstance(array, Array):
+            array.delete()
 
 
 def _node(tree: dict, path: list[str]) -> dict:

@@ -88,7 +88,7 @@ def rotate_neighbours(x: Array, cos: Array, sin: Array) -> Array:
     Returns:
         ``[..., rope]`` in the dtype of ``x``.
     """
-    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
     return _rotate(pairs[..., 0], pairs[..., 1], cos, sin)
 
 

@@ -61,7 +61,8 @@ def main(values: flags.FlagValues) -> None:
     tokenizer = tokenizer_of(values.checkpoint)
     mesh = make_engine_mesh(values.data, values.expert)
     loaded = load_pretrained(values.checkpoint, values.dtype, mesh)
-    engine = Engine(loaded.model, loaded.params, slots=values.slots, max_length=values.max_length, mesh=mesh)
+    sizes = {"slots": values.slots, "max_length": values.max_length}
+    engine = Engine(loaded.model, loaded.params, **sizes, mesh=mesh, donate=True)
     name = values.model_name or run_folder(values.checkpoint).name
     card = ModelCard(name, tokenizer, loaded.model.vocab, values.max_length, chat_format_or_none(tokenizer))
     worker = Worker(engine)

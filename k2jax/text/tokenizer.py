@@ -22,10 +22,12 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from k2jax.errors import UserError
+from k2jax.report.files import write_atomic
 from k2jax.text.byte_level import byte_letters, letter_bytes
 from k2jax.text.rank_file import RANK_FILE_NAME, is_rank_file, rank_file_json
 
 FILE_NAME = "tokenizer.json"
+CHECKSUM_SUFFIX = ".sha256"
 BOS, EOS = "[BOS]", "[EOS]"
 SMALLEST_BPE = 256 + 2  # all bytes and the two special tokens, so that every text round-trips
 _CHATML_START = "<|im_start|>"
@@ -157,18 +159,24 @@ class Tokenizer:
         return bytes(map(to_byte.get, letters)) if all(c in to_byte for c in letters) else letters.encode()
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Writes ``tokenizer.json``, the content behind the fingerprint, into a folder; it is created if missing."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / FILE_NAME).write_bytes(self._content.encode())
+        """Writes ``tokenizer.json``, the content behind the fingerprint, into a folder; it is created if missing.
+
+        The fingerprint lies beside it in ``tokenizer.json.sha256``, as ``sha256sum`` writes it; ``load_tokenizer``
+        compares the two.
+        """
+        file = Path(folder) / FILE_NAME
+        write_atomic(file, self._content.encode())
+        write_atomic(_checksum_file(file), f"{self.fingerprint}  {FILE_NAME}\n")
 
 
 def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
     """Returns the tokenizer of a folder, or of a file of any name: a ``tokenizer.json`` or a tiktoken rank file.
 
-    A rank file is read with Kimi's split pattern and special tokens.
+    A rank file is read with Kimi's split pattern and special tokens. A file beside which ``Tokenizer.save`` has left
+    its checksum must still have it.
 
     Raises:
-        UserError: there is no tokenizer, or it cannot be used.
+        UserError: there is no tokenizer, it is damaged, or it cannot be used.
     """
     path = Path(path).expanduser()
     file = path / FILE_NAME if path.is_dir() else path
@@ -176,12 +184,27 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
         file = path / RANK_FILE_NAME
     try:
         raw = file.read_bytes()
+        _check(file, raw)
         content = rank_file_json(file, raw) if is_rank_file(raw) else raw.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         wanted = f"a {FILE_NAME}, a {RANK_FILE_NAME} or the folder of one"
         raise UserError(f"cannot read the tokenizer {file}: {reason}; give {wanted}") from None
     return Tokenizer(content, str(file))
+
+
+def _checksum_file(file: Path) -> Path:
+    return file.with_name(file.name + CHECKSUM_SUFFIX)
+
+
+def _check(file: Path, raw: bytes) -> None:
+    """Raises UserError if a file has not the checksum that lies beside it."""
+    checksum = _checksum_file(file)
+    if checksum.exists() and checksum.read_bytes().split()[:1] != [hashlib.sha256(raw).hexdigest().encode()]:
+        raise UserError(
+            f"{file} does not have the sha256 in {checksum.name}: one of them is damaged, so copy the tokenizer again; "
+            f"if you have changed it yourself, delete {checksum}"
+        )
 
 
 def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:

@@ -11,6 +11,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels.expert_exchange.route import ExchangeSettings, Route, pack, unpack_local
+from pallas_kernels.vma import full
 
 
 def plan_route(exchange: ExchangeSettings, expert_ids_TK: jax.Array, gates_TK: jax.Array):
@@ -22,7 +23,7 @@ def plan_route(exchange: ExchangeSettings, expert_ids_TK: jax.Array, gates_TK: j
     # A TPU pads the last dimension to 128, so tokens are put last, not choices.
     packed_P2KT = lax.all_gather(pack(expert_ids_TK, gates_TK).T, exchange.axis_name)
     ids_RK, gates_RK = unpack_local(exchange, _merge_ranks(packed_P2KT.swapaxes(1, 2)))
-    return Route(exchange, ids_RK < exchange.local_experts, jnp.zeros_like(ids_RK[0, 0])), ids_RK, gates_RK
+    return Route(exchange, ids_RK < exchange.local_experts, full((), 0, jnp.int32, ids_RK)), ids_RK, gates_RK
 
 
 def send_rows(route: Route, x_TD: jax.Array) -> jax.Array:
@@ -45,8 +46,10 @@ def return_gates(route: Route, dgates_RK: jax.Array) -> jax.Array:
 
 def _reduce(exchange, array_R):
     """Sums the shares of all ranks; each rank keeps the sums of its own tokens."""
+    if not array_R.shape[0]:  # XLA scatters no empty dimension
+        return array_R
     return lax.psum_scatter(array_R, exchange.axis_name, tiled=True)
 
 
 def _merge_ranks(array_PT):
-    return array_PT.reshape(-1, *array_PT.shape[2:])
+    return array_PT.reshape(array_PT.shape[0] * array_PT.shape[1], *array_PT.shape[2:])

@@ -81,7 +81,7 @@ def return_gates(route: Route, dgates_RK: jax.Array) -> jax.Array:
 def _sum_rows(rows_ND, place_TJ):
     """Sums each token's rows in float32, a block of tokens at a time, so that ``[T, J, D]`` is never held in memory."""
     tokens = place_TJ.shape[0]
-    block = min(tokens, _TOKEN_BLOCK)
+    block = min(max(1, tokens), _TOKEN_BLOCK)
     place_TJ = jnp.pad(place_TJ, ((0, -tokens % block), (0, 0)), constant_values=NOWHERE)
 
     def sum_block(place_BJ):

@@ -77,7 +77,7 @@ def expert_dispatch(
         ValueError: if shapes, dtypes, E, slots or names are invalid.
     """
     _check(x, expert_ids, gates)
-    exchange = _settings(backend, impl, axis_name, experts, x.shape[0] if slots is None else slots)
+    exchange = _settings(backend, impl, axis_name, experts, max(1, x.shape[0]) if slots is None else slots)
     x, expert_ids, gates = vary_together(x, expert_ids, gates, axes=(axis_name,))
     plan_route = _backend_module(exchange).plan_route
     route, ids_RK, gates_RK = plan_route(exchange, expert_ids, lax.stop_gradient(gates))
@@ -172,5 +172,7 @@ def _check(x, expert_ids, gates):
     if x.ndim != 2 or expert_ids.ndim != 2 or expert_ids.shape != gates.shape or expert_ids.shape[0] != x.shape[0]:
         shapes = f"{x.shape}, {expert_ids.shape}, {gates.shape}"
         raise ValueError(f"expected x [T, D], expert_ids and gates [T, K]; got {shapes}")
+    if not expert_ids.shape[1]:
+        raise ValueError("expert_ids [T, K] need a choice for each token; got K 0")
     if expert_ids.dtype != jnp.int32 or gates.dtype != jnp.float32:
         raise ValueError(f"expected int32 ids and float32 gates; got {expert_ids.dtype}, {gates.dtype}")

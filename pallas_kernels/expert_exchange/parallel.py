@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from pallas_kernels.expert_exchange.exchange import Backend, expert_combine, expert_dispatch
 from pallas_kernels.implementation import Impl
 from pallas_kernels.routed_experts import CAPACITY_FACTOR, routed_experts
-from pallas_kernels.vma import vary_together
+from pallas_kernels.vma import full, vary_together
 
 
 def expert_parallel(
@@ -65,6 +65,8 @@ def expert_parallel(
         raise ValueError(f"chunks must be positive, not {chunks}")
     experts = w13.shape[0] * lax.axis_size(axis_name)
     x, w13, w2, expert_ids, gates = vary_together(x, w13, w2, expert_ids, gates, axes=(axis_name,))
+    if 0 in (expert_ids.size, w13.size):
+        return full(x.shape, 0, x.dtype, x), full((), 0, jnp.int32, x)
     size = -(-x.shape[0] // chunks)
 
     def dispatch(start):

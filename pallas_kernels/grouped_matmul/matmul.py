@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.grouped_matmul import mosaic
 from pallas_kernels.implementation import Impl, resolve
-from pallas_kernels.vma import vary_together
+from pallas_kernels.vma import full, vary_together
 
 
 def grouped_matmul(
@@ -37,6 +37,8 @@ def grouped_matmul(
     if lhs.ndim != 2 or rhs.ndim != 3 or lhs.shape[1] != rhs.shape[1] or group_sizes.shape != rhs.shape[:1]:
         raise ValueError(f"expected [M, K], [G, K, N], [G]; got {lhs.shape}, {rhs.shape}, {group_sizes.shape}")
     impl = resolve(_supported(impl, lhs, rhs))
+    if 0 in (lhs.size, rhs.size):
+        return full((lhs.shape[0], rhs.shape[2]), 0, lhs.dtype, lhs, rhs, group_sizes)
     lhs, rhs, group_sizes = vary_together(lhs, rhs, group_sizes)
     return _multiply(lhs, rhs, group_sizes, False, impl, _tiles)
 
@@ -63,6 +65,8 @@ def grouped_matmul_transposed(
     if lhs.ndim != 2 or dout.ndim != 2 or lhs.shape[0] != dout.shape[0] or group_sizes.ndim != 1:
         raise ValueError(f"expected [M, K], [M, N], [G]; got {lhs.shape}, {dout.shape}, {group_sizes.shape}")
     impl = resolve(_supported(impl, lhs, dout))
+    if 0 in (lhs.size, dout.size, group_sizes.size):
+        return full((group_sizes.size, lhs.shape[1], dout.shape[1]), 0, lhs.dtype, lhs, dout, group_sizes)
     lhs, dout, group_sizes = vary_together(lhs, dout, group_sizes)
     return _transposed(lhs, dout, group_sizes, impl, _tiles)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from jax import Array
+import jax.numpy as jnp
 
 from pallas_kernels.implementation import Impl, resolve
 from pallas_kernels.mla_attention import mosaic, xla
 from pallas_kernels.mla_attention.arrays import AttentionInputs, AttentionStats
+from pallas_kernels.vma import full
 
 
 def mla_attention(
@@ -62,6 +64,10 @@ def mla_attention(
             raise ValueError(f"{name} has shape {array.shape}, but q_nope {q_nope.shape} requires {shape}")
     inputs = AttentionInputs(q_nope, q_rope, k_nope, k_rope, v, exit)
     chosen = resolve(impl)
+    if 0 in (batch, heads, length):
+        arrays = q_nope, q_rope, k_nope, k_rope, v
+        unseen = [full(shape, -jnp.inf, jnp.float32, *arrays) for shape in ((heads,), (batch, heads, length))]
+        return full(v.shape, 0, v.dtype, *arrays), AttentionStats(*unseen)
     if chosen == "xla":
         return xla.mla_attention(inputs, scale, xla.default_tiling(length))
     return mosaic.mla_attention(inputs, scale, interpret=chosen == "interpret")

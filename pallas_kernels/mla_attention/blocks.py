@@ -118,7 +118,7 @@ def visited_blocks(exit: Array | None, length: int, block: int) -> Array:
 
 def _visible(exit_BS: Array, block: int) -> tuple[Array, Array]:
     """Two bool arrays ``[B, query blocks, key blocks]``: whether the pair is scheduled, and whether it is full."""
-    exit_BNb = exit_BS.reshape(exit_BS.shape[0], -1, block)
+    exit_BNb = exit_BS.reshape(exit_BS.shape[0], exit_BS.shape[1] // block, block)
     query_N1 = jnp.arange(exit_BNb.shape[1])[:, None]
     key_N = query_N1[:, 0]
     latest_B1N, earliest_B1N = exit_BNb.max(-1)[:, None], exit_BNb.min(-1)[:, None]

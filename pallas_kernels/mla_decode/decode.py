@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from jax import Array
+import jax.numpy as jnp
 
 from pallas_kernels.implementation import Impl, resolve
 from pallas_kernels.mla_decode import mosaic, xla
 from pallas_kernels.mla_decode.mosaic import LANES
 from pallas_kernels.mla_decode.xla import PagedCache, Partial
+from pallas_kernels.vma import full
 
 
 def whole_lanes(width: int) -> int:
@@ -61,6 +63,10 @@ def mla_decode(
     if pages.shape[:-1] != q.shape[:1] or lengths.shape != q.shape[:1] or not 0 < latent <= q.shape[-1]:
         raise ValueError(f"pages {pages.shape}, lengths {lengths.shape} or latent {latent} do not fit q {q.shape}")
     chosen = resolve(impl)
+    if 0 in (q.size, cache.size, pages.size):
+        arrays = q, cache, pages, lengths
+        unseen = full(q.shape[:2], -jnp.inf, jnp.float32, *arrays)
+        return Partial(full((*q.shape[:2], latent), 0, jnp.float32, *arrays), unseen)
     paged = PagedCache(cache, layer, pages, lengths)
     if chosen == "xla":
         return xla.mla_decode(q, paged, latent, scale)

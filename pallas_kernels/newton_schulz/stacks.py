@@ -70,6 +70,8 @@ def newton_schulz_stacks(
     if any(x.ndim < 2 for x in stacks) or len({tuple(sorted(x.shape[-2:])) for x in stacks}) > 1:
         raise ValueError(f"need matrices of one shape, not {[x.shape for x in stacks]}")
     flat = [x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) for x in stacks]
+    if not stacks:
+        return []
     steps = tuple(tuple(float(c) for c in step) for step in coefficients)
     results = _implementation(impl, steps, dtype)(flat)
     return [result.reshape(x.shape) for result, x in zip(results, stacks, strict=True)]

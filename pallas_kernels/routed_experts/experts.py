@@ -10,6 +10,7 @@ from pallas_kernels.routed_experts.mosaic import ExpertSettings, ExpertTiles, de
 from pallas_kernels.routed_experts.plan import CAPACITY_FACTOR, capacity, plan_capacity
 from pallas_kernels.routed_experts.routing import plan_routing
 from pallas_kernels.routed_experts.xla import CapacitySettings, experts_xla
+from pallas_kernels.vma import full
 
 D_MULTIPLE, F_MULTIPLE = 256, 128
 """The compiled kernels take widths D and F that are multiples of these: whole lanes of each half of D, and of F."""
@@ -78,6 +79,8 @@ def routed_experts(
     if not set(store_fp8) <= set(NAMES[:2]):
         raise ValueError(f"store_fp8 takes {NAMES[0]!r} and {NAMES[1]!r}, not {store_fp8}")
     impl = resolve(_supported(impl, x, w2))
+    if 0 in (expert_ids.size, w13.size):
+        return full(x.shape, 0, x.dtype, x, w13, w2, expert_ids, gates)
     if impl != "xla":
         bound = min(max_copies or expert_ids.size, expert_ids.size)
         tiles = _tiles or default_tiles(bound, *w2.shape, x.dtype.itemsize)
@@ -111,6 +114,8 @@ def kept_rows(
     Returns:
         (rows ``[2, F]`` of ``expert_gate_up``, bytes of ``expert_plan``)
     """
+    if 0 in (tokens, active, *w2_shape):
+        return 0, 0
     experts, _, width = w2_shape
     x, w2 = jax.ShapeDtypeStruct((tokens, width), dtype), jax.ShapeDtypeStruct(w2_shape, dtype)
     ids, gates = (jax.ShapeDtypeStruct((tokens, active), dtype) for dtype in (jnp.int32, jnp.float32))

@@ -71,6 +71,13 @@ def test_rows_outside_the_split_are_refused():
         RowSource(ListStream([6]), 1)
 
 
+@pytest.mark.parametrize("lengths", [[], [1]])
+def test_a_split_without_a_target_is_one_line(lengths):
+    with pytest.raises(UserError, match=f"holds {sum(lengths)} tokens: it needs at least 2") as error:
+        RowSource(ListStream(lengths), 4)
+    assert "\n" not in str(error.value)
+
+
 def test_bits_per_byte():
     # Two bits a target, 300 targets, 200 bytes: 600 bits over 200 bytes. A third of the targets stands for a third.
     assert math.isclose(bits_per_byte(600 * math.log(2), 300, 300, 200), 3.0)

@@ -1,4 +1,6 @@
+import copy
 import dataclasses
+import functools
 import hashlib
 import json
 
@@ -9,6 +11,7 @@ import pytest
 
 from k2jax.data import build_shards
 from k2jax.data.build_shards import prepare_shards
+from k2jax.data.manifest import write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import TokenStream, open_shards
 from k2jax.data.split_writer import SplitWriter
@@ -65,7 +68,7 @@ def test_every_document_is_stored_once_whole_and_in_order(tmp_path, monkeypatch)
 def test_the_manifest_says_what_is_there(tmp_path):
     shards = prepared(tmp_path, [*words(40), b"\xff"])
     folder, manifest = cache_folder(tmp_path), shards.manifest
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     assert manifest["tokenizer"]["fingerprint"] == BYTES.fingerprint
     assert manifest["skipped"]["count"] == 1 and "0040.txt" in manifest["skipped"]["first"][0]
     on_disk = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
@@ -130,7 +133,8 @@ def test_corrupt_records_in_the_cache_still_fail_when_asked_to(tmp_path):
 DAMAGE = {
     "train/tokens-00000.bin": [("truncated", "bytes long instead of"), ("altered", "altered"), ("gone", "missing")],
     "held_out/offsets.npy": [("truncated", "bytes long instead of"), ("altered", "altered"), ("gone", "missing")],
-    "manifest.json": [("truncated", "missing or not readable"), ("gone", "missing or not readable")],
+    "train/blocks.npy": [("truncated", "bytes long instead of"), ("altered", "altered"), ("gone", "missing")],
+    "manifest.json": [("truncated", "not readable as JSON"), ("gone", "missing")],
 }
 
 
@@ -153,9 +157,84 @@ def test_damaged_files_are_named_with_the_folder_to_delete(tmp_path, name, how, 
 def test_a_manifest_of_another_format_is_refused(tmp_path):
     prepared(tmp_path, words(10))
     path = cache_folder(tmp_path) / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
-    with pytest.raises(UserError, match="of format 2, not 1"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    with pytest.raises(UserError, match="of format '1', not 2"):
         open_shards(path.parent)
+
+
+def edited(manifest, keys, value):
+    """The manifest with another value at a path of keys; the value may be a function of the old one."""
+    manifest = copy.deepcopy(manifest)
+    *parents, last = keys
+    place = functools.reduce(lambda part, key: part[key], parents, manifest)
+    place[last] = value(place[last]) if callable(value) else value
+    return manifest
+
+
+EDITS = [
+    (("splits", "train", "tokens"), lambda n: n - 1, "at odds with train/tokens"),
+    (("splits", "train", "documents"), lambda n: n - 1, "at odds with train/offsets.npy"),
+    (("splits", "held_out", "bytes"), lambda n: n + 1, "at odds with held_out/bytes.npy"),
+    (("splits", "held_out", "documents"), 0, "not a complete manifest"),
+    (("splits", "train", "tokens"), "many", "not a complete manifest"),
+    (("splits", "train"), [], "not a complete manifest"),
+    (("splits", "train", "tokens"), 10**30, "at odds with train/tokens"),
+    (("dtype",), "uint32", "not a complete manifest"),
+    (("tokenizer", "vocab_size"), 2**20, "not a complete manifest"),
+    (("tokenizer",), None, "not a complete manifest"),
+    (("files",), {}, "at odds with train/offsets.npy"),
+    (("files", "train/tokens-00000.bin", "bytes"), lambda n: n - 2, "at odds with train/tokens"),
+]
+
+
+@pytest.mark.parametrize(("keys", "value", "message"), EDITS)
+def test_a_manifest_is_not_believed(tmp_path, keys, value, message):
+    """An edit is seen by the manifest's checksum, and where somebody has mended that as well, by the other files."""
+    manifest = prepared(tmp_path, words(10)).manifest
+    folder, changed = cache_folder(tmp_path), edited(manifest, keys, value)
+    sealed = json.loads((folder / "manifest.json").read_text())["sha256"]
+    (folder / "manifest.json").write_text(json.dumps(changed | {"sha256": sealed}))
+    refused(folder, r"manifest\.json is altered")
+    write_manifest(folder, changed)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff{}", b"[]", b"null", b"7", b"{}", b'{"format": 2}', b"[" * 100_000, b'{"format": 1%s}' % (b"0" * 9999)],
+)
+def test_a_file_that_is_no_manifest_is_one_line(tmp_path, content):
+    prepared(tmp_path, words(10))
+    (cache_folder(tmp_path) / "manifest.json").write_bytes(content)
+    refused(cache_folder(tmp_path), r"manifest\.json is (not|altered)")
+
+
+def refused(folder, message):
+    with pytest.raises(UserError, match=message) as error:
+        open_shards(folder)
+    assert f"delete the folder {folder} " in str(error.value) and "\n" not in str(error.value)
+
+
+class LeavesItsVocabulary:
+    """The byte tokenizer, but for one id in place of "~"."""
+
+    def __init__(self, wrong):
+        self._wrong = wrong
+
+    def __getattr__(self, name):
+        return getattr(BYTES, name)
+
+    def encode_batch(self, texts):
+        return [np.where(ids == 2 + ord("~"), self._wrong, ids.astype(np.int64)) for ids in BYTES.encode_batch(texts)]
+
+
+@pytest.mark.parametrize("wrong", [258, 2**16 + 5, 2**32 - 1, -1])
+def test_ids_outside_the_vocabulary_are_never_written(tmp_path, wrong):
+    config = data_config(tmp_path / "cache", {"s": text_folder(tmp_path / "corpus", [*words(10), "a ~ b"])})
+    with pytest.raises(UserError, match=rf"source 's': the tokenizer gave the id {wrong} .*outside \[0, 258\)"):
+        prepare_shards("s", config, LeavesItsVocabulary(wrong))
+    assert list((tmp_path / "cache" / "shards").iterdir()) == []
+    prepare_shards("s", config, LeavesItsVocabulary(257))
 
 
 @settings(max_examples=25)
@@ -173,7 +252,7 @@ def test_any_stretch_of_the_stream_reads_back_over_shards(tmp_path_factory, leng
     for i, document in enumerate(documents):
         writer.add(document, i)
     files = writer.finish()
-    stream = TokenStream(folder / "train", dtype, writer.counts(), sorted(f[6:] for f in files if "tokens" in f))
+    stream = TokenStream(folder, "train", {"dtype": dtype, "splits": {"train": writer.counts()}, "files": files})
     whole = np.concatenate(documents)
     start = data.draw(st.integers(0, len(whole) - 1))
     stop = data.draw(st.integers(start + 1, len(whole)))

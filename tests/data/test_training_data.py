@@ -1,4 +1,6 @@
 import dataclasses
+import hashlib
+import json
 import math
 import os
 from pathlib import Path
@@ -54,6 +56,24 @@ def test_the_fingerprint_is_of_contents_alone(tmp_path):
     assert prepare_data(config, **(RUN | {"seed": 2, "steps": 5})).fingerprint == fingerprint
     (tmp_path / "files" / "0001.txt").write_text("changed")
     assert prepare_data(config, **RUN).fingerprint != fingerprint
+
+
+def test_the_fingerprint_of_a_corpus_stays_what_it_was(tmp_path):
+    """Checkpoints hold it: of the tokenizer, and of the size and sha256 of every file of tokens and of indices."""
+    data = prepare_data(two_sources(tmp_path), **RUN)
+    contents = {}
+    for folder in (tmp_path / "cache" / "shards").iterdir():
+        files = [file for name in ("tokens-*.bin", "offsets.npy", "bytes.npy") for file in folder.glob(f"*/{name}")]
+        assert len(files) == 6
+        contents["files" if folder.name.startswith("text") else "lines"] = {
+            file.relative_to(folder).as_posix(): {
+                "bytes": file.stat().st_size,
+                "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+            }
+            for file in files
+        }
+    text = json.dumps([data.tokenizer.fingerprint, 0, 1, contents], sort_keys=True)
+    assert data.fingerprint == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_a_restarted_process_reads_the_same_batches(tmp_path):

@@ -73,6 +73,16 @@ def test_a_trained_tokenizer_is_cached_by_corpus_and_settings(tmp_path, monkeypa
     assert len(trained) == 2
 
 
+def test_a_damaged_tokenizer_of_the_cache_is_named_with_the_folder_to_delete(tmp_path):
+    config = config_of(tmp_path, {"a": words(30)})
+    prepare_tokenizer(config)
+    (folder,) = (tmp_path / "cache" / "tokenizers").iterdir()
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace("a", "b", 1))
+    with pytest.raises(UserError, match=f"delete the folder {folder} to have its tokenizer trained again") as error:
+        prepare_tokenizer(config)
+    assert str(folder / "tokenizer.json") in str(error.value) and "\n" not in str(error.value)
+
+
 def test_other_kinds(tmp_path):
     def config(**fields):
         return data_config(tmp_path, {}, tokenizer=TokenizerConfig(**fields))

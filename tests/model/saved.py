@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 import jax
+from jax.extend.core import jaxprs_in_params
 import numpy as np
 
 
@@ -43,3 +44,34 @@ def named_bytes(residuals: list[Saved]) -> dict[str, int]:
     for residual in residuals:
         total[residual.name] += residual.bytes
     return dict(total)
+
+
+def kept_by_loops(program, groups: dict[str, set[str]]) -> dict[str, set[Saved]]:
+    """What every loop over the layers of a group keeps of its names, in the program of a loss and its gradients.
+
+    Args:
+        program: a jaxpr in which layers run in loops; a group's loop lies in no other group's.
+        groups: group to the names that its layers make.
+
+    Returns:
+        Group to what one layer keeps.
+    """
+    found = {}
+    for loop in (eqn for eqn in equations(program) if eqn.primitive.name == "scan"):
+        body, carried = loop.params["jaxpr"].jaxpr, loop.params["num_carry"]
+        names = {eqn.params["name"] for eqn in equations(body) if eqn.primitive.name == "name"}
+        made_by = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+        stacked = {_describe(var, made_by) for var in body.outvars[carried:] if not hasattr(var, "val")}
+        kept = {part for part in stacked if part.name in names}
+        for group, made in groups.items():
+            if kept and names <= made:  # an outer loop makes the names of all groups
+                assert found.setdefault(group, kept) == kept
+    return found
+
+
+def equations(jaxpr):
+    """Those of a program and of all programs inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)

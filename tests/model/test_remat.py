@@ -4,7 +4,6 @@ import functools
 import re
 
 import jax
-from jax.extend.core import jaxprs_in_params
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
@@ -22,7 +21,7 @@ from k2jax.model.remat import Remat, activation_bytes, activation_table
 from k2jax.params import abstract, map_specs
 from pallas_kernels.expert_exchange import expert_parallel
 from tests.inference.tiny import GQA, MLA, NORMED, PLAIN
-from tests.model.saved import named_bytes, saved
+from tests.model.saved import equations, named_bytes, saved
 
 ROWS, LENGTH = 2, 64
 TOKENS = ROWS * LENGTH
@@ -212,14 +211,6 @@ def test_selective_keeps_the_route_of_an_exchange(backend, sent):
     assert ids == 1
     assert sends(recompute=("expert_plan",)) == (2, rows)
     assert sends(recompute=("expert_input",)) == (1, rows + 1)
-
-
-def equations(jaxpr):
-    """Those of a program and of all programs inside it."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in jaxprs_in_params(eqn.params):
-            yield from equations(inner)
 
 
 # --- what it does to loss and gradients ----------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 import hashlib
 import json
+import os
+import shutil
+import subprocess
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer, load_tokenizer, train_bpe
+from tests import corruption
 
 BYTES = byte_tokenizer()
 BPE = train_bpe(["def f(x):\n    return [EOS] x  # [BOS]\n"] * 50 + ["[EOS]"] * 500, 320)
@@ -59,6 +63,41 @@ def test_saving_keeps_content_and_fingerprint(tmp_path):
         loaded = load_tokenizer(path)
         assert loaded.fingerprint == BPE.fingerprint == hashlib.sha256(content).hexdigest()
         assert loaded.encode("return x [EOS]") == BPE.encode("return x [EOS]")
+
+
+def test_a_saved_tokenizer_is_loaded_as_it_was_saved_or_not_at_all(tmp_path):
+    """As a run's workdir holds it; the text that is encoded would not show most of the damages."""
+    BPE.save(tmp_path / "saved")
+    refused = 0
+    for case in corruption.cases(tmp_path / "saved", flips=30):
+        shutil.copytree(tmp_path / "saved", copy := tmp_path / "copy")
+        corruption.apply(case, copy)
+        try:
+            assert load_tokenizer(copy).fingerprint == BPE.fingerprint, case
+        except UserError as error:
+            refused += 1
+            assert str(copy / "tokenizer.json") in str(error) and "\n" not in str(error)
+        shutil.rmtree(copy)
+    assert refused > 60
+
+
+def test_a_tokenizer_reaches_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    BPE.save(tmp_path)
+    assert sum("tokenizer.json" in name for name in synced) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokenizer.json", "tokenizer.json.sha256"]
+
+
+def test_the_checksum_of_a_tokenizer_is_in_the_form_of_sha256sum(tmp_path):
+    BPE.save(tmp_path)
+    subprocess.run(["sha256sum", "--check", "tokenizer.json.sha256"], cwd=tmp_path, check=True, capture_output=True)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text() + " ")
+    with pytest.raises(UserError, match=r"if you have changed it yourself, delete .*tokenizer\.json\.sha256"):
+        load_tokenizer(file)
+    (tmp_path / "tokenizer.json.sha256").unlink()
+    assert load_tokenizer(file).encode("return") == BPE.encode("return")
 
 
 def foreign(path, added, special=True, backend=None):

@@ -16,6 +16,7 @@ import pytest
 from k2jax.batch import pack_row, stack_rows
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
+from k2jax.text.tokenizer import Tokenizer
 from k2jax.train import train
 from k2jax.train.program import Program
 from k2jax.train.run import Run
@@ -218,7 +219,7 @@ def test_a_corpus_may_move(folder, finished, tmp_path):
 def test_embeddings_of_another_tokenizer_are_refused(folder, finished, tmp_path):
     other = copy_tree(finished, tmp_path / "other")
     file = other / "tokenizer" / "tokenizer.json"
-    file.write_text(file.read_text() + " ")
+    Tokenizer(file.read_text() + " ").save(file.parent)
     with pytest.raises(UserError, match=r"another tokenizer; set config.data.tokenizer.kind to 'file' .*other/tokeni"):
         train(tiny(folder, init_from=str(other)), tmp_path / "wrong")
 
