@@ -24,7 +24,7 @@ from k2jax.batch import PackedBatch
 from k2jax.checkpoint import Checkpoints, check_config, damaged
 from k2jax.config.identity import fixed_keys
 from k2jax.errors import UserError
-from k2jax.report.metrics import MetricsLog
+from k2jax.report.metrics import DAMAGED, FILE, MetricsLog
 from k2jax.report.progress import Progress
 from k2jax.train.init_from import pretrained_params
 from k2jax.train.program import Program
@@ -229,10 +229,19 @@ class Run:
         self._metrics = first and self._open.enter_context(
             MetricsLog(self.workdir, resume_step=self.start, tensorboard=self.config.log.tensorboard)
         )
+        if self._metrics:
+            self._say_what_the_log_lacks(self._metrics)
         console = None if first else Console(quiet=True)
         self._progress = self._open.enter_context(Progress(train.steps, self.start, console))
         traced = train.profile_steps if first else ()
         self._trace = self._open.enter_context(StepTrace(self.workdir / "profile", traced))
+
+    def _say_what_the_log_lacks(self, metrics: MetricsLog) -> None:
+        if metrics.damaged:
+            say(f"{metrics.damaged} damaged lines of {self.workdir / FILE} were set aside in {DAMAGED}")
+        expected = self.start - self.start % self.config.log.every
+        if metrics.last_step < expected:
+            say(f"{self.workdir / FILE} ends at step {metrics.last_step:,}, the run at {expected:,}: lines were lost")
 
     def _ask_to_stop(self, number: int) -> None:
         self._stop_signal = number
