@@ -1,4 +1,4 @@
-"""Compiles for TPUs ahead of time, on a machine without one; exit code 1 if something does not fit.
+r"""Compiles for TPUs ahead of time, on a machine without one; exit code 1 if something does not fit.
 
 Example:
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16

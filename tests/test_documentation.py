@@ -132,6 +132,15 @@ def test_links_resolve(page):
             assert anchor in anchors(path.read_text()), f"{file} has no section #{anchor}"
 
 
+def test_examples_of_docstrings_have_one_command_a_line():
+    for path in sorted([*ROOT.glob("k2jax/**/*.py"), *ROOT.glob("experiments/*/*.py")]):
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        for line in docstring.splitlines():
+            assert not re.search(r"python( -m)?$|\S {6,}--|^ {4}\S.*[^`\w]python -m k2jax", line), (
+                f"{path.name}: {line}"
+            )
+
+
 def test_commands_are_found():
     assert len(COMMANDS) > 30
 

@@ -1,4 +1,4 @@
-"""Kimi K2: 1.04T parameters, 32B active, on a TPU pod.
+r"""Kimi K2: 1.04T parameters, 32B active, on a TPU pod.
 
 Reproduces: pretraining at 4k tokens (Kimi K2, sections 2.1 to 2.5): MuonClip, WSD schedule (500 steps of warm-up, 10T
 tokens at 2e-4, 5.5T of cosine decay to 2e-5), then annealing on 400B tokens, 67M tokens a step; 16 pipeline stages with

@@ -1,4 +1,4 @@
-"""Kimi K2's long-context activation: 60B tokens at 32k after k2_1t.py, the context then extended by YaRN.
+r"""Kimi K2's long-context activation: 60B tokens at 32k after k2_1t.py, the context then extended by YaRN.
 
 Reproduces: the last stage of pretraining (Kimi K2, section 2.5): batches of 67M tokens as before, rates on to 7e-6.
 The rotary frequencies are YaRN's for 128k (factor 32 over 4,096 positions), as in the published model.

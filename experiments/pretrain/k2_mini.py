@@ -1,4 +1,4 @@
-"""K2 mini: Kimi K2's architecture at about 200M active parameters, for one v5e-8.
+r"""K2 mini: Kimi K2's architecture at about 200M active parameters, for one v5e-8.
 
 Reproduces: no figure of the report; its recipe in small: MLA with a query latent, 64 experts of which 8 are active, one
 shared, one leading dense layer, MuonClip, WSD.

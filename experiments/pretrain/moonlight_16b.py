@@ -1,4 +1,4 @@
-"""Moonlight-16B-A3B: 16B parameters, 3B active, on 64 chips.
+r"""Moonlight-16B-A3B: 16B parameters, 3B active, on 64 chips.
 
 Reproduces: the architecture of Moonlight (arXiv:2502.16982), with which Muon was scaled up before Kimi K2, at 8k
 tokens; MuonClip in place of plain Muon. Batch and rates are of that order, not a copy of its schedule.

@@ -1,14 +1,14 @@
 """Benchmarks: ratios of medians to a named baseline, interleaved in one process. A ratio above 1 means ours is better.
 
 Example:
-    python -m k2jax.bench pretrain      # one training step of nano against transformers + torch (extra [parity]) python
-    -m k2jax.bench experts       # routed experts against lax.ragged_dot and a dense batched matmul python -m
-    k2jax.bench muon          # the Muon update against optax.contrib.muon, on nano's weights python -m k2jax.bench
-    attention     # MLA attention against dense scores, and the cost of the maximum logit in a step python -m
-    k2jax.bench kernels       # every kernel against the operations that it replaces python -m k2jax.bench decode
-    # generation of nano against transformers generate, batch 1, 16, 64 python -m k2jax.bench collectives   # bytes that
-    Muon's update sends between chips, against optax (extra [tpu]) python -m k2jax.bench muon --json   # a list of
-    objects: name, ours, baseline, ratio, unit, device, baseline_name
+    python -m k2jax.bench pretrain      # one training step of nano against transformers + torch (extra [parity])
+    python -m k2jax.bench experts       # routed experts against lax.ragged_dot and a dense batched matmul
+    python -m k2jax.bench muon          # the Muon update against optax.contrib.muon, on nano's weights
+    python -m k2jax.bench attention     # MLA attention against dense scores; the cost of the maximum logit in a step
+    python -m k2jax.bench kernels       # every kernel against the operations that it replaces
+    python -m k2jax.bench decode        # nano's generation against transformers, batch 1, 16, 64 (extra [parity])
+    python -m k2jax.bench collectives   # bytes that Muon's update sends between chips, against optax (extra [tpu])
+    python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
 from importlib import import_module
