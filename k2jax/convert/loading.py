@@ -125,8 +125,7 @@ def open_source(path: str | Path) -> Source:
     """
     if str(path) in PACKAGED and not Path(path).exists():
         return open_packaged(str(path))
-    if not Path(path).is_dir():
-        raise UserError(f"no checkpoint {path}: give a workdir, a Hugging Face folder, or one of {', '.join(PACKAGED)}")
+    _check_exists(path)
     return open_folder(path)
 
 
@@ -144,6 +143,8 @@ def tokenizer_of(path: str | Path) -> Tokenizer:
     """
     if str(path) in PACKAGED and not Path(path).exists():
         return packaged_tokenizer(str(path))
+    if not is_run(path):
+        _check_exists(path)
     tokenizer = load_tokenizer(tokenizer_folder(path))
     if is_run(path):
         fingerprint = read_meta(checkpoint_step(path)).get("identity", {}).get("tokenizer")
@@ -155,6 +156,11 @@ def tokenizer_of(path: str | Path) -> Tokenizer:
 def tokenizer_folder(path: str | Path) -> Path:
     """Returns the folder that holds the tokenizer of a workdir or of a Hugging Face folder."""
     return run_folder(path) / "tokenizer" if is_run(path) else Path(path)
+
+
+def _check_exists(path: str | Path) -> None:
+    if not Path(path).is_dir():
+        raise UserError(f"no checkpoint {path}: give a workdir, a Hugging Face folder, or one of {', '.join(PACKAGED)}")
 
 
 def _place(read: Read, name: str, spec: ParamSpec, sharding: Sharding, dtype: Any) -> jax.Array:

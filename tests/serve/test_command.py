@@ -103,7 +103,7 @@ def test_the_server_from_start_to_end(checkpoint, tmp_path):
     ("arguments", "message"),
     [
         ([], "--checkpoint is required"),
-        (["--checkpoint=nowhere"], "nowhere"),
+        (["--checkpoint=nowhere"], "no checkpoint nowhere: give a workdir"),
         (["--checkpoint=CHECKPOINT", "--host=0.0.0.0"], "--allow_unauthenticated"),
         (["--checkpoint=CHECKPOINT", "--api_keys_file=nowhere"], "cannot read the API keys in nowhere"),
         (["--checkpoint=CHECKPOINT", "--port=TAKEN"], "cannot listen on 127.0.0.1"),
