@@ -34,6 +34,7 @@ from collections.abc import Mapping
 import json
 import math
 from pathlib import Path
+import sys
 import time
 from typing import Any
 
@@ -120,13 +121,18 @@ class MetricsLog:
         write_atomic(self._path, b"".join(map(_line, records)))
 
 
-def read_metrics(workdir: Path | str) -> list[dict[str, Any]]:
+def read_metrics(workdir: Path | str, most_lists: int | None = None) -> list[dict[str, Any]]:
     """Returns the records of a workdir in step order, without an incomplete last line; [] if there is no file.
+
+    Args:
+        workdir: folder of the run.
+        most_lists: in how many records at most values that are lists are kept: evenly spaced ones, the last among them.
+            The loads of experts take most of the memory of a long run's records; None keeps all of them.
 
     Raises:
         UserError: a line before the last is not a JSON object with a step.
     """
-    return _read(Path(workdir) / FILE)[0]
+    return _read(Path(workdir) / FILE, most_lists)[0]
 
 
 def to_record(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,26 +167,29 @@ def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], bool]:
+def _read(path: Path, most_lists: int | None = None) -> tuple[list[dict[str, Any]], bool]:
     """The records of a file by ascending step, and whether the file consists of exactly their lines."""
     if not path.exists():
         return [], True
-    lines = path.read_bytes().split(b"\n")
-    whole = lines[-1] == b""
-    if whole:
-        lines.pop()
+    with open(path, "rb") as file:
+        lines = sum(1 for _ in file)
+    stride = -(-lines // most_lists) if most_lists else 1
     records: dict[int, dict[str, Any]] = {}
-    last = -1
-    for number, line in enumerate(lines, 1):
-        record = _parse(line)
-        if record is None:
-            if number < len(lines):
-                raise UserError(f"{path}: line {number} is not a JSON object with a step; remove or correct that line")
-            whole = False
-            break
-        whole = whole and record["step"] > last
-        last = record["step"]
-        records[last] = record  # the later line counts if two runs wrote the same step
+    last, whole = -1, True
+    with open(path, "rb") as file:  # one line in memory at a time
+        for number, line in enumerate(file, 1):
+            record = _parse(line)
+            if record is None:
+                if number < lines:
+                    text = f"{path}: line {number} is not a JSON object with a step; remove or correct that line"
+                    raise UserError(text)
+                whole = False
+                break
+            whole = whole and line.endswith(b"\n") and record["step"] > last
+            last = record["step"]
+            keeps_lists = (lines - number) % stride == 0
+            # The later line counts if two runs wrote the same step. Names are those of the other records, not copies.
+            records[last] = {sys.intern(k): v for k, v in record.items() if keeps_lists or not isinstance(v, list)}
     return [records[step] for step in sorted(records)], whole
 
 
