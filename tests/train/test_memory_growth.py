@@ -22,13 +22,12 @@ MOST = 10e3
 OVERRIDES = {
     "train.steps": STEPS,
     "model.layers": 4,
-    "model.heads": 16,
     "model.moe.experts": 64,
     "checkpoint.every": 200,
     "eval.every": 100,
     "log.plots_every": 100,
     "log.tensorboard": True,
-}  # lists of 320 numbers in each line of metrics.jsonl
+}  # lists of 212 numbers in each line of metrics.jsonl
 
 
 def resident_bytes(process: subprocess.Popen) -> int:
