@@ -17,14 +17,15 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from k2jax import processes
 from k2jax.checkpoint.extra import decode, encode
+from k2jax.checkpoint.meta import WrongFormatError, check, digest, has_checksums, sealed
 from k2jax.checkpoint.reading import chunk_bytes, lay_out, reading_layout
+from k2jax.checkpoint.storage import read_all, tree_handler
 from k2jax.config.build import from_json
+from k2jax.config.identity import changed_key, fixed_keys
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
-
-FORMAT = 2
-"""Number of the on-disk format; a checkpoint with another one is refused by name."""
 
 FOLDER = "checkpoints"
 
@@ -44,23 +45,17 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(**options),
-            item_names=("params", "optimizer", "meta", "extra"),
+            item_handlers={
+                "params": tree_handler(),
+                "optimizer": tree_handler(),
+                "meta": ocp.JsonCheckpointHandler(),
+                "extra": ocp.JsonCheckpointHandler(),
+            },
         )
 
     def steps(self) -> list[int]:
-        """Committed steps, ascending."""
-        return sorted(self._manager.all_steps())
-
-    def newest(self) -> int | None:
-        """The newest step that is committed at this moment; a save that is under way does not count."""
-        return self.newest_of(self.folder.parent)
-
-    @staticmethod
-    def newest_of(workdir: Path) -> int | None:
-        """The newest committed step of a workdir; None where there is no checkpoint."""
-        folder = Path(workdir) / FOLDER
-        entries = folder.iterdir() if folder.is_dir() else ()
-        return max((int(entry.name) for entry in entries if entry.name.isdecimal()), default=None)
+        """Committed steps, ascending; a save that is under way does not count."""
+        return committed_steps(self.folder.parent)
 
     def save(self, step: int, params: Any, optimizer: Any, meta: dict, extra: Any = None) -> None:
         """Starts a save; ``wait`` or ``close`` returns when it is committed.
@@ -72,13 +67,15 @@ class Checkpoints:
             meta: JSON values that belong to the state: counters, fingerprints.
             extra: a tree of JSON values and NumPy arrays that the training loop keeps; None keeps nothing.
         """
-        items: dict[str, Any] = {
-            "params": ocp.args.StandardSave(params, save_args=_chunks(params)),
-            "optimizer": ocp.args.StandardSave(optimizer, save_args=_chunks(optimizer)),
-            "meta": ocp.args.JsonSave({**meta, "format": FORMAT, "step": step}),
+        encoded = None if extra is None else encode(extra)
+        meta = sealed(meta, step, encoded)
+        items = {
+            name: ocp.args.PyTreeSave(tree, _chunks(tree), custom_metadata={"save": meta["save"]})
+            for name, tree in (("params", params), ("optimizer", optimizer))
         }
-        if extra is not None:
-            items["extra"] = ocp.args.JsonSave(encode(extra))
+        items["meta"] = ocp.args.JsonSave(meta)
+        if encoded is not None:
+            items["extra"] = ocp.args.JsonSave(encoded)
         self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def extra(self, step: int) -> Any:
@@ -87,10 +84,9 @@ class Checkpoints:
         Raises:
             UserError: the checkpoint is damaged.
         """
-        if not (self.folder / str(step) / "extra").exists():
-            return None
-        with self._one_line(step):
-            return decode(self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"])
+        meta, folder = self.meta(step), self.folder / str(step)
+        with _one_line(folder):
+            return _extra(meta, folder)
 
     def meta(self, step: int) -> dict:
         """The JSON values saved with ``step``.
@@ -98,13 +94,7 @@ class Checkpoints:
         Raises:
             UserError: the checkpoint is damaged or of another format.
         """
-        restored = self._restore(step, meta=ocp.args.JsonRestore())["meta"]
-        if not isinstance(restored, dict) or restored.get("format") != FORMAT:
-            raise UserError(
-                f"{self.folder / str(step)} has checkpoint format {(restored or {}).get('format')}, this version reads "
-                f"{FORMAT}; use the version of k2jax that wrote it"
-            )
-        return restored
+        return read_meta(self.folder / str(step))
 
     def restore(self, step: int, params: Any, optimizer: Any) -> tuple[Any, Any]:
         """Parameters and optimizer state of ``step``.
@@ -118,26 +108,17 @@ class Checkpoints:
             UserError: the checkpoint is damaged, or belongs to another model or optimizer.
         """
         wanted, folder = {"params": params, "optimizer": optimizer}, self.folder / str(step)
-        with self._one_line(step):
+        note_unchecked(self.meta(step), folder)
+        with _one_line(folder):
             layouts = {item: reading_layout(folder / item, tree) for item, tree in wanted.items()}
-        restored = self._restore(step, **{item: ocp.args.StandardRestore(tree) for item, tree in layouts.items()})
+            arguments = {
+                item: ocp.args.PyTreeRestore(
+                    tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=False
+                )
+                for item, tree in layouts.items()
+            }
+            restored = self._manager.restore(step, args=ocp.args.Composite(**arguments))
         return tuple(lay_out(restored[item], tree) for item, tree in wanted.items())
-
-    def _restore(self, step: int, **items: Any) -> Any:
-        with self._one_line(step):
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
-
-    @contextlib.contextmanager
-    def _one_line(self, step: int) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # orbax and tensorstore raise many kinds; each means this step cannot be read
-            reason = " ".join(str(error).split())[:200]
-            others = [other for other in self.steps() if other != step]
-            mend = f"move it away to go on from step {others[-1]}" if others else "no other step is left"
-            raise UserError(
-                f"checkpoint {self.folder / str(step)} cannot be read ({reason}); if it is damaged, {mend}"
-            ) from error
 
     def wait(self) -> None:
         """Returns when every save that was started is committed."""
@@ -153,6 +134,86 @@ def _chunks(tree: Any) -> Any:
     return jax.tree.map(lambda x: ocp.SaveArgs(chunk_byte_size=chunk_bytes(x.nbytes)), tree)
 
 
+def read_meta(step_folder: Path) -> dict:
+    """The JSON values of a step, checked.
+
+    Raises:
+        UserError: the checkpoint is damaged or of another format.
+    """
+    with _one_line(step_folder):
+        return _meta(step_folder)
+
+
+def note_unchecked(meta: dict, step_folder: Path) -> None:
+    """Says in a line that a checkpoint of an older format carries no checksums, on the first process."""
+    if not has_checksums(meta) and processes.is_first():
+        print(f"checkpoint {step_folder} carries no checksums (an older version wrote it): damage would go unnoticed")
+
+
+def damaged(step_folder: Path, error: Exception) -> UserError:
+    """The message for a step that cannot be read: why, and from which other step the run can go on.
+
+    In a run of one process, what is said to be whole has been read.
+    """
+    if isinstance(error, WrongFormatError):
+        return UserError(f"checkpoint {step_folder} cannot be read: {_line(error)}")
+    others = [step for step in committed_steps(step_folder.parent.parent)[::-1] if str(step) != step_folder.name]
+    if processes.count() > 1:  # a file that one process cannot read may be whole for another
+        mend = f"move it away to go on from step {others[0]}" if others else "no other step is left"
+        return UserError(f"checkpoint {step_folder} cannot be read ({_line(error)}); if it is damaged, {mend}")
+    found = _damage(step_folder)
+    if found is None:
+        whole, reason = "can be read and is whole, but does not serve here", _line(error)
+    else:
+        whole, reason = "is damaged", _line(found)
+    sound = next((step for step in others if _damage(step_folder.parent / str(step)) is None), None)
+    mend = "no other step is whole" if sound is None else f"move it away to go on from step {sound}, which is whole"
+    return UserError(f"checkpoint {step_folder} {whole} ({reason}); {mend}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+@contextlib.contextmanager
+def _one_line(step_folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # orbax and tensorstore raise many kinds; each means this step cannot be read
+        raise damaged(step_folder, error) from error
+
+
+def _damage(step_folder: Path) -> Exception | None:
+    """What keeps a step from being read; None if all of it can be read and is what was written."""
+    try:
+        meta = _meta(step_folder)
+        _extra(meta, step_folder)
+        for item in ("params", "optimizer"):
+            if (step_folder / item).is_dir():
+                read_all(step_folder / item)
+    except Exception as error:  # as above
+        return error
+    return None
+
+
+def _meta(step_folder: Path) -> dict:
+    return check(_json(step_folder / "meta"), step_folder)
+
+
+def _extra(meta: dict, step_folder: Path) -> Any:
+    item = step_folder / "extra"
+    if not item.exists() and "extra" not in meta:
+        return None
+    encoded = _json(item)
+    if has_checksums(meta) and digest(encoded) != meta.get("extra"):
+        raise ValueError("extra is not what was saved: its sha256 differs")
+    return decode(encoded)
+
+
+def _json(item: Path) -> Any:
+    return json.loads((item / "metadata").read_text(encoding="utf-8"))
+
+
 def run_config(workdir: str | Path) -> Config:
     """The configuration a workdir was made with.
 
@@ -164,10 +225,12 @@ def run_config(workdir: str | Path) -> Config:
         raise UserError(f"{workdir} is not the workdir of a run: it has no config.json")
     try:
         return from_json(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise UserError(
+            f"{path} is damaged ({error}); put a copy back, or delete it and start the same experiment again"
+        ) from error
 
 
 def run_folder(checkpoint: str | Path) -> Path:
@@ -184,11 +247,33 @@ def checkpoint_step(checkpoint: str | Path) -> Path:
         UserError: there is none, or it is damaged or of another format.
     """
     path, workdir = Path(checkpoint).absolute(), run_folder(checkpoint)
-    run_config(workdir)
-    with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
-        steps = checkpoints.steps()
-        step = int(path.name) if workdir != path else (steps[-1] if steps else None)
-        if step not in steps:
-            raise UserError(f"no checkpoint {path}; there are steps {steps}")
-        checkpoints.meta(step)
-        return checkpoints.folder / str(step)
+    config, steps = run_config(workdir), committed_steps(workdir)
+    step = int(path.name) if workdir != path else (steps[-1] if steps else None)
+    if step not in steps:
+        raise UserError(f"no checkpoint {path}; there are steps {steps}")
+    folder = workdir / FOLDER / str(step)
+    meta = read_meta(folder)
+    note_unchecked(meta, folder)
+    check_config(meta, config, f"{folder} does not belong to {workdir / 'config.json'}")
+    return folder
+
+
+def check_config(meta: dict, config: Config, what: str) -> None:
+    """Checks that a checkpoint was saved by a run of the same model, data and seed.
+
+    Raises:
+        UserError: it was not; the line begins with ``what`` and names a key.
+    """
+    saved, now = meta.get("config", {}), fixed_keys(config)
+    if key := changed_key(saved, {key: now.get(key) for key in saved}):
+        raise UserError(
+            f"{what}: config.{key} is {saved[key]!r} in the checkpoint and {now.get(key)!r} here; put the file back, "
+            "or use a new --workdir"
+        )
+
+
+def committed_steps(workdir: str | Path) -> list[int]:
+    """Steps of a workdir that are committed at this moment, ascending."""
+    folder = Path(workdir) / FOLDER
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())

@@ -13,13 +13,13 @@ from pathlib import Path
 import shutil
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from k2jax.checkpoint.manager import FOLDER, FORMAT
-from k2jax.errors import UserError
+from k2jax.checkpoint.manager import FOLDER, damaged
+from k2jax.checkpoint.meta import sealed
+from k2jax.checkpoint.storage import array_metadata, create_array, open_array, tree_handler
 
 CACHE_BYTES = 1 << 28  # of decoded chunks kept while reading: a chunk may hold many regions
 
@@ -46,15 +46,18 @@ class ParamsWriter:
         self._folder, self._step, self._layouts = folder, step, layouts
         self._done_file = folder / "done.txt"
         begun = folder / "begun.json"
-        if not (begun.is_file() and json.loads(begun.read_text()) == identity):
+        if not _is(begun, identity):
             shutil.rmtree(folder, ignore_errors=True)
             self._write_skeleton(meta)
             for name, layout in layouts.items():
-                _open(self._params, name, layout)
+                # Trained weights hardly shrink.
+                create_array(
+                    self._params, name, layout.dtype, array_metadata(layout.shape, layout.chunks, compress=False)
+                )
             begun.write_text(json.dumps(identity))  # last: without it the folder is begun anew
-        self._arrays = {name: _open(self._params, name) for name in layouts}
-        lines = self._done_file.read_text().splitlines(keepends=True) if self._done_file.exists() else []
-        self.done = {line[:-1] for line in lines if line.endswith("\n")}
+        self._arrays = {name: open_array(self._params, name) for name in layouts}
+        lines = self._done_file.read_bytes().splitlines(keepends=True) if self._done_file.exists() else []
+        self.done = {line[:-1].decode(errors="replace") for line in lines if line.endswith(b"\n")}
 
     @property
     def _params(self) -> Path:
@@ -71,14 +74,15 @@ class ParamsWriter:
         manager = ocp.CheckpointManager(
             self._folder.absolute(),
             options=ocp.CheckpointManagerOptions(enable_async_checkpointing=False),
-            item_names=("params", "meta"),
+            item_handlers={"params": tree_handler(), "meta": ocp.JsonCheckpointHandler()},
         )
+        meta = sealed(meta, self._step)
         with manager:
             manager.save(
                 self._step,
                 args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(tree),
-                    meta=ocp.args.JsonSave({**meta, "format": FORMAT, "step": self._step}),
+                    params=ocp.args.PyTreeSave(tree, custom_metadata={"save": meta["save"]}),
+                    meta=ocp.args.JsonSave(meta),
                 ),
             )
 
@@ -115,9 +119,9 @@ class ParamsReader:
         self._folder = step_folder
         try:
             context = ts.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})
-            self._arrays = {name: _open(step_folder / "params", name, context=context) for name in names}
-        except ValueError as error:
-            raise self._unreadable(error) from error
+            self._arrays = {name: open_array(step_folder / "params", name, context) for name in names}
+        except (ValueError, OSError) as error:
+            raise damaged(self._folder, error) from error
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a weight."""
@@ -131,33 +135,13 @@ class ParamsReader:
         """A region."""
         try:
             return self._arrays[name][index].read().result()
-        except ValueError as error:
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: Exception) -> UserError:
-        return UserError(f"checkpoint {self._folder} cannot be read ({' '.join(str(error).split())[:200]})")
+        except (ValueError, OSError) as error:
+            raise damaged(self._folder, error) from error
 
 
-def _open(
-    params: Path, name: str, create: StoredArray | None = None, context: ts.Context | None = None
-) -> ts.TensorStore:
-    """The array of a weight in orbax's layout; made anew where a layout is given."""
-    spec: dict[str, Any] = {
-        "driver": "zarr",
-        "kvstore": {
-            "driver": "ocdbt",
-            "base": f"file://{params.absolute()}",
-            "path": name.replace("/", ".") + "/",
-        },
-        "recheck_cached_data": "open",
-    }
-    if create:
-        spec["metadata"] = {
-            "shape": create.shape,
-            "chunks": create.chunks,
-            "dtype": "bfloat16" if create.dtype == ml_dtypes.bfloat16 else create.dtype.str,
-            "compressor": None,  # trained weights hardly shrink
-            "fill_value": None,
-            "dimension_separator": ".",
-        }
-    return ts.open(spec, context=context, create=bool(create), delete_existing=bool(create), open=not create).result()
+def _is(file: Path, value: Any) -> bool:
+    """Whether a file holds a JSON value; a damaged one does not."""
+    try:
+        return file.is_file() and json.loads(file.read_text(encoding="utf-8")) == value
+    except ValueError:
+        return False

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from k2jax.checkpoint.streaming import ParamsWriter, StoredArray
 from k2jax.config.build import to_json
+from k2jax.config.identity import fixed_keys
 from k2jax.config.schema import Config, OptimizerConfig
 from k2jax.convert.loading import open_source, tokenizer_of
 from k2jax.convert.mapping import blocks, chunks, to_region
@@ -39,19 +40,23 @@ def import_folder(folder: str | Path, workdir: str | Path) -> None:
         print(line)
     if source.origin.is_dir() and not any((source.origin / name).is_file() for name in TOKENIZERS):
         print(f"{source.origin} has no tokenizer ({' or '.join(TOKENIZERS)}); only the weights are imported")
+        identity = {}
     else:
-        tokenizer_of(folder).save(workdir / "tokenizer")
-    writer = _begin(source, workdir)
+        tokenizer = tokenizer_of(folder)
+        tokenizer.save(workdir / "tokenizer")
+        identity = {"tokenizer": tokenizer.fingerprint}
     optimizer = OptimizerConfig(name="muon" if source.model.gqa.qk_norm else "muonclip")  # QK-Clip refuses QK-norm
-    write_atomic(workdir / "config.json", to_json(Config(model=source.model, optimizer=optimizer)))
+    config = Config(model=source.model, optimizer=optimizer)
+    writer = _begin(source, workdir, {"identity": identity, "config": fixed_keys(config)})
+    write_atomic(workdir / "config.json", to_json(config))
     _copy(source, writer)
     writer.commit(workdir)
     print(f"imported {source.size / 1e9:.2f} GB into {workdir}")
 
 
-def _begin(source: Source, workdir: Path) -> ParamsWriter:
+def _begin(source: Source, workdir: Path, meta: dict) -> ParamsWriter:
     layouts = {name: StoredArray(spec.shape, source.dtype(spec), chunks(spec)) for name, spec in source.specs.items()}
-    meta = {"imported_from": str(source.origin.absolute())}
+    meta = {**meta, "imported_from": str(source.origin.absolute())}
     return ParamsWriter(workdir / UNFINISHED, 0, layouts, meta, _identity(source))
 
 

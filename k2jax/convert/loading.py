@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 import numpy as np
 
-from k2jax.checkpoint import checkpoint_step, run_config, run_folder
+from k2jax.checkpoint import checkpoint_step, read_meta, run_config, run_folder
 from k2jax.checkpoint.streaming import ParamsReader
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import ModelConfig
@@ -137,10 +137,19 @@ def is_run(path: str | Path) -> bool:
 
 
 def tokenizer_of(path: str | Path) -> Tokenizer:
-    """Loads the tokenizer of a checkpoint argument."""
+    """Loads the tokenizer of a checkpoint argument.
+
+    Raises:
+        UserError: it cannot be read, or is not the one that the checkpoint was trained with.
+    """
     if str(path) in PACKAGED and not Path(path).exists():
         return packaged_tokenizer(str(path))
-    return load_tokenizer(tokenizer_folder(path))
+    tokenizer = load_tokenizer(tokenizer_folder(path))
+    if is_run(path):
+        fingerprint = read_meta(checkpoint_step(path)).get("identity", {}).get("tokenizer")
+        if fingerprint not in (None, tokenizer.fingerprint):  # None: it came without one, or is of an older format
+            raise UserError(f"{tokenizer_folder(path)} is not the tokenizer that {path} was trained with; put it back")
+    return tokenizer
 
 
 def tokenizer_folder(path: str | Path) -> Path:

@@ -26,6 +26,7 @@ A run writes the following keys if it has their values; other keys are kept unch
 | `tokens` | training tokens since step 0, padding excluded [tokens] |
 | `loss/TERM` | terms of a loss that has several, each over its own denominator |
 | `TERM/NAME` | what the loss reports beside a term, over the same denominator |
+| `crc32` | checksum of the line without this key: CRC-32 of its JSON text |
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ from pathlib import Path
 import sys
 import time
 from typing import Any
+import zlib
 
 from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
 
 FILE = "metrics.jsonl"
-RESERVED = ("step", "non_finite")
+DAMAGED = "metrics.damaged.jsonl"
+RESERVED = ("step", "non_finite", "crc32")
 
 
 class MetricsLog:
@@ -51,17 +54,20 @@ class MetricsLog:
     Args:
         workdir: folder of the run; created if missing.
         resume_step: the restored step, 0 for a new run. Lines of later steps, which the run will write again, and an
-            incomplete last line are removed atomically.
+            incomplete last line are removed atomically. Damaged lines move to ``metrics.damaged.jsonl``.
         tensorboard: whether finite scalars are also written to ``tensorboard/``; events of later steps are purged.
 
-    Raises:
-        UserError: a line before the last is not a JSON object with a step.
+    Attributes:
+        damaged: how many lines were found damaged.
     """
 
     def __init__(self, workdir: Path | str, *, resume_step: int, tensorboard: bool):
         self._path = Path(workdir) / FILE
-        records, whole = _read(self._path)
+        records, damaged, whole = _read(self._path)
         kept = [record for record in records if record["step"] <= resume_step]
+        self.damaged = len(damaged)
+        if damaged:  # set aside first: what is lost from one file is in the other
+            write_atomic(self._path.with_name(DAMAGED), b"".join(line + b"\n" for _, line in damaged))
         if not whole or len(kept) < len(records):
             self._replace(kept)
         self._last = kept[-1]["step"] if kept else None
@@ -69,6 +75,11 @@ class MetricsLog:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self._path, "ab")  # noqa: SIM115 (closed by close)
         self._events = _event_writer(Path(workdir) / "tensorboard", resume_step) if tensorboard else None
+
+    @property
+    def last_step(self) -> int:
+        """The newest step of which there is a line; 0 for none."""
+        return self._last or 0
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends the line of ``step``, and passes it to the operating system before returning.
@@ -130,9 +141,15 @@ def read_metrics(workdir: Path | str, most_lists: int | None = None) -> list[dic
             The loads of experts take most of the memory of a long run's records; None keeps all of them.
 
     Raises:
-        UserError: a line before the last is not a JSON object with a step.
+        UserError: a line is damaged.
     """
-    return _read(Path(workdir) / FILE, most_lists)[0]
+    path = Path(workdir) / FILE
+    records, damaged, _ = _read(path, most_lists)
+    if damaged:
+        raise UserError(
+            f"{path}: line {damaged[0][0]} is damaged; remove it, or start the run again, which sets it aside"
+        )
+    return records
 
 
 def to_record(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,42 +181,49 @@ def _plain(value: Any, position: str, non_finite: dict[str, str]) -> Any:
 
 
 def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, allow_nan=False).encode() + b"\n"
+    text = json.dumps(record, allow_nan=False)
+    return json.dumps(record | {"crc32": zlib.crc32(text.encode())}, allow_nan=False).encode() + b"\n"
 
 
-def _read(path: Path, most_lists: int | None = None) -> tuple[list[dict[str, Any]], bool]:
-    """The records of a file by ascending step, and whether the file consists of exactly their lines."""
+def _read(path: Path, most_lists: int | None = None) -> tuple[list[dict[str, Any]], list[tuple[int, bytes]], bool]:
+    """The records of a file by ascending step, its damaged lines by number, and whether it is nothing but records.
+
+    A last line that does not end is no damage: the run was killed while it wrote it.
+    """
     if not path.exists():
-        return [], True
+        return [], [], True
     with open(path, "rb") as file:
         lines = sum(1 for _ in file)
     stride = -(-lines // most_lists) if most_lists else 1
     records: dict[int, dict[str, Any]] = {}
-    last, whole = -1, True
+    damaged, last, whole = [], -1, True
     with open(path, "rb") as file:  # one line in memory at a time
         for number, line in enumerate(file, 1):
-            record = _parse(line)
+            text, ended = line.removesuffix(b"\n"), line.endswith(b"\n")
+            record = _parse(text)
+            whole = whole and ended
             if record is None:
-                if number < lines:
-                    text = f"{path}: line {number} is not a JSON object with a step; remove or correct that line"
-                    raise UserError(text)
-                whole = False
-                break
-            whole = whole and line.endswith(b"\n") and record["step"] > last
+                damaged += [(number, text)] * ended
+                continue
+            whole = whole and record["step"] > last
             last = record["step"]
             keeps_lists = (lines - number) % stride == 0
             # The later line counts if two runs wrote the same step. Names are those of the other records, not copies.
             records[last] = {sys.intern(k): v for k, v in record.items() if keeps_lists or not isinstance(v, list)}
-    return [records[step] for step in sorted(records)], whole
+    return [records[step] for step in sorted(records)], damaged, whole and not damaged
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None for what no run wrote. Lines of older versions have no checksum."""
     try:
         record = json.loads(line)
     except ValueError:  # invalid JSON or UTF-8
         return None
-    is_record = isinstance(record, dict) and type(record.get("step")) is int
-    return record if is_record else None
+    if not (isinstance(record, dict) and type(record.get("step")) is int):
+        return None
+    checksum = record.pop("crc32", None)
+    text = json.dumps(record).encode()
+    return record if checksum in (None, zlib.crc32(text)) else None
 
 
 def _event_writer(folder: Path, resume_step: int) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from k2jax import processes
 from k2jax.batch import PackedBatch
-from k2jax.checkpoint import Checkpoints
+from k2jax.checkpoint import committed_steps
 from k2jax.config.schema import Config
 from k2jax.convert.loading import tokenizer_folder, tokenizer_of
 from k2jax.data import TrainingData, prepare_data
@@ -34,7 +34,7 @@ def open_corpus(config: Config, rows: Sequence[int], workdir: Path) -> TrainingD
             f"the tokenizer has {data.tokenizer.vocab_size} tokens, config.model.vocab only {config.model.vocab}; "
             "raise it"
         )
-    if config.init_from and Checkpoints.newest_of(workdir) is None:
+    if config.init_from and not committed_steps(workdir):
         _check_tokenizer(config.init_from, data)
     processes.barrier("data", None)
     if processes.is_first():

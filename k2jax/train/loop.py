@@ -38,7 +38,8 @@ def train(config: Config, workdir: str | Path) -> int:
     with claimed(workdir, config) as path:
         program = Program(config, loss=NLL())
         data = open_corpus(config, program.batch_sharding().rows, path)
-        with Run(program, path, {"corpus or the tokenizer": data.fingerprint}) as run:
+        identity = {"tokenizer": data.tokenizer.fingerprint, "corpus or the tokenizer": data.fingerprint}
+        with Run(program, path, identity) as run:
             if processes.is_first():
                 print_start(config, data, run.start)
             validation = Validation(run, data)

@@ -21,15 +21,16 @@ from rich.console import Console
 
 from k2jax import optim, processes
 from k2jax.batch import PackedBatch
-from k2jax.checkpoint import Checkpoints
+from k2jax.checkpoint import Checkpoints, check_config, damaged
+from k2jax.config.identity import fixed_keys
 from k2jax.errors import UserError
-from k2jax.report.metrics import MetricsLog
+from k2jax.report.metrics import DAMAGED, FILE, MetricsLog
 from k2jax.report.progress import Progress
 from k2jax.train.init_from import pretrained_params
 from k2jax.train.program import Program
 from k2jax.train.record import Recorder
 from k2jax.train.signals import STOP_CODES, stop_on_signal
-from k2jax.train.state import TrainState
+from k2jax.train.state import TrainState, non_finite_leaves
 from k2jax.train.step import StepMetrics
 from k2jax.train.trace import StepTrace
 from k2jax.train.workdir import check_shared, write_config
@@ -84,7 +85,7 @@ class Run:
         self.exit_code, self._stop_signal, self.extra = 0, None, None
         self.state, meta = self._initial_state()
         self.step = self.start = int(self.state.step)
-        processes.report_position(lambda: (self.step, self._checkpoints.newest()))
+        processes.report_position(lambda: (self.step, self._newest()))
         self._recorder = Recorder(self.config, meta)
         self._open = contextlib.ExitStack()
         if processes.is_first():
@@ -133,9 +134,10 @@ class Run:
             The step's metrics, on the host.
 
         Raises:
-            UserError: the batch has nothing that a term of the loss counts.
+            UserError: the batch has nothing that a term of the loss counts, or tokens outside the vocabulary.
             NonFiniteError: the step was not applied. It is meant for the Run's ``with`` statement.
         """
+        self._check_tokens(batch)
         self._check_targets(batch)
         self._trace.before(self.step)
         self.state, on_device = self.program.step(self.state, self._batch_sharding.put(batch))
@@ -149,6 +151,7 @@ class Run:
 
     def evaluate(self, batch: PackedBatch) -> tuple[dict[str, float], dict[str, float]]:
         """Sums of the loss's terms over rows ``[B, S]``, NumPy arrays, and their denominators."""
+        self._check_tokens(batch)
         sums, denominators = jax.device_get(self.program.evaluate(self.state.params, self._batch_sharding.put(batch)))
         return jax.tree.map(float, sums.terms), jax.tree.map(float, denominators)
 
@@ -180,7 +183,7 @@ class Run:
             self.exit_code = STOP_CODES[self._stop_signal]
 
     def _initial_state(self) -> tuple[TrainState, dict]:
-        step = self._checkpoints.newest()
+        step = self._newest()
         if step is not None:
             return self._restore(step)
         state = self.program.init()
@@ -192,8 +195,10 @@ class Run:
 
     def _restore(self, step: int) -> tuple[TrainState, dict]:
         meta = self._checkpoints.meta(step)
+        check_config(meta, self.config, f"{self.workdir} holds another run")
         for name, fingerprint in self._identity.items():
-            if meta["identity"].get(name) != fingerprint:
+            # Checkpoints of format 2 do not name the tokenizer apart from the corpus.
+            if meta.get("identity", {}).get(name, fingerprint) != fingerprint:
                 raise UserError(
                     f"the {name} changed since {self.workdir} was begun; put the old files back, or start in a new "
                     "--workdir"
@@ -204,7 +209,16 @@ class Run:
         say(f"resumed from step {step:,}")
         params, opt_state = self._checkpoint_layout.load(params, opt_state)
         put = lambda x: jax.make_array_from_callback((), self.program.shardings.step, x.__getitem__)  # noqa: E731
-        return TrainState(put(np.int32(step)), params, opt_state, put(np.bool_(True))), meta
+        state = TrainState(put(np.int32(step)), params, opt_state, put(np.bool_(True)))
+        if leaves := non_finite_leaves(state):
+            raise damaged(self._folder_of(step), ValueError(f"{_some(leaves)} is not finite"))
+        return state, meta
+
+    def _newest(self) -> int | None:
+        return max(self._checkpoints.steps(), default=None)
+
+    def _folder_of(self, step: int) -> Path:
+        return self._checkpoints.folder / str(step)
 
     def _start_logs(self) -> None:
         train, first = self.config.train, processes.is_first()
@@ -215,13 +229,32 @@ class Run:
         self._metrics = first and self._open.enter_context(
             MetricsLog(self.workdir, resume_step=self.start, tensorboard=self.config.log.tensorboard)
         )
+        if self._metrics:
+            self._say_what_the_log_lacks(self._metrics)
         console = None if first else Console(quiet=True)
         self._progress = self._open.enter_context(Progress(train.steps, self.start, console))
         traced = train.profile_steps if first else ()
         self._trace = self._open.enter_context(StepTrace(self.workdir / "profile", traced))
 
+    def _say_what_the_log_lacks(self, metrics: MetricsLog) -> None:
+        if metrics.damaged:
+            say(f"{metrics.damaged} damaged lines of {self.workdir / FILE} were set aside in {DAMAGED}")
+        expected = self.start - self.start % self.config.log.every
+        if metrics.last_step < expected:
+            say(f"{self.workdir / FILE} ends at step {metrics.last_step:,}, the run at {expected:,}: lines were lost")
+
     def _ask_to_stop(self, number: int) -> None:
         self._stop_signal = number
+
+    def _check_tokens(self, batch: PackedBatch) -> None:
+        """A lookup on the device takes any number for some row of the embedding."""
+        lowest, highest, vocab = int(batch.tokens.min()), int(batch.tokens.max()), self.config.model.vocab
+        if lowest < 0 or highest >= vocab:
+            wrong = lowest if lowest < 0 else highest
+            raise UserError(
+                f"a batch of step {self.step:,} holds the token {wrong}, and config.model.vocab is {vocab}; check the "
+                "data and the tokenizer"
+            )
 
     def _check_targets(self, batch: PackedBatch) -> None:
         if processes.count() > 1:
@@ -234,25 +267,43 @@ class Run:
                 )
 
     def _save(self, step: int, extra: Any = None) -> None:
-        meta = {**self._recorder.meta(), "identity": self._identity}
+        meta = {**self._recorder.meta(), "identity": self._identity, "config": fixed_keys(self.config)}
         params, opt_state = self._checkpoint_layout.save(self.state.params, self.state.opt_state)
         self._checkpoints.save(step, params, opt_state, meta, extra)
 
     def _stop_unhealthy(self, metrics: StepMetrics) -> None:
-        """Saves and names the state of the step before: the step refused to apply itself."""
-        good = int(self.state.step)
-        if good > self.start and good not in self._checkpoints.steps():
-            self._save(good, self.extra)
+        """Saves the state of the step before, if it is finite: the step refused to apply itself."""
+        self._checkpoints.wait()  # for the one that may be under way
+        good, steps = int(self.state.step), self._checkpoints.steps()
         logits = np.asarray(metrics.stats.max_logit)
         where = [f"layer {layer} head {head}" for layer, head in np.argwhere(~(logits < np.inf))[:3]]
-        self.note(
+        happened = (
             f"stopped: step {self.step:,} is not finite (loss {float(metrics.loss)}, gradient norm "
-            f"{float(metrics.grad_norm)}"
-            + (f", max logit in {', '.join(where)}" if where else "")
-            + f"); the last good step is {good:,} and no weight of step {self.step:,} was written. "
-            "Lower config.optimizer.learning_rate or config.optimizer.grad_clip and run again."
+            f"{float(metrics.grad_norm)}" + (f", max logit in {', '.join(where)}" if where else "") + ")"
         )
+        lower = "lower config.optimizer.learning_rate or config.optimizer.grad_clip"
         self.exit_code = NON_FINITE
+        if leaves := non_finite_leaves(self.state):
+            again = f"run again to go on from step {steps[-1]:,}" if steps else "run again from the start"
+            self.note(f"{happened} because {_some(leaves)} was not when it began; nothing was saved: {again}.")
+        elif good == self.start and steps:
+            older = [step for step in steps if step < good]
+            back = f"go on from step {older[-1]:,}" if older else "start anew"
+            self.note(
+                f"{happened}, the first one after checkpoint {self._folder_of(good)}: {lower}, and if that does not "
+                f"help, move the checkpoint away to {back}."
+            )
+        else:
+            if good > self.start and good not in steps:
+                self._save(good, self.extra)
+            self.note(
+                f"{happened}; the last good step is {good:,} and no weight of step {self.step:,} was written. "
+                f"{lower.capitalize()} and run again."
+            )
+
+
+def _some(leaves: list[str]) -> str:
+    return ", ".join(leaves[:3]) + (f" and {len(leaves) - 3} more" if len(leaves) > 3 else "")
 
 
 def say(text: str) -> None:

@@ -27,8 +27,8 @@ class TrainState:
         step: ``[]`` int32, optimizer steps done; it stops counting at the first unhealthy step.
         params: float32 master weights.
         opt_state: optimizer state.
-        healthy: ``[]`` bool; once a step saw a non-finite loss, gradient or logit it is False and nothing changes any
-            more, so the state stays that of the last good step.
+        healthy: ``[]`` bool; once a step saw a non-finite loss, gradient or logit, or would have made a weight or a
+            moment non-finite, it is False and nothing changes any more: the state stays that of the last good step.
     """
 
     step: Array
@@ -56,6 +56,28 @@ def state_shardings(optimizer: optax.GradientTransformationExtraArgs, layout: La
     opt_state = jax.eval_shape(optimizer.init, abstract(layout.specs))
     placed = optimizer_shardings(optimizer, opt_state, layout, layout.storage)
     return TrainState(everywhere, layout.shardings(layout.storage), placed, everywhere)
+
+
+def all_finite(tree: Any) -> Array:
+    """``[]`` bool: whether no float of a tree is NaN or infinite."""
+    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.stack(finite).all()
+
+
+def non_finite_leaves(state: TrainState) -> list[str]:
+    """Names of the weights and moments that hold NaN or infinity, ``params.moe.router`` for instance."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path({"params": state.params, "optimizer": state.opt_state})
+    finite = jax.device_get([_leaf_finite(leaf) for _, leaf in leaves])
+    return [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for (path, _), good in zip(leaves, finite, strict=True)
+        if not good
+    ]
+
+
+@jax.jit
+def _leaf_finite(leaf: Array) -> Array:
+    return jnp.isfinite(leaf).all()
 
 
 def compute_dtype(name: str, platform: str | None = None) -> jnp.dtype:

@@ -17,7 +17,7 @@ from k2jax.model import ModelStats
 from k2jax.parallel.gradients import make_loss_and_gradients, make_loss_sums
 from k2jax.parallel.layout import Layout
 from k2jax.parallel.objective import LossShares
-from k2jax.train.state import TrainState, compute_dtype
+from k2jax.train.state import TrainState, all_finite, compute_dtype
 
 
 class StepMetrics(NamedTuple):
@@ -60,8 +60,8 @@ def make_train_step(
             updates, opt_state = optimizer.update(
                 grads, state.opt_state, state.params, max_logit=stats.max_logit, expert_tokens=stats.expert_tokens
             )
-            healthy = state.healthy & _finite(shares.total, grad_norm, stats.max_logit)
             new = (state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+            healthy = state.healthy & _finite(shares.total, grad_norm, stats.max_logit) & all_finite(new)
             old = (state.step, state.params, state.opt_state)
             kept = jax.tree.map(lambda a, b: jnp.where(healthy, a, b), new, old)
         balance_loss = stats.balance_loss / config.train.batch_size

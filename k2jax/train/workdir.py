@@ -4,33 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
-import dataclasses
 import fcntl
-import json
 from pathlib import Path
-import re
 
 from k2jax import processes, runtime
 from k2jax.checkpoint import run_config
-from k2jax.config.build import to_json
+from k2jax.config.build import from_json, to_json
+from k2jax.config.identity import changed_key, fixed_keys, flat_keys
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
-
-FIXED = (
-    "stage",
-    "model",
-    "data",
-    "optimizer.name",
-    "optimizer.muon_router",
-    "train.batch_size",
-    "train.seed",
-    "init_from",
-)
-"""Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""
-
-FREE = r"data\.(on_corrupt|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
-"""Keys below FIXED ones that change neither (a corpus may move: its contents are compared, not its path)."""
 
 
 def open_workdir(workdir: str | Path, config: Config) -> Path:
@@ -74,7 +57,7 @@ def check_equal(first: str, config: Config) -> None:
     """
     if first == to_json(config):
         return
-    before, now = _flatten(json.loads(first)), _flatten(json.loads(to_json(config)))
+    before, now = flat_keys(from_json(first)), flat_keys(config)
     keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     raise UserError(f"config.{', config.'.join(keys)} differ from process 0; give every process the same command")
 
@@ -111,18 +94,9 @@ def locked(workdir: Path) -> Iterator[None]:
 
 
 def _check_same(path: Path, old: Config, new: Config) -> None:
-    before, now = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
-    for key in sorted(before.keys() | now.keys()):
-        fixed = any(key == f or key.startswith(f + ".") for f in FIXED) and not re.fullmatch(FREE, key)
-        if fixed and before.get(key) != now.get(key):
-            raise UserError(
-                f"{path} holds another run: config.{key} is {before.get(key)!r} there and {now.get(key)!r} here; "
-                "use a new --workdir, or the value that it has"
-            )
-
-
-def _flatten(value: dict, prefix: str = "") -> dict:
-    flat = {}
-    for key, item in value.items():
-        flat |= _flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
-    return flat
+    before, now = fixed_keys(old), fixed_keys(new)
+    if key := changed_key(before, now):
+        raise UserError(
+            f"{path} holds another run: config.{key} is {before.get(key)!r} there and {now.get(key)!r} here; "
+            "use a new --workdir, or the value that it has"
+        )

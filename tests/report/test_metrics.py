@@ -61,7 +61,7 @@ def test_every_line_is_strict_json_and_says_what_was_not_finite(lines):
         for place, reason in record.pop("non_finite", {}).items():
             assert look_up(record, place) is None
             assert str(float(look_up(line, place))) == reason
-        del record["step"]
+        del record["step"], record["crc32"]
         expected = json.loads(json.dumps(line), parse_constant=lambda _: None)  # the same with null for NaN
         assert record == expected
 
@@ -134,14 +134,44 @@ def test_a_kill_loses_no_line_that_was_reported(tmp_path):
     assert len(steps) >= reported
 
 
-def test_a_damaged_line_in_the_middle_is_the_users_to_mend(tmp_path):
-    write_steps(tmp_path, [1, 2])
+@quick
+@given(st.data())
+def test_one_flipped_bit_is_noticed_and_costs_one_line(data):
+    with tempfile.TemporaryDirectory() as folder:
+        write_steps(folder, range(1, 5), heads=[[0.25, -3.5e-7]])
+        path = Path(folder) / "metrics.jsonl"
+        content, whole = bytearray(path.read_bytes()), read_metrics(folder)
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(content)
+        with MetricsLog(folder, resume_step=4, tensorboard=False) as log:
+            damaged = log.damaged
+        left = read_metrics(folder)
+        if damaged:
+            assert [record for record in whole if record in left] == left and len(left) >= 2  # a newline joins two
+            assert (Path(folder) / "metrics.damaged.jsonl").exists()
+        else:  # the end of the last line, or the name of the checksum's key
+            kept = [{key: record[key] for key in old} for old, record in zip(whole, left, strict=False)]
+            assert kept == whole[: len(kept)] and len(kept) >= 3
+
+
+def test_a_damaged_line_is_named_to_readers_and_set_aside_by_a_run(tmp_path):
+    write_steps(tmp_path, [1, 2, 3])
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b"{broken\n" + path.read_bytes())
-    with pytest.raises(UserError, match="line 1"):
+    path.write_text(path.read_text().replace('"loss": 1.0', '"loss": 1.5'))
+    with pytest.raises(UserError, match="line 2 is damaged"):
         read_metrics(tmp_path)
-    with pytest.raises(UserError, match="line 1"):
-        MetricsLog(tmp_path, resume_step=5, tensorboard=False)
+    with MetricsLog(tmp_path, resume_step=3, tensorboard=False) as log:
+        assert (log.damaged, log.last_step) == (1, 3)
+    assert steps_of(tmp_path) == [1, 3]
+    assert '"loss": 1.5' in (tmp_path / "metrics.damaged.jsonl").read_text()
+
+
+def test_lines_without_a_checksum_are_read(tmp_path):
+    """Versions before checksums wrote them."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    write_steps(tmp_path, [2], resume_step=1)
+    assert steps_of(tmp_path) == [1, 2]
 
 
 def test_an_untouched_file_is_not_rewritten(tmp_path):

@@ -1,0 +1,52 @@
+"""What a run keeps from its first step to its last, and what therefore ties a checkpoint to its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import json
+import re
+from typing import Any
+
+from k2jax.config.build import to_json
+from k2jax.config.schema import Config
+
+FIXED = (
+    "stage",
+    "model",
+    "data",
+    "optimizer.name",
+    "optimizer.muon_router",
+    "train.batch_size",
+    "train.seed",
+    "init_from",
+)
+"""Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""
+
+FREE = r"data\.(on_corrupt|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
+"""Keys below FIXED ones that change neither (a corpus may move: its contents are compared, not its path)."""
+
+
+def fixed_keys(config: Config) -> dict[str, Any]:
+    """The values of the fixed keys, JSON values by the key's full name."""
+    return {
+        key: value
+        for key, value in flat_keys(config).items()
+        if any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED) and not re.fullmatch(FREE, key)
+    }
+
+
+def changed_key(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first key of ``before`` or ``now`` whose value differs; None for none."""
+    return next((key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)), None)
+
+
+def flat_keys(config: Config) -> dict[str, Any]:
+    """All values of a config, JSON values by the key's full name."""
+    return _flatten(json.loads(to_json(config)))
+
+
+def _flatten(value: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, item in value.items():
+        flat |= _flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
+    return flat
