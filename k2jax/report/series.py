@@ -9,6 +9,9 @@ import numpy as np
 
 Records = Sequence[Mapping[str, Any]]
 
+MOST_LISTS = 1000
+"""Records whose lists a picture can show: its memory does not grow with the experts and heads of a long run."""
+
 
 def series(records: Records, key: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns steps [N] and values [N, ...] of the records that have ``key``, with NaN for null.
