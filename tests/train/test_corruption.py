@@ -100,7 +100,7 @@ def verdict(case, copy: Path, expected, got) -> str:
         return repr(got)
     files = [Path(name) for name in (case.file, case.other) if name]
     steps = {file.parts[1] for file in files if file.parts[0] == "checkpoints"}
-    if steps:
+    if steps and not any(str(copy / file) in text for file in files if file.parts[0] != "checkpoints"):
         named = any(f"checkpoints/{step}" in text for step in steps)
         mended = steps != {"4"} or "which is whole" in text
         return "refused" if named and mended else text
@@ -130,7 +130,7 @@ def readers_of(program, copy: Path, name: str):
 
 
 def test_no_damage_passes(program, pristine, tmp_path):
-    check(program, pristine, tmp_path / "run", COUNT, flips=0)
+    check(program, pristine, tmp_path / "run", COUNT, flips=6)
 
 
 @pytest.mark.slow
