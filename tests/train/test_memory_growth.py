@@ -21,13 +21,11 @@ MOST = 10e3
 """Bytes a step."""
 OVERRIDES = {
     "train.steps": STEPS,
-    "model.layers": 4,
-    "model.moe.experts": 64,
     "checkpoint.every": 200,
     "eval.every": 100,
     "log.plots_every": 100,
     "log.tensorboard": True,
-}  # lists of 212 numbers in each line of metrics.jsonl
+}
 
 
 def resident_bytes(process: subprocess.Popen) -> int:
