@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import errno
 import os
 import re
 import sys
@@ -15,6 +16,8 @@ from k2jax.config.reference import keys, reference_text
 from k2jax.errors import UserError, nearest
 
 USER_ERROR = 2
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the errors of a full disk: nothing is wrong with the program, and what was saved before stays."""
 
 
 def run(
@@ -33,13 +36,26 @@ def run(
         positional: names of the arguments that are not flags.
         optional: number of positional arguments, from the last, that may be omitted.
     """
-    logging.set_verbosity(logging.ERROR)  # orbax and grain report every routine step through absl
+    # Orbax and grain report every routine step through absl, and a failed save in hundreds of lines before it raises.
+    logging.set_verbosity(logging.FATAL)
+    sys.unraisablehook = _report_unraisable
     try:
         values, arguments = parse(sys.argv, define, doc, positional, optional)
         sys.exit(main(values, *arguments) or 0)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        print(f"error: {error.filename or 'a file'} cannot be written: {error.strerror}; make room", file=sys.stderr)
+        sys.exit(USER_ERROR)
+
+
+def _report_unraisable(unraisable: Any) -> None:
+    """Leaves out what tensorstore's threads report after orbax gave up a save: that nobody waits for them any more."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def define_config(values: flags.FlagValues) -> None:
@@ -128,11 +144,17 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
     text = " ".join(str(error.args[0] if error.args else error).split())
     if isinstance(error, KeyError):
         return f"unknown config key {text}"
-    text = re.sub(r" Other fields present: .*?(?=Did you mean|$)", " ", text).strip("'\" ")
-    unknown = re.search(r"Unknown command line flag '([^']+)'", text)
-    if unknown:
-        return f"unknown flag --{unknown[1]}{nearest(unknown[1], list(values))}"
-    return text
+    if unknown := re.search(r"Unknown command line flag '([^']+)'", text):
+        return f"unknown flag --{unknown[1]}{_suggestion(unknown[1], values)}"
+    return re.sub(r" Other fields present: .*?(?=Did you mean|$)", " ", text).strip("'\" ")
+
+
+def _suggestion(name: str, values: flags.FlagValues) -> str:
+    """The flag that is meant, or the one key of the config that ends in its name."""
+    keys_named = [key.path for key in keys() if key.path.split(".")[-1] == name] if "config" in values else []
+    if len(keys_named) == 1:
+        return f"; did you mean '--config.{keys_named[0]}'?"
+    return nearest(name, list(values))
 
 
 def config_of(values: flags.FlagValues) -> Any:

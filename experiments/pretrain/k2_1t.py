@@ -4,8 +4,7 @@ Reproduces: pretraining at 4k tokens (Kimi K2, sections 2.1 to 2.5): MuonClip, W
 tokens at 2e-4, 5.5T of cosine decay to 2e-5), then annealing on 400B tokens, 67M tokens a step; 16 pipeline stages with
 virtual stages, 16-way expert parallelism, ZeRO-1. The long-context part is k2_1t_32k.py.
 Expected: nothing was trained with it. On v5p:8x8x16 (1,024 chips) the first command says 71.7 of 95 GB a device, and
-estimates 77.6 s a step, 36.5 % MFU; on tpu7x:8x8x8 (512 chips), with the experts' exchange in one part, 76.9 of 96 GB,
-61.8 s, 18.3 % (docs/aot.md).
+estimates 77.6 s a step, 36.5 % MFU; on tpu7x:8x8x8 (512 chips) 74.1 of 96 GB, 58.4 s, 19.3 % (docs/aot.md).
 
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16
     python -m k2jax.launch --config=experiments/pretrain/k2_1t.py --workdir=gs://my-bucket/k2 \

@@ -21,7 +21,7 @@ from k2jax import cli, runtime
 from k2jax.errors import UserError, nearest
 from k2jax.report.table import significant, text_table
 
-NAMES = ("pretrain", "experts", "muon", "attention", "decode", "kernels", "collectives")
+NAMES = ("pretrain", "experts", "muon", "attention", "decode", "kernels", "collectives", "integrity")
 
 
 def define(values: flags.FlagValues) -> None:

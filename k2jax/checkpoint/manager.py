@@ -66,6 +66,9 @@ class Checkpoints:
             optimizer: optimizer state.
             meta: JSON values that belong to the state: counters, fingerprints.
             extra: a tree of JSON values and NumPy arrays that the training loop keeps; None keeps nothing.
+
+        Raises:
+            UserError: this save, or the one before it, could not be written.
         """
         encoded = None if extra is None else encode(extra)
         meta = sealed(meta, step, encoded)
@@ -76,7 +79,8 @@ class Checkpoints:
         items["meta"] = ocp.args.JsonSave(meta)
         if encoded is not None:
             items["extra"] = ocp.args.JsonSave(encoded)
-        self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+        with self._writing():
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def extra(self, step: int) -> Any:
         """The extra item saved with ``step``; None where there is none.
@@ -121,13 +125,34 @@ class Checkpoints:
         return tuple(lay_out(restored[item], tree) for item, tree in wanted.items())
 
     def wait(self) -> None:
-        """Returns when every save that was started is committed."""
-        self._manager.wait_until_finished()
+        """Returns when every save that was started is committed.
+
+        Raises:
+            UserError: one could not be written.
+        """
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, then releases the background threads."""
-        self.wait()
-        self._manager.close()
+        """Waits, then releases the background threads; raises what ``wait`` raises."""
+        try:
+            self.wait()
+        finally:
+            with self._writing():
+                self._manager.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of tensorstore and orbax, many kinds, also from the threads of an earlier save
+            steps = self.steps()
+            kept = f"step {steps[-1]} is whole" if steps else "no step was saved before"
+            reason = _root(error)
+            raise UserError(
+                f"a checkpoint could not be written to {self.folder} ({_line(reason)}); {kept}: make room, or mend "
+                "what is wrong, and start again"
+            ) from error
 
 
 def _chunks(tree: Any) -> Any:
@@ -171,7 +196,14 @@ def damaged(step_folder: Path, error: Exception) -> UserError:
     return UserError(f"checkpoint {step_folder} {whole} ({reason}); {mend}")
 
 
-def _line(error: Exception) -> str:
+def _root(error: BaseException) -> BaseException:
+    """The first cause of an error: what the system said, below what libraries made of it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 

@@ -47,9 +47,11 @@ def check(meta: Any, step_folder: Path) -> dict[str, Any]:
     """
     if not isinstance(meta, dict):
         raise ValueError("meta is not a JSON object")
-    if meta.get("format") not in READABLE:
+    if type(meta.get("format")) is not int:
+        raise ValueError("meta is not what was saved: it has no format")
+    if meta["format"] not in READABLE:
         raise WrongFormatError(
-            f"it has checkpoint format {meta.get('format')}, this version reads {FORMAT}; use the version of k2jax "
+            f"it has checkpoint format {meta['format']}, this version reads {FORMAT}; use the version of k2jax "
             "that wrote it"
         )
     if has_checksums(meta) and meta.get("sha256") != digest({k: v for k, v in meta.items() if k != "sha256"}):

@@ -34,7 +34,7 @@ def write_report(workdir: Path | str, summary: RunSummary) -> Path:
         The path of the report.
     """
     workdir = Path(workdir)
-    summary = complete(summary, read_metrics(workdir))
+    summary = complete(summary, read_metrics(workdir, most_lists=1))
     sections = [
         f"# {summary.title}\n",
         _headline(summary),

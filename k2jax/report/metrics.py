@@ -35,6 +35,7 @@ from collections.abc import Mapping
 import json
 import math
 from pathlib import Path
+import sys
 import time
 from typing import Any
 import zlib
@@ -131,14 +132,19 @@ class MetricsLog:
         write_atomic(self._path, b"".join(map(_line, records)))
 
 
-def read_metrics(workdir: Path | str) -> list[dict[str, Any]]:
+def read_metrics(workdir: Path | str, most_lists: int | None = None) -> list[dict[str, Any]]:
     """Returns the records of a workdir in step order, without an incomplete last line; [] if there is no file.
+
+    Args:
+        workdir: folder of the run.
+        most_lists: in how many records at most values that are lists are kept: evenly spaced ones, the last among them.
+            The loads of experts take most of the memory of a long run's records; None keeps all of them.
 
     Raises:
         UserError: a line is damaged.
     """
     path = Path(workdir) / FILE
-    records, damaged, _ = _read(path)
+    records, damaged, _ = _read(path, most_lists)
     if damaged:
         raise UserError(
             f"{path}: line {damaged[0][0]} is damaged; remove it, or start the run again, which sets it aside"
@@ -179,25 +185,31 @@ def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record | {"crc32": zlib.crc32(text.encode())}, allow_nan=False).encode() + b"\n"
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], list[tuple[int, bytes]], bool]:
+def _read(path: Path, most_lists: int | None = None) -> tuple[list[dict[str, Any]], list[tuple[int, bytes]], bool]:
     """The records of a file by ascending step, its damaged lines by number, and whether it is nothing but records.
 
     A last line that does not end is no damage: the run was killed while it wrote it.
     """
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    whole = lines[-1] == b""
-    if _parse(lines[-1]) is None:
-        lines.pop()
+    if not path.exists():
+        return [], [], True
+    with open(path, "rb") as file:
+        lines = sum(1 for _ in file)
+    stride = -(-lines // most_lists) if most_lists else 1
     records: dict[int, dict[str, Any]] = {}
-    damaged, last = [], -1
-    for number, line in enumerate(lines, 1):
-        record = _parse(line)
-        if record is None:
-            damaged.append((number, line))
-            continue
-        whole = whole and record["step"] > last
-        last = record["step"]
-        records[last] = record  # the later line counts if two runs wrote the same step
+    damaged, last, whole = [], -1, True
+    with open(path, "rb") as file:  # one line in memory at a time
+        for number, line in enumerate(file, 1):
+            text, ended = line.removesuffix(b"\n"), line.endswith(b"\n")
+            record = _parse(text)
+            whole = whole and ended
+            if record is None:
+                damaged += [(number, text)] * ended
+                continue
+            whole = whole and record["step"] > last
+            last = record["step"]
+            keeps_lists = (lines - number) % stride == 0
+            # The later line counts if two runs wrote the same step. Names are those of the other records, not copies.
+            records[last] = {sys.intern(k): v for k, v in record.items() if keeps_lists or not isinstance(v, list)}
     return [records[step] for step in sorted(records)], damaged, whole and not damaged
 
 

@@ -12,6 +12,7 @@ from k2jax.report.figures import (
     throughput_figure,
 )
 from k2jax.report.metrics import read_metrics
+from k2jax.report.series import MOST_LISTS
 from k2jax.report.style import save_figure
 from k2jax.report.summary import NO_BASELINES, Baselines
 
@@ -31,7 +32,7 @@ def draw_plots(
     Returns:
         The paths of the files.
     """
-    records = read_metrics(workdir)
+    records = read_metrics(workdir, MOST_LISTS)
     figures = {
         "loss": loss_figure(records, baselines),
         "max_logit": max_logit_figure(records, qk_clip_tau),

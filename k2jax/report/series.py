@@ -9,6 +9,9 @@ import numpy as np
 
 Records = Sequence[Mapping[str, Any]]
 
+MOST_LISTS = 1000
+"""Records whose lists a picture can show: its memory does not grow with the experts and heads of a long run."""
+
 
 def series(records: Records, key: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns steps [N] and values [N, ...] of the records that have ``key``, with NaN for null.
@@ -65,7 +68,7 @@ def smooth(values_N: np.ndarray) -> np.ndarray:
     return np.take_along_axis(sorted_NW, middle_N2, axis=1).mean(axis=1)
 
 
-def thin(steps_N: np.ndarray, values_N: np.ndarray, limit: int = 4000) -> tuple[np.ndarray, np.ndarray]:
+def thin(steps_N: np.ndarray, values_N: np.ndarray, limit: int = 1000) -> tuple[np.ndarray, np.ndarray]:
     """Returns about ``limit`` evenly spaced points at most, including the last; a plot cannot show more."""
     stride = -(-len(steps_N) // limit)
     chosen = np.arange(len(steps_N) - 1, -1, -stride)[::-1]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -197,6 +198,33 @@ def test_arrays_and_scalars_of_numpy_are_plain_numbers_and_none_is_left_out(tmp_
             "non_finite": {"heads[0][1]": "-inf", "heads[1][1]": "nan"},
         }
     ]
+
+
+@pytest.mark.parametrize(("lines", "most", "kept"), [(5, 5, [1, 2, 3, 4, 5]), (7, 3, [1, 4, 7]), (8, 3, [2, 5, 8])])
+def test_lists_are_kept_in_evenly_spaced_records_and_the_last(lines, most, kept, tmp_path):
+    write_steps(tmp_path, range(1, lines + 1), expert_tokens=[[1, 2]])
+    records = read_metrics(tmp_path, most_lists=most)
+    assert [record["step"] for record in records if "expert_tokens" in record] == kept
+    assert [record["loss"] for record in records] == [step / 2 for step in range(1, lines + 1)]
+    assert read_metrics(tmp_path, most_lists=lines) == read_metrics(tmp_path)
+
+
+def test_memory_to_read_a_long_run_does_not_grow_with_its_lists(tmp_path):
+    """At most 3 kB a record, of which the lists alone would take 16."""
+
+    def peak():
+        tracemalloc.start()
+        read_metrics(tmp_path, most_lists=20)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    scalars = {name: 0.1 for name in "abcdefghijklmnop"}
+    loads = np.random.default_rng(0).integers(300, 2000, (8, 48))
+    write_steps(tmp_path, range(1, 101), expert_tokens=loads, **scalars)
+    short = peak()
+    write_steps(tmp_path, range(101, 1001), resume_step=100, expert_tokens=loads, **scalars)
+    assert peak() - short <= 900 * 3000
 
 
 def test_no_file_is_no_records(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from k2jax.batch import pack_row, stack_rows
+from k2jax.checkpoint import committed_steps
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.text.tokenizer import Tokenizer
@@ -42,10 +44,16 @@ def finished(folder):
     return folder / "finished"
 
 
-def start(folder, workdir, *more):
+def start(folder, workdir, *more, file_bytes=None):
+    """Starts the command; ``file_bytes`` is the length at which no file can grow any more."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
+
     command = [sys.executable, "-m", "k2jax.train", f"--config={folder}/config.py", f"--workdir={workdir}", *more]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=env, cwd=ROOT, preexec_fn=file_bytes and limit, **pipes)
 
 
 def refused(folder, *more, workdir=None):
@@ -188,6 +196,19 @@ def test_a_spike_after_a_non_finite_step_is_still_counted(folder):
 def test_a_mistake_that_was_mended_leaves_no_trace(folder):
     assert "nowhere" in refused(folder, "--config.data.sources.one.path=nowhere", workdir=folder / "mended")
     assert train(tiny(folder, **{"train.steps": 4}), folder / "mended") == 0
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(folder, finished):
+    """The files of a checkpoint cannot grow; then there is room again."""
+    workdir = folder / "full"
+    process = start(folder, workdir, file_bytes=60_000)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 2 and "Traceback" not in stderr, stderr
+    [line] = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert "a checkpoint could not be written" in line and "make room" in line
+    assert not committed_steps(workdir)
+    assert start(folder, workdir).wait(timeout=240) == 0
+    assert losses(workdir) == losses(finished)
 
 
 def test_two_processes_do_not_share_a_workdir(folder, finished):

@@ -1,0 +1,48 @@
+"""What a command says when it cannot go on."""
+
+import errno
+import sys
+
+import pytest
+
+from k2jax import cli
+
+
+def refusal(monkeypatch, capsys, arguments=(), main=lambda values: 0, define=lambda values: None) -> str:
+    monkeypatch.setattr(sys, "argv", ["command", *arguments])
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with pytest.raises(SystemExit) as ended:
+        cli.run(main, define, "A command.")
+    assert ended.value.code == cli.USER_ERROR
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_one_line_that_names_the_file(monkeypatch, capsys, number):
+    def main(values):
+        raise OSError(number, "no room", "runs/a/metrics.jsonl")
+
+    line = refusal(monkeypatch, capsys, main=main)
+    assert line == "error: runs/a/metrics.jsonl cannot be written: no room; make room\n"
+
+
+def test_other_errors_of_the_system_keep_their_traceback(monkeypatch):
+    def main(values):
+        raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr(sys, "argv", ["command"])
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with pytest.raises(OSError, match="the disk fails"):
+        cli.run(main, lambda values: None, "A command.")
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--steps=400", "unknown flag --steps; did you mean '--config.train.steps'?"),
+        ("--confg=x.py", "unknown flag --confg; did you mean 'config'?"),
+        ("--nothing_like_it=1", "unknown flag --nothing_like_it; there are config\n"),
+    ],
+)
+def test_an_unknown_flag_names_the_one_that_is_meant(monkeypatch, capsys, argument, words):
+    assert words in refusal(monkeypatch, capsys, [argument], define=cli.define_config)
