@@ -81,10 +81,7 @@ def open_array(item: Path, name: str, context: ts.Context | None = None) -> ts.T
 
 def create_array(item: Path, name: str, dtype: np.dtype, metadata: dict[str, Any]) -> ts.TensorStore:
     """An empty array in the place of the one that is there; arguments as of ``open_array`` and ``array_metadata``."""
-    spec = _spec(item, name, "zarr3") | {
-        "metadata": metadata | {"data_type": np.dtype(dtype).name},
-        "store_data_equal_to_fill_value": True,  # a chunk that is missing never means zeros
-    }
+    spec = _spec(item, name, "zarr3") | {"metadata": metadata | {"data_type": np.dtype(dtype).name}}
     return ts.open(spec, create=True, delete_existing=True).result()
 
 
@@ -116,5 +113,6 @@ def _spec(item: Path, name: str, driver: str) -> dict[str, Any]:
         "driver": driver,
         "kvstore": {"driver": "ocdbt", "base": f"file://{item.absolute()}", "path": name.replace("/", ".") + "/"},
         "recheck_cached_data": "open",
-        "fill_missing_data_reads": False,
+        "fill_missing_data_reads": False,  # a chunk that is missing never means zeros, so zeros are written
+        "store_data_equal_to_fill_value": True,
     }

@@ -182,9 +182,8 @@ def test_a_configuration_of_another_model_is_refused_by_its_key(imported):
 def test_missing_chunks_are_no_zeros(tmp_path):
     """Zeros are stored like other values, so that a chunk which is not there is an error."""
     (tmp_path / "_METADATA").write_text(json.dumps({"tree_metadata": {}, "use_zarr3": True}))
-    create_array(tmp_path, "zeros", np.dtype(np.float32), array_metadata((4,), (2,)))[:2].write(
-        np.zeros(2, np.float32)
-    ).result()
+    create_array(tmp_path, "zeros", np.dtype(np.float32), array_metadata((4,), (2,)))
+    open_array(tmp_path, "zeros")[:2].write(np.zeros(2, np.float32)).result()
     array = open_array(tmp_path, "zeros", ts.Context())
     assert (array[:2].read().result() == 0).all()
     with pytest.raises(ValueError, match="missing"):

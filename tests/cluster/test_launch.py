@@ -128,7 +128,7 @@ def test_the_documented_commands_are_accepted():
 def launch_lines():
     """The launch commands in the docstrings of experiments, word by word."""
     for path in sorted(ROOT.glob("experiments/*/*.py")):
-        for line in (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines():
+        for line in (ast.get_docstring(ast.parse(path.read_text())) or "").replace("\\\n", " ").splitlines():
             if line.strip().startswith("python -m k2jax.launch"):
                 yield pytest.param(shlex.split(line)[2:], id=path.stem)
 

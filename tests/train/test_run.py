@@ -18,7 +18,6 @@ from k2jax.batch import pack_row, stack_rows
 from k2jax.checkpoint import committed_steps
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
-from k2jax.text.tokenizer import Tokenizer
 from k2jax.train import train
 from k2jax.train.program import Program
 from k2jax.train.run import Run
@@ -126,7 +125,7 @@ def test_a_truncated_checkpoint_is_one_line_and_the_older_one_still_works(folder
     largest = max((workdir / "checkpoints" / "12" / "params").rglob("*"), key=lambda p: p.stat().st_size)
     data = largest.read_bytes()
     largest.write_bytes(data[: len(data) // 2])
-    with pytest.raises(UserError, match=r"checkpoints/12 is damaged .* move it away to go on from step 8, which is whole"):
+    with pytest.raises(UserError, match=r"checkpoints/12 is damaged .* to go on from step 8, which is whole"):
         train(tiny(folder), workdir)
     assert (workdir / "checkpoints" / "8").is_dir()
     shutil.rmtree(workdir / "checkpoints" / "12")
@@ -238,11 +237,9 @@ def test_a_corpus_may_move(folder, finished, tmp_path):
 
 
 def test_embeddings_of_another_tokenizer_are_refused(folder, finished, tmp_path):
-    other = copy_tree(finished, tmp_path / "other")
-    file = other / "tokenizer" / "tokenizer.json"
-    Tokenizer(file.read_text() + " ").save(file.parent)
-    with pytest.raises(UserError, match=r"another tokenizer; set config.data.tokenizer.kind to 'file' .*other/tokeni"):
-        train(tiny(folder, init_from=str(other)), tmp_path / "wrong")
+    other = {"data.tokenizer.kind": "bpe", "data.tokenizer.vocab": 280}
+    with pytest.raises(UserError, match=r"another tokenizer; set config.data.tokenizer.kind to 'file' .*finished/tok"):
+        train(tiny(folder, init_from=str(finished), **other), tmp_path / "wrong")
 
 
 def test_parameters_of_another_run_start_an_empty_workdir(folder, finished):
