@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import errno
+from logging import FATAL, getLogger
 import os
 import re
 import sys
 from typing import Any
+import warnings
 
 from absl import flags, logging
 from ml_collections import config_flags
@@ -38,7 +40,10 @@ def run(
     """
     # Orbax and grain report every routine step through absl, and a failed save in hundreds of lines before it raises.
     logging.set_verbosity(logging.FATAL)
+    # Of the arrays of a checkpoint that fail, orbax raises the first; the others are reported when they are forgotten.
     sys.unraisablehook = _report_unraisable
+    getLogger("asyncio").setLevel(FATAL)
+    warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")
     try:
         values, arguments = parse(sys.argv, define, doc, positional, optional)
         sys.exit(main(values, *arguments) or 0)
@@ -52,9 +57,11 @@ def run(
         sys.exit(USER_ERROR)
 
 
+_ABANDONED = ("Event loop is closed", "Encountered error while reading array index")
+
+
 def _report_unraisable(unraisable: Any) -> None:
-    """Leaves out what tensorstore's threads report after orbax gave up a save: that nobody waits for them any more."""
-    if str(unraisable.exc_value) != "Event loop is closed":
+    if not str(unraisable.exc_value).startswith(_ABANDONED):
         sys.__unraisablehook__(unraisable)
 
 

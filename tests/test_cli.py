@@ -1,11 +1,15 @@
 """What a command says when it cannot go on."""
 
+import asyncio
 import errno
+import gc
+import logging
 import sys
 
 import pytest
 
 from k2jax import cli
+from k2jax.errors import UserError
 
 
 def refusal(monkeypatch, capsys, arguments=(), main=lambda values: 0, define=lambda values: None) -> str:
@@ -34,6 +38,27 @@ def test_other_errors_of_the_system_keep_their_traceback(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     with pytest.raises(OSError, match="the disk fails"):
         cli.run(main, lambda values: None, "A command.")
+
+
+def test_what_the_other_arrays_of_a_damaged_checkpoint_report_is_left_out(monkeypatch, capsys, caplog):
+    def fail():
+        raise ValueError("Encountered error while reading array index: (slice(0, 3, 1),)")
+
+    async def abandoned():  # asyncio logs the error of a task for which nobody waits
+        task = asyncio.ensure_future(asyncio.to_thread(fail))
+        while not task.done():
+            await asyncio.sleep(0.001)
+
+    def main(values):
+        asyncio.run(abandoned())
+        gc.collect()
+        raise UserError("the first one is raised")
+
+    try:
+        assert refusal(monkeypatch, capsys, main=main) == "error: the first one is raised\n"
+        assert not caplog.records
+    finally:
+        logging.getLogger("asyncio").setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,9 @@ def _without_checksums() -> Iterator[None]:
 
     def unchecked(*arguments, **options) -> dict:
         metadata = build(*arguments, **options)
-        return metadata | {"codecs": [codec for codec in metadata["codecs"] if codec["name"] != "crc32c"]}
+        bytes_codec, zstd = metadata["codecs"]
+        zstd = zstd | {"configuration": zstd["configuration"] | {"checksum": False}}
+        return metadata | {"codecs": [bytes_codec, zstd]}
 
     tensorstore_utils._build_zarr3_metadata = unchecked
     try:

@@ -33,9 +33,10 @@ class Row(NamedTuple):
 
 
 def interleaved(candidates: dict[str, Callable[[], Any]], rounds: int, warmup: int = 2) -> dict[str, float]:
-    """Median seconds of each candidate; every round runs all of them once, in order.
+    """Median seconds of each candidate; every round runs all of them once, beginning with another one.
 
-    On a shared machine, interference then affects all candidates alike.
+    On a shared machine, interference then affects all candidates alike, and so does what one leaves to the next:
+    caches, or files that the system has still to write.
 
     Args:
         candidates: functions without arguments; the time includes the wait for JAX results.
@@ -46,8 +47,11 @@ def interleaved(candidates: dict[str, Callable[[], Any]], rounds: int, warmup: i
         for run in candidates.values():
             jax.block_until_ready(run())
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(rounds):
-        for name, run in candidates.items():
+    for number in range(rounds):
+        names = list(candidates)
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            run = candidates[name]
             start = time.perf_counter()
             jax.block_until_ready(run())
             seconds[name].append(time.perf_counter() - start)

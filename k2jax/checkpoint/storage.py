@@ -1,8 +1,10 @@
-"""How arrays lie in a checkpoint: zarr version 3, every chunk with a CRC-32C that is checked whenever it is read.
+"""How arrays lie in a checkpoint: zarr version 3, every chunk with a checksum that is verified whenever it is read.
 
 OCDBT, the database in which orbax keeps arrays, guards its manifest and its index by checksums but not the data they
 point to, and orbax guards the index of a shard alone. So orbax's choice of codecs is replaced by the one below, which
-every reader of zarr knows. Compression is orbax's own for zarr version 2.
+every reader of zarr knows: zstd, as orbax compresses zarr version 2, with the checksum (XXH64) that a zstd frame may
+end with. The codec ``crc32c`` detects the same damage and costs a save a tenth more, for a pass of its own; it guards
+chunks that are not compressed.
 """
 
 from __future__ import annotations
@@ -18,18 +20,19 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint._src.serialization import tensorstore_utils
 import tensorstore as ts
 
-_COMPRESSION = {"name": "zstd", "configuration": {"level": 1}}
+_BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+_COMPRESSION = {"name": "zstd", "configuration": {"level": 1, "checksum": True}}
+_CHECKSUM = {"name": "crc32c"}
 _DESCRIPTION = "_METADATA"
 """Orbax's file, in the folder of an item, that lists the item's arrays."""
 
 
 def array_metadata(shape: Sequence[int], chunks: Sequence[int], compress: bool = True) -> dict[str, Any]:
-    """The zarr metadata of an array: its grid of chunks and what encodes them, a CRC-32C last."""
-    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    """The zarr metadata of an array: its grid of chunks, and what encodes them and ends with a checksum."""
     return {
         "shape": tuple(shape),
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": tuple(chunks)}},
-        "codecs": [*codecs, *([_COMPRESSION] if compress else []), {"name": "crc32c"}],
+        "codecs": [_BYTES, _COMPRESSION if compress else _CHECKSUM],
     }
 
 

@@ -20,5 +20,5 @@ def to_heads(x: Array, weight: Array) -> Array:
 
 def from_heads(x: Array, weight: Array) -> Array:
     """Multiplies ``x [B, H, S, E]`` by ``weight [H, E, D]``; returns ``[B, S, D]``."""
-    batch, _, sequence, _ = x.shape
-    return linear(x.swapaxes(1, 2).reshape(batch, sequence, -1), weight.reshape(-1, weight.shape[-1]))
+    batch, heads, sequence, width = x.shape
+    return linear(x.swapaxes(1, 2).reshape(batch, sequence, heads * width), weight.reshape(-1, weight.shape[-1]))

@@ -65,7 +65,7 @@ def _limit_groups(scores_BSE: Array, moe: MoEConfig) -> Array:
     """Masks with -inf the experts outside each token's best groups (by the sum of a group's two best scores)."""
     if moe.expert_groups == 1:
         return scores_BSE
-    grouped_BSGE = scores_BSE.reshape(*scores_BSE.shape[:-1], moe.expert_groups, -1)
+    grouped_BSGE = scores_BSE.reshape(*scores_BSE.shape[:-1], moe.expert_groups, moe.experts // moe.expert_groups)
     best_two, _ = lax.top_k(grouped_BSGE, min(2, grouped_BSGE.shape[-1]))
     _, group_ids = lax.top_k(best_two.sum(-1), moe.active_groups)
     keep_BSG = jax.nn.one_hot(group_ids, moe.expert_groups, dtype=jnp.bool_).any(-2)

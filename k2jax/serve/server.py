@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 
@@ -57,6 +58,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 def run_server(app: object, service: Service, sock: socket.socket, grace_seconds: float) -> None:
     """Serves until a signal ends the server."""
+    logging.getLogger("asyncio").setLevel(logging.WARNING)  # which ``cli`` silences, for checkpoints
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     # There is no access log because request paths can contain secrets. h11 suffices: the engine is the bottleneck.

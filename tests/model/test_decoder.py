@@ -169,3 +169,13 @@ def test_group_limits_keep_every_choice_inside_the_best_groups():
     for token, ids in enumerate(np.asarray(routing.expert_ids)[0]):
         best = set(np.argsort(-choice[token].sum(-1))[:2].tolist())
         assert {int(i) // 2 for i in ids} <= best
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)], ids=["no rows", "no tokens", "neither"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_batch_of_nothing_gives_nothing(params, shape, groups):
+    config = replace_keys(TINY, {"moe.expert_groups": groups, "moe.active_groups": 1})
+    output = K2(config).apply({"params": params}, jnp.zeros(shape, jnp.int32))
+    assert output.hidden.shape == (*shape, TINY.d_model) and output.logits.shape == (*shape, TINY.vocab)
+    assert np.isneginf(output.stats.max_logit).all() and output.stats.max_logit.shape == (TINY.layers, TINY.heads)
+    assert not output.stats.expert_tokens.any() and float(output.stats.balance_loss) == 0
