@@ -6,7 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
@@ -122,8 +122,11 @@ def forward_cached(
     hidden, stats = run_layers(
         params, embedded, real_NT, config=config, attend=attend, experts=experts, return_experts=return_experts
     )
-    # Written after the last layer has read: XLA would otherwise copy the whole cache to be free in its order.
-    hidden, new_LNTW = lax.optimization_barrier((hidden, stats.extra))
+    # A token whose state is not finite leaves zeros: NaN would reach whatever sequence gets its page next, even where
+    # attention weighs it by 0. As every written vector so depends on the last layer, the cache is written after all
+    # layers have read it; free to choose, XLA copies the whole cache (of a barrier, XLA:CPU forgets the order).
+    finite_NT = jnp.isfinite(hidden).all(-1)
+    new_LNTW = jnp.where(finite_NT[..., None], stats.extra, 0)
     column = jnp.minimum(positions_NT // page_size, chunk.pages.shape[1] - 1)
     page = jnp.where(real_NT, jnp.take_along_axis(chunk.pages, column, axis=1), SCRATCH_PAGE)
     return hidden, _write(cache, new_LNTW, page * page_size + positions_NT % page_size), stats.expert_ids

@@ -51,7 +51,7 @@ def test_a_program_holds_its_weights_and_one_cache(mode):
     pages = SLOTS // 8 * CONTEXT // 16 + 1
     cache = 2 * 3 * pages * 16 * 256  # 128 + 64 numbers in whole lanes
     assert found.hbm.parts["cache"] == cache
-    assert found.hbm.parts["temporaries"] < cache / 2
+    assert found.hbm.parts["temporaries"] < cache / {"decode": 10, "prefill": 2}[mode]
     assert found.tokens == {"decode": SLOTS, "prefill": 8 * 1024}[mode]
     exchanges = {row.axes: row.count for row in found.collectives if row.kind == "ragged-all-to-all"}
     assert exchanges == {"expert": 2 * 2}  # there and back in two layers

@@ -1,0 +1,44 @@
+"""The cache: a program writes into it in place, whatever its size, and a broken sequence leaves nothing in it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from k2jax.client import Sampling
+from k2jax.inference.engine import Engine
+from k2jax.inference.forward import Chunk, Targets, empty_cache, run_chunk
+from k2jax.inference.weights import EngineWeights
+from tests.inference.tiny import MODELS, engine, oracle, weights
+
+GREEDY = Sampling(max_tokens=4, temperature=0.0, prompt_logprobs=True)
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["unstacked", "stacked"])
+@pytest.mark.parametrize("width", [1, 16])
+@pytest.mark.parametrize("name", ["mla-yarn", "gqa-bias-llama3"])
+def test_a_program_needs_no_second_cache(name, width, stacked):
+    model = MODELS[name]
+    params = EngineWeights(weights(model), model, None, stacked).params
+    cache = jax.eval_shape(lambda: empty_cache(model, 4096, 16, jnp.float32))
+    ids, row = jax.ShapeDtypeStruct((2, width), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    chunk = Chunk(ids, row, row, jax.ShapeDtypeStruct((2, 4), jnp.int32))
+    targets = Targets(ids, jax.ShapeDtypeStruct((2,), jnp.float32))
+    memory = run_chunk.lower(params, cache, chunk, targets, config=model).compile().memory_analysis()
+    size = cache.size * cache.dtype.itemsize
+    assert memory.alias_size_in_bytes >= size  # the new cache is the old one
+    assert memory.temp_size_in_bytes < size / 10
+
+
+@pytest.mark.parametrize("name", ["mla-yarn", "gqa-bias-llama3"])
+def test_a_sequence_that_is_not_finite_harms_none_that_gets_its_pages(name):
+    """A page is read whole and weighed by 0 where it holds nothing of the sequence: 0 times NaN would be NaN."""
+    model, broken = MODELS[name], 60
+    params = weights(model) | {"embed": weights(model)["embed"].at[broken].set(jnp.nan)}
+    one = Engine(model, params, slots=1, max_length=64, pages=4)
+    [bad] = one.generate([[1, broken, *range(10, 40)]], GREEDY)
+    assert np.isnan(bad.prompt_logprobs[1])
+    [good] = one.generate([[1, 2, 3]], GREEDY)
+    [expected] = engine(model).generate([[1, 2, 3]], GREEDY)
+    assert good.tokens.tolist() == expected.tokens.tolist()
+    np.testing.assert_allclose(good.prompt_logprobs, [oracle(model, [1, 2, 3])[i, i + 2] for i in range(2)], atol=1e-4)
