@@ -24,7 +24,7 @@ def test_notebook_equals_its_text_file(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("K2JAX_NOTEBOOK_STEPS", "4")
+    monkeypatch.setenv("K2JAX_NOTEBOOK_STEPS", "2")
     monkeypatch.setenv("K2JAX_NOTEBOOK_WORKDIR", str(tmp_path / "run"))
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=400, kernel_name="python3").execute()

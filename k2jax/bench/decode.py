@@ -1,6 +1,7 @@
 """Generation speed of nano against transformers' ``generate`` on the same machine, greedy, float32.
 
-Prefill is the time to the first token of every sequence, decode the time of the following tokens. The last row compares
+Prefill is the time to the first token of every sequence, decode the time of the following tokens. The engine has the
+slots and the longest sequence that a server has by default, and more slots for more sequences. The last row compares
 the cache size of a token: the latent of Kimi K2 against the keys and values of multi-head attention.
 """
 
@@ -18,13 +19,13 @@ from k2jax.bench.timing import Row, interleaved, rate_row
 from k2jax.client import Sampling
 from k2jax.config import ModelConfig, model_preset
 from k2jax.inference.engine import Engine
-from k2jax.inference.weights import named_leaves
 from k2jax.model import model_specs
 from k2jax.model.attention import attention_of
 from k2jax.params import initialize
 from k2jax.train.report import device_name
 
 PROMPT, NEW = 64, 64  # tokens
+SLOTS, MAX_LENGTH = 16, 4096  # the defaults of ``k2jax.serve``
 BATCHES = (1, 16, 64)
 
 
@@ -62,14 +63,14 @@ def _call(run: Callable[[int], Any], new: int) -> Callable[[], Any]:
 
 
 def _engine(model: ModelConfig, prompts: np.ndarray) -> Callable[[int], Any]:
-    """Function that generates ``new`` tokens for every prompt, without the prefix cache of an earlier call."""
+    """Function that generates ``new`` tokens for every one of as many other prompts, so that no prefix is cached."""
     params = jax.jit(lambda: initialize(model_specs(model), jax.random.key(0), model.init_std))()
-    leaves = named_leaves(params)
-    engine = Engine(model, params, slots=len(prompts), max_length=PROMPT + NEW + 1)
+    engine = Engine(model, params, slots=max(SLOTS, len(prompts)), max_length=MAX_LENGTH)
+    rng = np.random.default_rng(1)
 
     def run(new: int) -> Any:
-        engine.update_params(leaves, 0)
-        return engine.generate(prompts.tolist(), Sampling(max_tokens=new, temperature=0.0))
+        others = rng.integers(0, model.vocab, prompts.shape).tolist()
+        return engine.generate(others, Sampling(max_tokens=new, temperature=0.0))
 
     return run
 

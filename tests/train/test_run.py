@@ -206,7 +206,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(folder, finished):
     [line] = [line for line in stderr.splitlines() if line.startswith("error: ")]
     assert "a checkpoint could not be written" in line and "make room" in line
     assert not committed_steps(workdir)
-    assert start(folder, workdir).wait(timeout=240) == 0
+    assert train(tiny(folder), workdir) == 0
     assert losses(workdir) == losses(finished)
 
 
