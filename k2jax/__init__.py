@@ -4,9 +4,11 @@
 """
 
 from importlib import import_module
+import sys
 from typing import Any
 
-_LAZY = {"from_pretrained": "k2jax.convert.loading", "load_tokenizer": "k2jax.text.tokenizer"}
+_LAZY = {"from_pretrained": "from_pretrained", "load_tokenizer": "tokenizer_of"}
+"""Names in ``k2jax.convert.loading``."""
 
 __all__ = list(_LAZY)
 
@@ -14,4 +16,6 @@ __all__ = list(_LAZY)
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    if "jax" not in sys.modules:  # otherwise its settings are the caller's
+        import_module("k2jax.runtime").prepare()
+    return getattr(import_module("k2jax.convert.loading"), _LAZY[name])

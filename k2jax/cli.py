@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import errno
 from logging import FATAL, getLogger
 import os
+from pathlib import Path
 import re
 import sys
 from typing import Any
@@ -122,9 +123,16 @@ def _check_config_file(argv: Sequence[str]) -> None:
         path = match[1] if match[1] is not None else argv[i + 1] if i + 1 < len(argv) else ""
         path = path.split(":")[0]
         if not os.path.isfile(path):
-            folder = os.path.dirname(path) or "."
-            files = sorted(f for f in os.listdir(folder) if f.endswith(".py")) if os.path.isdir(folder) else []
-            raise UserError(f"no config file {path!r}" + (nearest(os.path.basename(path), files) if files else ""))
+            raise UserError(f"no config file {path!r}{_experiments_beside(path)}")
+
+
+def _experiments_beside(path: str) -> str:
+    """The end of a message: the experiment in the same folder that is meant, or where there are some."""
+    folder = Path(path).parent
+    files = [file for file in folder.glob("*.py") if "def get_config" in file.read_text(errors="replace")]
+    if not files:
+        return "; experiments/ of the repository holds some"
+    return nearest(os.path.basename(path), sorted(file.name for file in files))
 
 
 def _check_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, None]]:

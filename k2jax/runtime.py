@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
 from importlib.util import find_spec
 import os
+from pathlib import Path
+import platform
 import sys
 
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.errors import UserError
 
+COMPILED_BYTES = 4 << 30
+"""The size at which the oldest compiled programs are forgotten."""
+
 
 def prepare() -> None:
-    """Chooses the platform and, on a CPU, keeps freed memory in the process. Commands call it first."""
+    """Chooses the platform, keeps compiled programs and, on a CPU, freed memory. Commands call it first."""
     choose_platform()
+    keep_compiled_programs()
     if os.environ["JAX_PLATFORMS"] == "cpu":
         keep_freed_memory()
 
@@ -28,6 +36,50 @@ def choose_platform() -> None:
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"
     else:
         os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def keep_compiled_programs() -> None:
+    """Lets JAX keep compiled programs in the cache folder, so that a second start does not compile them again.
+
+    JAX_COMPILATION_CACHE_DIR names another folder, and JAX_ENABLE_COMPILATION_CACHE=false keeps none. Programs of
+    another processor are kept apart: a folder may be shared by machines, and a CPU program by equal ones only.
+    """
+    # Small programs are many, and reading one takes a fifth of the time of compiling it.
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = Path(os.environ.get("K2JAX_CACHE") or "~/.cache/k2jax").expanduser() / "compiled"
+        forget_oldest(folder, COMPILED_BYTES)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / _processor())
+
+
+def forget_oldest(folder: Path, limit: int) -> None:
+    """Deletes the files of a folder that were not used for longest, until the rest has at most ``limit`` bytes.
+
+    JAX can do so itself, but then warns for ever where a process was killed between an entry and its time stamp.
+    """
+    files = []
+    for path in folder.glob("*/*"):
+        with contextlib.suppress(FileNotFoundError):  # another process forgets as well
+            status = path.stat()
+            files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= limit:
+            return
+        path.unlink(missing_ok=True)
+        total -= size
+
+
+def _processor() -> str:
+    """A short name of this processor and its instruction set."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        known = {
+            line for line in lines if line.split(":")[0].strip() in ("model name", "flags", "Features", "CPU part")
+        }
+    except OSError:  # not Linux
+        known = {platform.processor()}
+    return f"{platform.machine()}-{hashlib.sha256(repr(sorted(known)).encode()).hexdigest()[:12]}"
 
 
 def check_kernels(model: ModelConfig) -> None:
@@ -54,14 +106,14 @@ def check_exchange(config: Config) -> None:
     """
     import jax
 
-    backend, platform = config.parallel.expert_backend, jax.default_backend()
+    backend, device = config.parallel.expert_backend, jax.default_backend()
     if config.parallel.expert == 1:
         return
-    if backend == "ragged" and platform == "cpu":
+    if backend == "ragged" and device == "cpu":
         raise UserError("config.parallel.expert_backend is ragged, which a CPU does not support; use auto")
-    if backend == "dma" and platform != "tpu" and config.model.kernels != "interpret":
+    if backend == "dma" and device != "tpu" and config.model.kernels != "interpret":
         raise UserError(
-            f"config.parallel.expert_backend is dma, a kernel that needs a TPU, and this is a {platform}; use auto"
+            f"config.parallel.expert_backend is dma, a kernel that needs a TPU, and this is a {device}; use auto"
         )
 
 

@@ -6,7 +6,7 @@ imports neither jax nor a web framework.
 """
 
 from k2jax.api import chat, completions
-from k2jax.api.detokenize import Delta, Detokenizer, GeneratedToken
+from k2jax.api.detokenize import Delta, Detokenizer, GeneratedToken, PromptLogprobs
 from k2jax.api.dialect import Dialect, DialectResponse, PromptUsage
 from k2jax.api.errors import ApiError
 from k2jax.api.model_card import ModelCard
@@ -24,5 +24,6 @@ __all__ = [
     "GeneratedToken",
     "GenerationRequest",
     "ModelCard",
+    "PromptLogprobs",
     "PromptUsage",
 ]

@@ -82,7 +82,7 @@ class CompletionResponse(ResponseBuilder):
         }
 
     def _top_logprobs(self, token: ScoredToken) -> dict[str, float | None] | None:
-        """The most likely tokens and the chosen one; None for a prompt token, whose alternatives are unknown."""
+        """The most likely tokens and the chosen one; None for the first token of a prompt, which nothing precedes."""
         if token.top is None:
             return None
         candidates = (*token.top, (token.id, token.logprob))

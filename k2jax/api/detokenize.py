@@ -25,13 +25,28 @@ class GeneratedToken(NamedTuple):
     top: Sequence[tuple[int, float]] = ()
 
 
+class PromptLogprobs(NamedTuple):
+    """Of all tokens of a prompt but the first.
+
+    Attributes:
+        logprobs: log-probability of each; empty where the prompt is not scored.
+        top: the most likely tokens in the place of each (id, log-probability); empty where they are not asked for.
+    """
+
+    logprobs: Sequence[float] = ()
+    top: Sequence[Sequence[tuple[int, float]]] = ()
+
+
+NOT_SCORED = PromptLogprobs()
+
+
 class ScoredToken(NamedTuple):
     """A token of a response.
 
     Attributes:
         id: token id.
         logprob: its log-probability; None if it has none, as the first token of a prompt.
-        top: the most likely tokens (id, log-probability), or None if they are unknown, as for prompt tokens.
+        top: the most likely tokens (id, log-probability), or None where there are none, as for a prompt's first token.
         offset: where its text begins in the text of the choice [characters].
         sampled: whether the model generated it; False for a token of an echoed prompt.
     """
@@ -94,21 +109,20 @@ class Detokenizer:
         self._calls: list[ToolCallDelta] = []  # of the next delta
 
     def feed(
-        self, tokens: Iterable[GeneratedToken], finish: str | None = None, prompt_logprobs: Sequence[float] = ()
+        self, tokens: Iterable[GeneratedToken], finish: str | None = None, prompt: PromptLogprobs = NOT_SCORED
     ) -> Delta:
         """Returns the delta of the next tokens.
 
         Args:
             tokens: tokens that were generated since the last call.
             finish: why the engine ended the sequence; None while it goes on.
-            prompt_logprobs: log-probabilities of all prompt tokens but the first, for a prompt that is echoed; they
-                are read in the first call that has tokens.
+            prompt: log-probabilities of a prompt that is echoed; read in the first call that has tokens.
         """
         tokens, scored = list(tokens), []
         self._text, self._calls = "", []
         if self._echo_pending and tokens:
             self._echo_pending = False
-            scored += self._echo(prompt_logprobs)
+            scored += self._echo(prompt)
         if self._request.max_tokens != 0:  # otherwise the engine drew one token only to score the prompt
             scored += [self._read(token) for token in tokens]
         if finish is not None and not self._stops.stopped:
@@ -123,12 +137,14 @@ class Detokenizer:
             return engine_reason
         return "length" if self._request.max_tokens == 0 else self._stop_reason
 
-    def _echo(self, prompt_logprobs: Sequence[float]) -> list[ScoredToken]:
+    def _echo(self, prompt: PromptLogprobs) -> list[ScoredToken]:
         """Adds the prompt to the text; stop strings in it do not count."""
-        logprobs = [None, *prompt_logprobs] if len(prompt_logprobs) else [None] * len(self._prompt)
+        unknown = [None] * len(self._prompt)
+        logprobs = [None, *prompt.logprobs] if len(prompt.logprobs) else unknown
+        tops = [None, *prompt.top] if prompt.top else unknown
         scored = []
-        for token, logprob in zip(self._prompt, logprobs, strict=True):
-            scored.append(ScoredToken(token, logprob, None, len(self._text), sampled=False))
+        for token, logprob, top in zip(self._prompt, logprobs, tops, strict=True):
+            scored.append(ScoredToken(token, logprob, top, len(self._text), sampled=False))
             self._text += self._stream.feed(token)
         self._length = len(self._text)
         return scored

@@ -18,7 +18,7 @@ MAX_STOPS, MAX_STOP_LENGTH, MAX_CHOICES = 4, 1000, 128
 _SEEDS = 2**32
 
 # Fields that cannot change a response, and unsupported fields with the value that has no effect.
-IGNORED = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
+IGNORED = frozenset({"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
 NEUTRAL: Mapping[str, Any] = {
     "frequency_penalty": 0,
     "presence_penalty": 0,

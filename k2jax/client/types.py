@@ -31,7 +31,7 @@ class Sampling:
         seed: seed of this request's random numbers; the same seed, prompt and weights give the same tokens.
         stop_tokens: ids that end the request; the stop token is the last token of the completion.
         top_logprobs: number of alternatives to report per token, at most MAX_TOP_LOGPROBS.
-        prompt_logprobs: also report the log-probability of every prompt token but the first.
+        prompt_logprobs: also report the log-probability of every prompt token but the first, with as many alternatives.
         return_experts: also report the experts that every token was routed to.
     """
 

@@ -326,7 +326,7 @@ class EvalConfig:
     final_rows: NonNegativeInt = 0  #: held-out rows of the last validation; 0 is all of them
     sample_tokens: NonNegativeInt = 120  #: length of each text sample; 0 turns samples off [tokens]
     sample_temperature: NonNegativeFloat = 0.7  #: sampling temperature
-    prompts: tuple[str, ...] = ("import os\n", "class Queue:\n    def __init__(self", "def ")  #: prompts of the samples
+    prompts: tuple[str, ...] = ()  #: prompts of the samples; by default the beginnings of three held-out documents
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,17 +9,18 @@ import re
 import ml_dtypes
 import numpy as np
 
-from k2jax.checkpoint import checkpoint_step, run_config, run_folder
-from k2jax.checkpoint.streaming import ParamsReader
 from k2jax.convert.hf_config import write_config
+from k2jax.convert.loading import Opened, open_pretrained, tokenizer_folder, tokenizer_of
 from k2jax.convert.mapping import Block, blocks, hf_shape, to_rows
+from k2jax.convert.packaged import PACKAGED
 from k2jax.convert.tensors import INDEX, Planned, plan_shards, shard_names, write_shard
 from k2jax.errors import UserError
 from k2jax.model import model_specs
 from k2jax.params import ParamSpec, named_specs
 from k2jax.report.files import write_atomic
 from k2jax.report.transfer import transfer
-from k2jax.text.tokenizer import FILE_NAME, load_tokenizer
+from k2jax.text.rank_file import RANK_FILE_NAME
+from k2jax.text.tokenizer import FILE_NAME, Tokenizer
 
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -37,7 +38,7 @@ def export_checkpoint(
     Host memory holds only a few blocks at a time.
 
     Args:
-        checkpoint: a workdir or ``WORKDIR/checkpoints/STEP``.
+        checkpoint: a workdir, ``WORKDIR/checkpoints/STEP``, a packaged model's name, or another Hugging Face folder.
         to: a folder without weights.
         dtype: ``float32``, ``bfloat16`` or ``float16`` for all weights but router biases; None keeps what is stored.
         shard_bytes: size of a shard [bytes].
@@ -45,35 +46,36 @@ def export_checkpoint(
     Raises:
         UserError: the checkpoint cannot be read, the folder is taken, or the architecture has no Hugging Face name.
     """
-    to, workdir = Path(to), run_folder(checkpoint)
+    to = Path(to)
     if to.exists() and (not to.is_dir() or any(to.glob("*.safetensors"))):
         raise UserError(f"{to} holds weights already; name a new folder in --to")
-    model = run_config(workdir).model
-    specs = dict(named_specs(model_specs(model)))
-    reader = ParamsReader(checkpoint_step(checkpoint), list(specs))
-    for name, spec in specs.items():
-        if reader.shape(name) != spec.shape:
-            raise UserError(
-                f"{checkpoint} does not fit its config.json: {name} is {reader.shape(name)}, not {spec.shape}"
-            )
+    opened = open_pretrained(checkpoint)
+    specs = dict(named_specs(model_specs(opened.model)))
     dtypes = {
-        name: DTYPES[dtype] if dtype and spec.role != "router_bias" else reader.dtype(name)
+        name: DTYPES[dtype] if dtype and spec.role != "router_bias" else opened.dtype(name, spec)
         for name, spec in specs.items()
     }
-    tokenizer = load_tokenizer(workdir / "tokenizer") if (workdir / "tokenizer" / FILE_NAME).is_file() else None
+    tokenizer = _tokenizer(checkpoint)
     values = write_config(
-        model, dtypes["embed"].name, tokenizer and tokenizer.bos, tokenizer and tokenizer.eos
+        opened.model, dtypes["embed"].name, tokenizer and tokenizer.bos, tokenizer and tokenizer.eos
     )  # first, since it may refuse the model
     to.mkdir(parents=True, exist_ok=True)
-    _write_weights(reader, specs, dtypes, to, shard_bytes)
+    _write_weights(opened, specs, dtypes, to, shard_bytes)
     if tokenizer:
         tokenizer.save(to)
     write_atomic(to / "config.json", json.dumps(values, indent=2) + "\n")  # last: without it nothing loads the folder
     print(f"exported to {to}")
 
 
+def _tokenizer(checkpoint: str | Path) -> Tokenizer | None:
+    """The checkpoint's tokenizer, or None for an imported one that came without."""
+    folder = tokenizer_folder(checkpoint)
+    is_there = str(checkpoint) in PACKAGED or any((folder / name).is_file() for name in (FILE_NAME, RANK_FILE_NAME))
+    return tokenizer_of(checkpoint) if is_there else None
+
+
 def _write_weights(
-    reader: ParamsReader, specs: dict[str, ParamSpec], dtypes: dict[str, np.dtype], to: Path, shard_bytes: int
+    opened: Opened, specs: dict[str, ParamSpec], dtypes: dict[str, np.dtype], to: Path, shard_bytes: int
 ) -> None:
     parts: dict[str, tuple[str, list[Block]]] = {}  # tensor -> the weight it comes from, and its blocks
     for name, spec in specs.items():
@@ -90,13 +92,21 @@ def _write_weights(
                 for tensor in shard:
                     name, pieces = parts[tensor.name]
                     for block in pieces:
-                        rows = to_rows(specs[name], reader.read(name, block.index)).astype(tensor.dtype)
+                        rows = to_rows(specs[name], _read(opened, name, specs[name], block)).astype(tensor.dtype)
                         writer.write(rows)
                         advance(rows.nbytes)
     if len(files) > 1:
         where = {tensor.name: file for file, shard in zip(files, shards, strict=True) for tensor in shard}
         index = {"metadata": {"total_size": total}, "weight_map": where}
         write_atomic(to / INDEX, json.dumps(index, indent=2) + "\n")
+
+
+def _read(opened: Opened, name: str, spec: ParamSpec, block: Block) -> np.ndarray:
+    """The part of a weight that a block names."""
+    indices = [slice(at, at + 1) if isinstance(at, int) else at for at in block.index]
+    bounds = [at.indices(size)[:2] for at, size in zip(indices, spec.shape, strict=True)]
+    part = opened.read(name, spec, tuple(slice(*pair) for pair in bounds))
+    return part[tuple(0 if isinstance(at, int) else slice(None) for at in block.index)]
 
 
 def _natural(name: str) -> list:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich import filesize
+
+from k2jax.checkpoint import checkpoint_step, read_meta, run_config
 from k2jax.checkpoint.streaming import ParamsWriter, StoredArray
 from k2jax.config.build import to_json
 from k2jax.config.identity import fixed_keys
@@ -14,6 +17,7 @@ from k2jax.convert.source import Source
 from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
 from k2jax.report.transfer import transfer
+from k2jax.text.tokenizer import load_tokenizer
 
 UNFINISHED = "import"
 TOKENIZERS = ("tokenizer.json", "tiktoken.model")
@@ -39,7 +43,10 @@ def import_folder(folder: str | Path, workdir: str | Path) -> None:
     for line in source.skipped:
         print(line)
     if source.origin.is_dir() and not any((source.origin / name).is_file() for name in TOKENIZERS):
-        print(f"{source.origin} has no tokenizer ({' or '.join(TOKENIZERS)}); only the weights are imported")
+        print(
+            f"{source.origin} has no tokenizer ({' or '.join(TOKENIZERS)}); only the weights are imported: "
+            f"`python -m k2jax.convert tokenizer FILE --workdir={workdir}` adds one"
+        )
         identity = {}
     else:
         tokenizer = tokenizer_of(folder)
@@ -51,7 +58,29 @@ def import_folder(folder: str | Path, workdir: str | Path) -> None:
     write_atomic(workdir / "config.json", to_json(config))
     _copy(source, writer)
     writer.commit(workdir)
-    print(f"imported {source.size / 1e9:.2f} GB into {workdir}")
+    print(f"imported {filesize.decimal(source.size)} into {workdir}")
+
+
+def give_tokenizer(file: str | Path, workdir: str | Path) -> None:
+    """Gives a tokenizer to a run that was imported without one.
+
+    Args:
+        file: a ``tokenizer.json``, a rank file, or the folder of one.
+        workdir: the imported run.
+
+    Raises:
+        UserError: there is no tokenizer, it does not fit the model, or the run has one already.
+    """
+    tokenizer, workdir = load_tokenizer(file), Path(workdir)
+    vocab, known = run_config(workdir).model.vocab, read_meta(checkpoint_step(workdir)).get("identity", {})
+    if known.get("tokenizer") not in (None, tokenizer.fingerprint):
+        raise UserError(f"{workdir} was trained with a tokenizer of its own, which lies in {workdir / 'tokenizer'}")
+    if (workdir / "tokenizer").exists() and tokenizer_of(workdir).fingerprint != tokenizer.fingerprint:
+        raise UserError(f"{workdir} has another tokenizer already; delete {workdir / 'tokenizer'} to replace it")
+    if tokenizer.vocab_size > vocab:
+        raise UserError(f"{file} has {tokenizer.vocab_size:,} tokens, the model only {vocab:,}; give the model's own")
+    tokenizer.save(workdir / "tokenizer")
+    print(f"{workdir} has the tokenizer of {file} now")
 
 
 def _begin(source: Source, workdir: Path, meta: dict) -> ParamsWriter:

@@ -48,11 +48,13 @@ class Opened(NamedTuple):
     Attributes:
         model: the architecture.
         read: reads a region of a weight.
+        dtype: the dtype in which a weight is read.
         origin: what is read, as printed for the user.
     """
 
     model: ModelConfig
     read: Read
+    dtype: Callable[[str, ParamSpec], np.dtype]
     origin: str
 
     def params(self, shardings: Any, dtype: Any = None) -> Any:
@@ -112,9 +114,10 @@ def open_pretrained(path: str | Path) -> Opened:
         # This machine decides which kernels run, not the machine that trained.
         model = replace_keys(run_config(run_folder(path)).model, {"kernels": "auto"})
         reader = ParamsReader(step, [name for name, _ in named_specs(model_specs(model))])
-        return Opened(model, functools.partial(_stored, reader), f"{path}, step {step.name}")
+        dtype = lambda name, spec: reader.dtype(name)  # noqa: E731
+        return Opened(model, functools.partial(_stored, reader), dtype, f"{path}, step {step.name}")
     source = open_source(path)
-    return Opened(source.model, functools.partial(_gather, source), str(path))
+    return Opened(source.model, functools.partial(_gather, source), lambda name, spec: source.dtype(spec), str(path))
 
 
 def open_source(path: str | Path) -> Source:
@@ -136,14 +139,21 @@ def is_run(path: str | Path) -> bool:
 
 
 def tokenizer_of(path: str | Path) -> Tokenizer:
-    """Loads the tokenizer of a checkpoint argument.
+    """Loads the tokenizer of a checkpoint argument, or from a tokenizer's own file or folder.
+
+    Example:
+        >>> tokenizer = k2jax.load_tokenizer("runs/nano")
+        >>> tokenizer.decode(tokenizer.encode("def "))
+
+    Args:
+        path: as of ``from_pretrained``; also a ``tokenizer.json``, a rank file or a folder with one.
 
     Raises:
         UserError: it cannot be read, or is not the one that the checkpoint was trained with.
     """
     if str(path) in PACKAGED and not Path(path).exists():
         return packaged_tokenizer(str(path))
-    if not is_run(path):
+    if not is_run(path) and not Path(path).is_file():
         _check_exists(path)
     tokenizer = load_tokenizer(tokenizer_folder(path))
     if is_run(path):

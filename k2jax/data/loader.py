@@ -120,7 +120,7 @@ class HeldOut:
             local_rows: indices of a batch's rows that this process reads, all by default.
         """
         self._length, self._local_rows = sequence_length, local_rows
-        ordered = [streams[name] for name in sorted(streams)]
+        ordered = self._streams = [streams[name] for name in sorted(streams)]
         self._sources = [RowSource(stream, sequence_length) for stream in ordered]
         self._starts = np.cumsum([0] + [len(source) for source in self._sources])
         self.rows = int(self._starts[-1])
@@ -146,6 +146,22 @@ class HeldOut:
             stack_rows([self._row(chosen, start + row if row < batch_size else count) for row in local_rows])
             for start in range(0, count, batch_size)
         )
+
+    def beginnings(self, count: int, tokens: int) -> list[np.ndarray]:
+        """The first tokens of documents that are evenly spaced over all sources, beginning-of-document token included.
+
+        Args:
+            count: number of documents, at most those that there are.
+            tokens: most tokens of each.
+        """
+        ends = np.cumsum([stream.documents for stream in self._streams])
+        count, parts = min(count, self.documents), []
+        for number in (np.arange(count) * self.documents // max(count, 1)).tolist():
+            source = int(np.searchsorted(ends, number, side="right"))
+            stream, document = self._streams[source], number - int(ends[source]) + self._streams[source].documents
+            first, end = (int(offset) for offset in stream.offsets[document : document + 2])
+            parts.append(stream.read(first, min(first + tokens, end)))
+        return parts
 
     def bits_per_byte(self, nll: float, targets: float) -> float:
         """Bits per byte from the negative log-likelihood summed over ``targets`` targets [nats]; see ``packing``."""

@@ -47,7 +47,7 @@ def _from_json(line: bytes, field: str, where: str, report: Report) -> str | Non
     except UnicodeDecodeError as error:
         return report(where, f"not UTF-8 at byte {error.start} of the line")
     except json.JSONDecodeError as error:
-        return report(where, f"not JSON: {error.msg} at column {error.colno}")
+        return report(where, f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}")
     except (ValueError, RecursionError) as error:
         return report(where, f"not usable JSON: {error}")
     return checked_text(record, field, where, report)

@@ -54,6 +54,11 @@ class BatchRows(NamedTuple):
         """Whether the sampling of any sequence asks for something."""
         return any(wanted(sequence.request.sampling) for sequence, _, _ in self.used)
 
+    def most_alternatives(self) -> int:
+        """The most alternatives that a scored prompt asks for."""
+        asked = (sequence.request.sampling for sequence, _, _ in self.used)
+        return max((sampling.top_logprobs for sampling in asked if sampling.prompt_logprobs), default=0)
+
     def chunk(self, width: int, columns: int) -> tuple[Chunk, Targets]:
         """The new ids of each row with room for ``columns`` pages, and the token after each of them."""
         tokens, targets = np.zeros((2, self.count, width), np.int32)

@@ -19,6 +19,7 @@ from k2jax.client import Sampling
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference import shapes
+from k2jax.inference.forward import PromptScores
 from k2jax.inference.mesh import device_count
 from k2jax.inference.programs import Programs, RowResult
 from k2jax.inference.request import Request, State
@@ -301,8 +302,8 @@ class Engine:
         results = self._programs.run(sequences, width) if sequences else []
         for result in results:
             sequence = result.sequence
-            if result.prompt_logprobs is not None:
-                _score_prompt(sequence, result.prompt_logprobs, result.count)
+            if result.scores is not None:
+                _score_prompt(sequence, result.scores, result.count)
             if result.experts is not None:
                 sequence.add_experts(result.experts)
             sequence.computed += result.count
@@ -317,8 +318,7 @@ class Engine:
         result.sequence.ids.append(result.token)
         self._generated += 1
         if request.sampling.top_logprobs:
-            pairs = zip(*(part.tolist() for part in result.top), strict=True)
-            request.top_logprobs.append(tuple(pairs)[: request.sampling.top_logprobs])
+            request.top_logprobs.append(_pairs(*result.top)[: request.sampling.top_logprobs])
         reason = request.reached_end(self.max_length)
         if reason is not None:
             self._release(request)
@@ -340,10 +340,18 @@ class Engine:
             request.on_token(request)
 
 
-def _score_prompt(sequence: Sequence, logprobs: np.ndarray, count: int) -> None:
-    """Keeps the log-probabilities of the prompt tokens that follow the computed ids."""
-    request = sequence.request
+def _score_prompt(sequence: Sequence, scores: PromptScores, count: int) -> None:
+    """Keeps the scores of the prompt tokens that follow the computed ids."""
+    request, first = sequence.request, sequence.computed
     if request.sampling.prompt_logprobs and len(request.prompt_logprobs) < len(request.prompt) - 1:
-        del request.prompt_logprobs[sequence.computed :]  # a request that lost its pages scores its prompt anew
-        room = len(request.prompt) - 1 - sequence.computed
-        request.prompt_logprobs.frombytes(logprobs[: max(0, min(count, room))].astype(np.float32).tobytes())
+        # A request that lost its pages scores its prompt anew.
+        del request.prompt_logprobs[first:], request.prompt_top_logprobs[first:]
+        new = max(0, min(count, len(request.prompt) - 1 - first))
+        request.prompt_logprobs.frombytes(scores.logprobs[:new].astype(np.float32).tobytes())
+        if wanted := request.sampling.top_logprobs:
+            pairs = zip(scores.top_ids[:new], scores.top_logprobs[:new], strict=True)
+            request.prompt_top_logprobs += [_pairs(ids, logprobs)[:wanted] for ids, logprobs in pairs]
+
+
+def _pairs(ids: np.ndarray, logprobs: np.ndarray) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))

@@ -6,7 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
@@ -16,6 +16,7 @@ from k2jax.model import head_weight, run_layers, token_logprobs
 from k2jax.model.attention import attention_of
 from k2jax.model.cached_attention import Visible
 from k2jax.model.feed_forward import Experts
+from k2jax.model.head import CHUNK_ELEMENTS
 from k2jax.model.rope import rotary_table
 from pallas_kernels.implementation import resolve
 from pallas_kernels.mla_decode import whole_lanes
@@ -52,19 +53,33 @@ class Targets(NamedTuple):
     temperature: Array
 
 
+class PromptScores(NamedTuple):
+    """What the model thought of the tokens of a prompt, each given the tokens before it.
+
+    Attributes:
+        logprobs: float32 ``[N, T]``, of the targets.
+        top_ids: int32 ``[N, T, K]``, the most likely tokens in their places, most likely first.
+        top_logprobs: float32 ``[N, T, K]``, of those.
+    """
+
+    logprobs: Array
+    top_ids: Array
+    top_logprobs: Array
+
+
 class ChunkOutput(NamedTuple):
     """What one program returns.
 
     Attributes:
         logits: float32 ``[N, V]``, after each row's last real token.
-        logprobs: float32 ``[N, T]``, of the targets; ``[N, 0]`` where they are not asked for.
+        scores: of the targets; T is 0 where they are not asked for.
         experts: int16 ``[N, T, expert layers, active experts]``, chosen for each token, meaningless on padding;
             ``[N, 0, 0, 0]`` where they are not asked for.
         cache: with the new tokens' vectors.
     """
 
     logits: Array
-    logprobs: Array
+    scores: PromptScores
     experts: Array
     cache: Array
 
@@ -144,7 +159,9 @@ def _write(cache: Array, new_LNTW: Array, rows_NT: Array) -> Array:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "prompt_logprobs", "return_experts", "mesh"), donate_argnames=("cache",)
+    jax.jit,
+    static_argnames=("config", "prompt_logprobs", "prompt_top", "return_experts", "mesh"),
+    donate_argnames=("cache",),
 )
 def run_chunk(
     params: dict,
@@ -154,6 +171,7 @@ def run_chunk(
     *,
     config: ModelConfig,
     prompt_logprobs: bool = False,
+    prompt_top: int = 0,
     return_experts: bool = False,
     mesh: Mesh | None = None,
 ) -> ChunkOutput:
@@ -169,10 +187,12 @@ def run_chunk(
         targets: read where log-probabilities are asked for.
         config: the architecture.
         prompt_logprobs: whether log-probabilities of the targets are returned.
+        prompt_top: K, how many of the most likely tokens are returned with them.
         return_experts: whether the chosen experts are returned.
         mesh: of ``inference.mesh``; None is one device.
     """
-    local = functools.partial(_run_rows, config=config, prompt_logprobs=prompt_logprobs, return_experts=return_experts)
+    asked = {"prompt_logprobs": prompt_logprobs, "prompt_top": prompt_top, "return_experts": return_experts}
+    local = functools.partial(_run_rows, config=config, **asked)
     if mesh is None:
         return local(params, cache, chunk, targets)
     return jax.shard_map(
@@ -191,6 +211,7 @@ def _run_rows(
     *,
     config: ModelConfig,
     prompt_logprobs: bool,
+    prompt_top: int,
     return_experts: bool,
     experts: Experts | None = None,
 ) -> ChunkOutput:
@@ -199,14 +220,33 @@ def _run_rows(
     head = head_weight(params)
     last = jnp.take_along_axis(hidden, jnp.maximum(chunk.count - 1, 0)[:, None, None], axis=1)[:, 0]
     logits = jnp.einsum("nd,vd->nv", last, head, preferred_element_type=jnp.float32)
-    logprobs = jnp.zeros_like(logits, shape=(len(logits), 0))
+    none = jnp.zeros_like(logits, shape=(len(logits), 0, 0))
+    scores = PromptScores(none.sum(-1), none.astype(jnp.int32), none)
     if prompt_logprobs:
-        shape = targets.tokens.shape
-        parent = jnp.broadcast_to(jnp.arange(shape[1]), shape)
-        temperature = jnp.broadcast_to(targets.temperature[:, None], shape)
-        logprobs = token_logprobs(hidden, parent, targets.tokens, head, temperature)
+        scores = _score(hidden, targets, head, prompt_top)
     if expert_ids is None:
         chosen = jnp.zeros_like(chunk.tokens, shape=(len(logits), 0, 0, 0), dtype=jnp.int16)
     else:
         chosen = jnp.moveaxis(expert_ids, 0, 2).astype(jnp.int16)
-    return ChunkOutput(logits, logprobs, chosen, cache)
+    return ChunkOutput(logits, scores, chosen, cache)
+
+
+def _score(hidden: Array, targets: Targets, head: Array, top: int) -> PromptScores:
+    shape = targets.tokens.shape
+    parent = jnp.broadcast_to(jnp.arange(shape[1]), shape)
+    temperature_NT = jnp.broadcast_to(targets.temperature[:, None], shape)
+    logprobs = token_logprobs(hidden, parent, targets.tokens, head, temperature_NT)
+
+    def most_likely(token: tuple[Array, Array]) -> tuple[Array, Array]:
+        hidden_D, temperature = token
+        logits_V = jnp.einsum("d,vd->v", hidden_D, head, preferred_element_type=jnp.float32) / temperature
+        logits_K, ids_K = lax.top_k(logits_V, top)
+        return ids_K, logits_K - jax.nn.logsumexp(logits_V)
+
+    if top == 0:
+        none = jnp.zeros_like(logprobs, shape=(*shape, 0))
+        return PromptScores(logprobs, none.astype(jnp.int32), none)
+    # Some tokens at a time: logits of all would be larger than the model.
+    tokens = hidden.reshape(-1, hidden.shape[-1]), temperature_NT.reshape(-1)
+    ids, values = lax.map(most_likely, tokens, batch_size=max(1, min(len(tokens[1]), CHUNK_ELEMENTS // len(head))))
+    return PromptScores(logprobs, ids.reshape(*shape, top), values.reshape(*shape, top))

@@ -10,14 +10,18 @@ from jax import Array
 from jax.sharding import Mesh
 import numpy as np
 
+from k2jax.client import MAX_TOP_LOGPROBS
 from k2jax.config.schema import ModelConfig
 from k2jax.inference import shapes
 from k2jax.inference.batch import BatchRows
-from k2jax.inference.forward import empty_cache, run_chunk
+from k2jax.inference.forward import PromptScores, empty_cache, run_chunk
 from k2jax.inference.mesh import ROWS, device_count, fetch, place
 from k2jax.inference.sampler import sample
 from k2jax.inference.scheduler import Sequence
 from k2jax.inference.weights import EngineWeights
+
+TOP_SIZES = [0, 1, MAX_TOP_LOGPROBS]
+"""Numbers of alternatives that programs compute: a request gets the first of as many as suffice."""
 
 
 class RowResult(NamedTuple):
@@ -26,7 +30,7 @@ class RowResult(NamedTuple):
     Attributes:
         sequence: the sequence.
         count: number of its ids that are in the cache now and were not before.
-        prompt_logprobs: float32 ``[width]`` of the tokens after these ids, or None.
+        scores: arrays ``[width, ...]`` of the tokens after these ids, or None.
         experts: int16 ``[count, expert layers, active experts]`` of these ids, or None.
         token: the id that was drawn after them, or None where ids of the sequence are still pending.
         logprob: of the token.
@@ -35,7 +39,7 @@ class RowResult(NamedTuple):
 
     sequence: Sequence
     count: int
-    prompt_logprobs: np.ndarray | None
+    scores: PromptScores | None
     experts: np.ndarray | None
     token: int | None = None
     logprob: float = 0.0
@@ -72,18 +76,20 @@ class Programs:
         chunk, targets = self._place(rows.chunk(width, columns))
         scored = width > 1 and rows.asks(lambda sampling: sampling.prompt_logprobs)
         routed = rows.asks(lambda sampling: sampling.return_experts)
+        top = shapes.at_least(TOP_SIZES, rows.most_alternatives()) if scored else 0
         variant = {"config": self._model, "prompt_logprobs": scored, "return_experts": routed, "mesh": self._mesh}
+        variant["prompt_top"] = min(top, self._model.vocab)
         output = run_chunk(self.weights.params, self._cache, chunk, targets, **variant)
         self._cache = output.cache
         drawn = self._sample(output.logits, rows) if any(rows.done()) else None
         return self._results(
-            rows, fetch(output.logprobs) if scored else None, fetch(output.experts) if routed else None, drawn
+            rows, fetch(output.scores) if scored else None, fetch(output.experts) if routed else None, drawn
         )
 
     def _results(
         self,
         rows: BatchRows,
-        logprobs: np.ndarray | None,
+        scores: PromptScores | None,
         experts: np.ndarray | None,
         drawn: tuple[np.ndarray, ...] | None,
     ) -> list[RowResult]:
@@ -92,10 +98,10 @@ class Programs:
         results = []
         for sequence, row, count in rows.used:
             asked = sequence.request.sampling
-            scores = logprobs[row] if asked.prompt_logprobs and logprobs is not None else None
+            own = PromptScores(*(array[row] for array in scores)) if asked.prompt_logprobs and scores else None
             routes = experts[row, :count] if asked.return_experts else None
             token = (tokens[row], chosen[row], (drawn[2][row], drawn[3][row])) if count == sequence.pending else ()
-            results.append(RowResult(sequence, count, scores, routes, *token))
+            results.append(RowResult(sequence, count, own, routes, *token))
         return results
 
     def _sample(self, logits: Array, rows: BatchRows) -> tuple[np.ndarray, ...]:

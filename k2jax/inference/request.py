@@ -40,6 +40,7 @@ class Request:
         top_logprobs: of each generated token the most likely tokens (id, log-probability), best first; empty unless
             ``Sampling.top_logprobs`` asks for them.
         prompt_logprobs: float32, of ``prompt[1:]``, where asked for.
+        prompt_top_logprobs: of each of ``prompt[1:]``, as ``top_logprobs``; empty unless both are asked for.
         experts: int16 ``[N, expert layers, active experts]`` of the first N ids that were computed, where asked for.
         finish_reason: ``stop`` (a stop token, or on_token returned True), ``length`` (max_tokens or the engine's
             longest sequence), ``cancelled``, or None.
@@ -57,6 +58,7 @@ class Request:
     versions: array[int] = dataclasses.field(default_factory=lambda: array("q"))
     top_logprobs: list[tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=list)
     prompt_logprobs: array[float] = dataclasses.field(default_factory=lambda: array("f"))
+    prompt_top_logprobs: list[tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=list)
     experts: np.ndarray | None = None
     state: State = State.WAITING
     finish_reason: str | None = None

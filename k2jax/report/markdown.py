@@ -15,6 +15,7 @@ from k2jax.report.summary import RunSummary, complete
 from k2jax.report.table import duration, fenced, markdown_table, percent, quantity, significant
 
 FILE = "report.md"
+GAP = 0.05  # of the validation loss above the training loss, below which nothing is said of it [nats per token]
 CAPTIONS = {
     "loss": "Loss and held-out bits per byte",
     "max_logit": "Largest attention logits",
@@ -41,7 +42,8 @@ def write_report(workdir: Path | str, summary: RunSummary) -> Path:
         _section("Result", _result(summary)),
         _section("Run", _run(summary)),
         _section("Training", _training(summary)),
-        _section("MuonClip", _muonclip(summary)),
+        _section("Changes", _changes(summary)),
+        _section("MuonClip" if summary.newton_schulz_share is not None else "Attention", _muonclip(summary)),
         _section("Expert balance", _balance(summary)),
         _section("Data", _data(summary)),
         _section("Plots", _plots(workdir)),
@@ -119,13 +121,46 @@ def _training(s: RunSummary) -> str:
             ("tokens", _format_known(s.tokens, quantity)),
             ("time", _format_known(s.seconds, duration)),
             ("throughput", _format_known(s.tokens_per_second, lambda rate: f"{significant(rate)} tokens/s (median)")),
-            ("model FLOPs utilisation", _format_known(s.mfu, lambda mfu: f"{percent(mfu)} (median)")),
+            ("model FLOPs utilisation", _format_known(s.mfu, lambda mfu: f"{percent(mfu)} {_of_peak(s)}(median)")),
             ("peak memory", _format_known(s.memory_gb, lambda size: f"{significant(size)} GB")),
-            ("training loss, last steps", _format_known(s.loss, "{:.3f} nats per token".format)),
-            ("validation loss", _format_known(s.val_loss, "{:.3f} nats per token".format)),
+            ("training loss, last step", _format_known(s.loss, "{:.3f} nats per token".format)),
+            (
+                f"training loss, mean of the last {s.mean_loss_records} records",
+                _format_known(s.mean_loss, "{:.3f} nats per token".format),
+            ),
+            ("validation loss", _format_known(s.val_loss, _validation_loss(s))),
             ("loss spikes", _format_known(s.spikes, "{:,}".format)),
         ]
     )
+
+
+def _of_peak(s: RunSummary) -> str:
+    if s.peak_flops is None:
+        return ""
+    source = "measured with a float32 matrix product" if s.peak_is_measured else "by the data sheet"
+    return f"of {significant(s.peak_flops / 1e12)} TFLOP/s, {source} "
+
+
+def _validation_loss(s: RunSummary) -> Callable[[float], str]:
+    """The loss and, where it is above the training loss without a second pass over any text, what that means."""
+
+    def form(loss: float) -> str:
+        text = f"{loss:.3f} nats per token"
+        once = s.sources and all(source.epochs is not None and source.epochs <= 1 for source in s.sources)
+        if s.mean_loss is None or not once or loss - s.mean_loss < GAP:
+            return text
+        return (
+            f"{text}, {loss - s.mean_loss:.2f} above the training loss. No text was seen twice, so nothing is "
+            "memorised: the held-out text differs from the training text"
+        )
+
+    return form
+
+
+def _changes(s: RunSummary) -> str:
+    """What was changed between two starts of the run."""
+    rows = [(step, f"`{key}`", f"`{before}`", f"`{now}`") for step, key, before, now in s.changes]
+    return markdown_table(("up to step", "key", "before", "after"), rows) if rows else ""
 
 
 def _muonclip(s: RunSummary) -> str:
@@ -142,7 +177,7 @@ def _muonclip(s: RunSummary) -> str:
             ("heads clipped", clipped),
             (
                 "Newton-Schulz, of the training FLOPs of its matrices",
-                _format_known(s.newton_schulz_share, lambda share: percent(share, 2)),
+                _format_known(s.newton_schulz_share, percent),
             ),
         ]
     )

@@ -50,8 +50,11 @@ class RunSummary:
     status: str | None = None  #: how it ended, e.g. "finished", "stopped by SIGTERM"
     command: str | None = None  #: the command that continues the run
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  #: configuration highlights by key
+    changes: Sequence[tuple[str, str, str, str]] = ()  #: last step with the old value, key, old and new value
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  #: package versions
     device: str | None = None  #: e.g. "8 x TPU v5p", "CPU, 2 cores"
+    peak_flops: float | None = None  #: of all devices, of which ``mfu`` is a fraction [FLOP/s]
+    peak_is_measured: bool = False  #: by a matrix product, rather than from the data sheet
     parameters_total: int | None = None  #: all parameters
     parameters_active: int | None = None  #: parameters used per token
     total_steps: int | None = None  #: steps the configuration asks for
@@ -61,7 +64,9 @@ class RunSummary:
     newton_schulz_share: float | None = None  #: FLOPs of Newton-Schulz over the training FLOPs of its matrices
     qk_clip_tau: float | None = None  #: threshold of QK-Clip
     step: int | None = None  #: optimizer steps done
-    loss: float | None = None  #: last training loss, a mean over the last records [nats per token]
+    loss: float | None = None  #: training loss at the last step [nats per token]
+    mean_loss: float | None = None  #: its mean over the last ``mean_loss_records`` records [nats per token]
+    mean_loss_records: int | None = None  #: a tenth of the records, at most 20
     val_loss: float | None = None  #: last validation loss [nats per token]
     val_bits_per_byte: float | None = None  #: last validation
     tokens: int | None = None  #: training tokens seen
@@ -92,7 +97,9 @@ def _from_metrics(records: Records) -> dict[str, Any]:
         _put(fields, key, records, key, lambda values: values[-1])
     for key in ("tokens_per_second", "mfu"):  # the median ignores steps that compiled or validated
         _put(fields, key, records, key, np.median)
-    _put(fields, "loss", records, "loss", lambda values: values[-_window(values) :].mean())
+    _put(fields, "loss", records, "loss", lambda values: values[-1])
+    _put(fields, "mean_loss", records, "loss", lambda values: values[-_window(values) :].mean())
+    _put(fields, "mean_loss_records", records, "loss", _window)
     _put(fields, "memory_gb", records, "memory_gb", np.max)
     _put(fields, "max_logit", records, "max_logit", np.max)
     _put(fields, "clipped_heads", records, "clipped_heads", np.sum)
@@ -102,7 +109,7 @@ def _from_metrics(records: Records) -> dict[str, Any]:
     logits = scalars(records, "max_logit")
     if logits is not None:
         fields["max_logit_step"] = int(logits[0][np.nanargmax(logits[1])])
-    for key in ("tokens", "spikes", "clipped_heads", "clipped_steps"):
+    for key in ("tokens", "spikes", "clipped_heads", "clipped_steps", "mean_loss_records"):
         if key in fields:
             fields[key] = int(fields[key])
     return fields

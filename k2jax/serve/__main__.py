@@ -11,6 +11,8 @@ K2JAX_API_KEYS contains keys, every route except /health requires one. SIGTERM l
 grace period and then ends the server with exit code 0.
 """
 
+import sys
+
 from absl import flags
 
 from k2jax import cli, runtime
@@ -47,6 +49,7 @@ def main(values: flags.FlagValues) -> None:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
     from k2jax.api.model_card import ModelCard, chat_format_or_none
     from k2jax.checkpoint import run_folder
+    from k2jax.client import Sampling
     from k2jax.convert.loading import load_pretrained, tokenizer_of
     from k2jax.inference.engine import Engine
     from k2jax.inference.mesh import make_engine_mesh
@@ -65,6 +68,8 @@ def main(values: flags.FlagValues) -> None:
     engine = Engine(loaded.model, loaded.params, **sizes, mesh=mesh, donate=True)
     name = values.model_name or run_folder(values.checkpoint).name
     card = ModelCard(name, tokenizer, loaded.model.vocab, values.max_length, chat_format_or_none(tokenizer))
+    print("compiling the first programs", file=sys.stderr)
+    engine.generate([[tokenizer.bos]], Sampling(max_tokens=2))
     worker = Worker(engine)
     service = Service(worker, card, values.max_queue)
     run_server(make_app(service, keys, values.max_body_bytes), service, sock, values.grace_seconds)

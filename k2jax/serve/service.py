@@ -8,7 +8,16 @@ import contextlib
 import logging
 import time
 
-from k2jax.api import ApiError, Delta, Detokenizer, GeneratedToken, GenerationRequest, ModelCard, PromptUsage
+from k2jax.api import (
+    ApiError,
+    Delta,
+    Detokenizer,
+    GeneratedToken,
+    GenerationRequest,
+    ModelCard,
+    PromptLogprobs,
+    PromptUsage,
+)
 from k2jax.api.errors import bad_request, unavailable
 from k2jax.errors import UserError
 from k2jax.inference.engine import EngineStats
@@ -175,4 +184,5 @@ class _ChoiceFeed:
         new, self._read = range(self._read, len(sequence.tokens)), len(sequence.tokens)
         top = sequence.top_logprobs
         tokens = [GeneratedToken(sequence.tokens[i], sequence.logprobs[i], top[i] if top else ()) for i in new]
-        return self._detokenizer.feed(tokens, sequence.finish_reason, sequence.prompt_logprobs)
+        prompt = PromptLogprobs(sequence.prompt_logprobs, sequence.prompt_top_logprobs)
+        return self._detokenizer.feed(tokens, sequence.finish_reason, prompt)

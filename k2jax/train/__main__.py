@@ -13,6 +13,7 @@ logit; 143 after SIGTERM and 130 after Ctrl-C (143 with several processes), with
 1 a bug, or a process that was lost.
 """
 
+import shlex
 import sys
 
 from absl import flags
@@ -40,7 +41,7 @@ def main(values: flags.FlagValues) -> int:
     def run() -> int:
         from k2jax.train.loop import train
 
-        return train(config, values.workdir)
+        return train(config, values.workdir, f"python -m k2jax.train {shlex.join(sys.argv[1:])}")
 
     return processes.run_and_exit(run)
 

@@ -20,12 +20,13 @@ from k2jax.train.validation import Validation
 from k2jax.train.workdir import claimed
 
 
-def train(config: Config, workdir: str | Path) -> int:
+def train(config: Config, workdir: str | Path, command: str | None = None) -> int:
     """Trains to ``config.train.steps``, resuming from the workdir's newest checkpoint.
 
     Args:
         config: the experiment.
         workdir: the run's folder; see the package's documentation for what it holds.
+        command: the command line that started it, for the report.
 
     Returns:
         The exit code of ``python -m k2jax.train``.
@@ -49,7 +50,7 @@ def train(config: Config, workdir: str | Path) -> int:
                 run.log(step, validation.when_due(step))
                 run.save_when_due(step)
                 if processes.is_first() and step % config.log.plots_every == 0 and step != config.train.steps:
-                    write_results(config, path, data, step, "running")
+                    write_results(run, data, "running", command)
         if processes.is_first():
-            write_results(config, path, data, int(run.state.step), run.status)
+            write_results(run, data, run.status, command)
         return run.exit_code

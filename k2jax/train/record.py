@@ -11,10 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from k2jax.chips import PEAK_FLOPS
-from k2jax.config.schema import Config
+from k2jax.config.schema import Config, MoEConfig
 from k2jax.model import training_flops_per_token
 from k2jax.optim import qk_clip_gamma
+from k2jax.train.report import device_name
 from k2jax.train.step import StepMetrics
+
+UNBALANCED, UNBALANCED_STEPS = 0.75, 50
+"""Part of the worst possible violation, and steps on end above it, after which a person is told."""
 
 
 def peak_flops() -> float:
@@ -48,12 +52,20 @@ def max_violation(expert_tokens: np.ndarray) -> np.ndarray:
     return expert_tokens.max(-1) / np.maximum(expert_tokens.mean(-1), 1e-9) - 1
 
 
+def _worst_violation(moe: MoEConfig) -> float:
+    """The max violation of a layer that sends every token to the same experts."""
+    return moe.experts / moe.active_experts - 1
+
+
 class Recorder:
     """Keeps what spans steps: totals of real tokens and seconds, the loss's running mean for spikes."""
 
     def __init__(self, config: Config, meta: dict):
         self._config = config
-        self._peak = peak_flops()
+        # A measured peak varies from start to start; a resumed run keeps it, so that its utilisation stays comparable.
+        same_device = meta.get("device") == device_name()
+        self.peak_flops: float = meta["peak_flops"] if same_device and "peak_flops" in meta else peak_flops()
+        self._unbalanced = 0
         self._flops_per_token = training_flops_per_token(config.model, config.data.sequence_length)
         self.tokens: int = meta.get("tokens", 0)
         self.spikes: int = meta.get("spikes", 0)
@@ -67,7 +79,21 @@ class Recorder:
             "spikes": self.spikes,
             "running_loss": self.running_loss,
             "seconds": self.seconds,
+            "device": device_name(),
+            "peak_flops": self.peak_flops,
         }
+
+    def balance_warning(self) -> str | None:
+        """What to say once, when the experts have been far out of balance for ``UNBALANCED_STEPS`` steps on end."""
+        moe = self._config.model.moe
+        if self._unbalanced != UNBALANCED_STEPS:
+            return None
+        return (
+            f"the experts are out of balance: for {UNBALANCED_STEPS} steps the busiest one of a layer got more than "
+            f"{1 + UNBALANCED * _worst_violation(moe):.3g} times its share ({moe.experts / moe.active_experts:.3g} at "
+            f"most); raise config.router.bias_rate, now {self._config.router.bias_rate:g} (a run of some hundred steps "
+            "needs about 5e-2)"
+        )
 
     def is_spike(self, loss: float) -> bool:
         """Whether ``loss`` jumps above its running mean; updates the mean and the count."""
@@ -94,7 +120,7 @@ class Recorder:
             "learning_rate": learning_rate,
             "grad_norm": float(metrics.grad_norm),
             "tokens_per_second": tokens / seconds,
-            "mfu": self._flops_per_token * tokens / seconds / self._peak,
+            "mfu": self._flops_per_token * tokens / seconds / self.peak_flops,
             "max_logit": float(max_logit.max()),
             "max_logit_heads": max_logit,
             "spikes": self.spikes,
@@ -118,6 +144,8 @@ class Recorder:
                 "expert_tokens": expert_tokens,
                 "balance_loss": float(metrics.balance_loss),
             }
+            is_unbalanced = record["max_violation"] > UNBALANCED * _worst_violation(self._config.model.moe)
+            self._unbalanced = self._unbalanced + 1 if is_unbalanced else 0
         if self._config.parallel.expert_slots < 1:
             dropped = np.asarray(metrics.stats.dropped_rows)
             record |= {"dropped_rows": int(dropped.sum()), "dropped_rows_layers": dropped}

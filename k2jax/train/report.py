@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from importlib.metadata import version
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 
 from k2jax import optim
+from k2jax.chips import PEAK_FLOPS
 from k2jax.config.schema import Config
 from k2jax.data import TrainingData
 from k2jax.model import active_parameters, model_specs, total_parameters
@@ -16,6 +17,9 @@ from k2jax.report.markdown import write_report
 from k2jax.report.plots import draw_plots
 from k2jax.report.summary import Baselines, DataSource, RunSummary
 from k2jax.report.table import percent, quantity, text_table
+
+if TYPE_CHECKING:
+    from k2jax.train.run import Run
 
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
@@ -66,20 +70,31 @@ def baselines(data: TrainingData) -> Baselines:
     return Baselines(mean("byte_entropy_bits"), mean("gzip_bits_per_byte"), mean("xz_bits_per_byte"))
 
 
-def write_results(config: Config, workdir: Path, data: TrainingData, step: int, status: str) -> None:
-    """Redraws the plots and rewrites ``report.md``."""
+def write_results(run: Run, data: TrainingData, status: str, command: str | None) -> None:
+    """Redraws the plots and rewrites ``report.md``.
+
+    Args:
+        run: the run.
+        data: what it trains on.
+        status: how it stands, in words.
+        command: the command line that goes on with it, or None.
+    """
+    config, step = run.config, int(run.state.step)
     tau = config.optimizer.qk_clip_tau if config.optimizer.name == "muonclip" else None
     yardsticks = baselines(data)
-    draw_plots(workdir, baselines=yardsticks, qk_clip_tau=tau)
+    draw_plots(run.workdir, baselines=yardsticks, qk_clip_tau=tau)
     held_out = data.held_out
     summary = RunSummary(
-        title=f"{config.stage} {workdir.name}",
+        title=f"{config.stage} {run.workdir.name}",
         stage=config.stage,
         status=status,
-        command=f"python -m k2jax.train --config=EXPERIMENT.py --workdir={workdir}",
+        command=command,
         config=_highlights(config),
+        changes=[(f"{step:,}", key, str(before), str(now)) for step, key, before, now in run.changes],
         versions={name: version(name) for name in PACKAGES},
         device=device_name(),
+        peak_flops=run.recorder.peak_flops,
+        peak_is_measured=jax.devices()[0].device_kind not in PEAK_FLOPS,
         parameters_total=total_parameters(config.model),
         parameters_active=active_parameters(config.model),
         total_steps=config.train.steps,
@@ -89,7 +104,7 @@ def write_results(config: Config, workdir: Path, data: TrainingData, step: int, 
         newton_schulz_share=newton_schulz_share(config),
         qk_clip_tau=tau,
     )
-    write_report(workdir, summary)
+    write_report(run.workdir, summary)
 
 
 def _sources(data: TrainingData, step: int) -> list[DataSource]:

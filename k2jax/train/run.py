@@ -26,6 +26,7 @@ from k2jax.config.identity import fixed_keys
 from k2jax.errors import UserError
 from k2jax.report.metrics import DAMAGED, FILE, MetricsLog
 from k2jax.report.progress import Progress
+from k2jax.train.history import changes_of, settings
 from k2jax.train.init_from import pretrained_params
 from k2jax.train.program import Program
 from k2jax.train.record import Recorder
@@ -69,6 +70,8 @@ class Run:
         step: the step that is being computed, or the last one.
         start: the step that was restored; 0 in an empty workdir.
         extra: the extra item of the restored checkpoint, or None.
+        changes: what was changed in the configuration since the run was begun.
+        recorder: what spans steps.
         exit_code: 0, ``NON_FINITE``, 143 after SIGTERM or 130 after an interrupt.
 
     Raises:
@@ -86,7 +89,11 @@ class Run:
         self.state, meta = self._initial_state()
         self.step = self.start = int(self.state.step)
         processes.report_position(lambda: (self.step, self._newest()))
-        self._recorder = Recorder(self.config, meta)
+        known, new = changes_of(meta, self.start, self.config)
+        self.changes = known + new
+        for change in new:
+            say(str(change))
+        self.recorder = Recorder(self.config, meta)
         self._open = contextlib.ExitStack()
         if processes.is_first():
             write_config(workdir, self.config)  # only now: nothing of the config was refused
@@ -146,7 +153,7 @@ class Run:
         if not metrics.healthy:
             raise NonFiniteError(metrics)
         seconds = time.perf_counter() - self._began
-        self._record = self._recorder.values(metrics, float(self._learning_rate(self.step - 1)), seconds)
+        self._record = self.recorder.values(metrics, float(self._learning_rate(self.step - 1)), seconds)
         return metrics
 
     def evaluate(self, batch: PackedBatch) -> tuple[dict[str, float], dict[str, float]]:
@@ -161,6 +168,8 @@ class Run:
         if self._metrics and (step % self.config.log.every == 0 or step == self.config.train.steps):
             self._metrics.write(step, record)
         self._progress.update(step, record)
+        if warning := self.recorder.balance_warning():
+            self.note(warning)
 
     def note(self, text: str) -> None:
         """Prints a line beside the progress bar, on the first process."""
@@ -267,7 +276,8 @@ class Run:
                 )
 
     def _save(self, step: int, extra: Any = None) -> None:
-        meta = {**self._recorder.meta(), "identity": self._identity, "config": fixed_keys(self.config)}
+        meta = {**self.recorder.meta(), "identity": self._identity, "config": fixed_keys(self.config)}
+        meta |= {"settings": settings(self.config), "changes": [list(change) for change in self.changes]}
         params, opt_state = self._checkpoint_layout.save(self.state.params, self.state.opt_state)
         self._checkpoints.save(step, params, opt_state, meta, extra)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,9 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from k2jax.config.schema import Config
+from k2jax.data.loader import HeldOut
 from k2jax.model import cast_params, forward, head_weight, model_specs
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.train.state import compute_dtype
+
+BEGINNINGS, BEGINNING_TOKENS = 3, 12
 
 
 def make_sampler(config: Config):
@@ -34,9 +38,19 @@ def make_sampler(config: Config):
     return sample
 
 
-def sample_texts(sampler, params: Any, tokenizer: Tokenizer, config: Config, step: int) -> list[tuple[str, str]]:
+def prompts_of(config: Config, held_out: HeldOut, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The configured prompts, or else the beginnings of held-out documents."""
+    if config.eval.prompts:
+        return config.eval.prompts
+    texts = (tokenizer.decode(ids) for ids in held_out.beginnings(BEGINNINGS, BEGINNING_TOKENS))
+    return tuple(dict.fromkeys(text.rstrip("\ufffd") for text in texts))  # a character may have been cut
+
+
+def sample_texts(
+    sampler, params: Any, tokenizer: Tokenizer, prompts: Sequence[str], config: Config, step: int
+) -> list[tuple[str, str]]:
     """(prompt, continuation) pairs; a continuation ends at the end-of-document token."""
-    prompts = [[tokenizer.bos, *tokenizer.encode(text)] for text in config.eval.prompts]
+    asked, prompts = prompts, [[tokenizer.bos, *tokenizer.encode(text)] for text in prompts]
     width = max(map(len, prompts)) + config.eval.sample_tokens
     tokens = np.zeros((len(prompts), width), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
@@ -45,7 +59,7 @@ def sample_texts(sampler, params: Any, tokenizer: Tokenizer, config: Config, ste
     key = jax.random.fold_in(jax.random.key(config.train.seed), step)
     drawn = np.asarray(sampler(params, tokens, lengths, key))
     texts = []
-    for text, row, length in zip(config.eval.prompts, drawn, lengths, strict=True):
+    for text, row, length in zip(asked, drawn, lengths, strict=True):
         new = row[length : length + config.eval.sample_tokens]
         end = np.flatnonzero(new == tokenizer.eos)
         texts.append((text, tokenizer.decode(new[: end[0]] if len(end) else new)))

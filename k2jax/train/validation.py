@@ -11,7 +11,7 @@ from k2jax.data import TrainingData
 from k2jax.report.samples import write_sample
 from k2jax.train.corpus import held_out_batches
 from k2jax.train.run import Run, say
-from k2jax.train.sample import make_sampler, sample_texts
+from k2jax.train.sample import make_sampler, prompts_of, sample_texts
 
 
 class Validation:
@@ -21,6 +21,7 @@ class Validation:
         self._run, self._data, self._config = run, data, run.config
         mesh = run.program.mesh
         self._sampler = jax.jit(make_sampler(run.config)) if mesh.size == 1 else None
+        self._prompts = prompts_of(run.config, data.held_out, data.tokenizer)
         if self._sampler is None:
             axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
             several = f" on {processes.count()} processes" if processes.count() > 1 else ""
@@ -32,7 +33,7 @@ class Validation:
         if not final and step % self._config.eval.every:
             return {}
         record = self._held_out(step, final)
-        if self._sampler and self._config.eval.sample_tokens and self._config.eval.prompts:
+        if self._sampler and self._config.eval.sample_tokens and self._prompts:
             self._write_samples(step)
         return record
 
@@ -50,5 +51,6 @@ class Validation:
 
     def _write_samples(self, step: int) -> None:
         params, tokenizer = self._run.state.params, self._data.tokenizer
-        for prompt, text in sample_texts(self._sampler, params, tokenizer, self._config, step):
+        pairs = sample_texts(self._sampler, params, tokenizer, self._prompts, self._config, step)
+        for prompt, text in pairs:
             write_sample(self._run.workdir, step, prompt, text)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.api import Detokenizer, GeneratedToken
+from k2jax.api import Detokenizer, GeneratedToken, PromptLogprobs
 from k2jax.api.chat import parse_chat
 from k2jax.api.completions import parse_completion
 from tests.api.sample import CALL_CONTENT, CALLING, CALLS, CARD, NAME, TEXT, TOKENIZER, TOOLS, USER, answer_ids
@@ -26,7 +26,8 @@ def feed(request, *pieces, finish="stop", prompt_logprobs=()):
     detokenizer = Detokenizer(request, 0, TOKENIZER)
     tokens = [[GeneratedToken(i, -0.25, ((i, -0.25),)) for i in piece] for piece in pieces]
     ends = [None] * (len(pieces) - 1) + [finish]
-    return [detokenizer.feed(piece, end, prompt_logprobs) for piece, end in zip(tokens, ends, strict=True)]
+    scores = PromptLogprobs(prompt_logprobs)
+    return [detokenizer.feed(piece, end, scores) for piece, end in zip(tokens, ends, strict=True)]
 
 
 def text_of(deltas):

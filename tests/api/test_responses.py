@@ -7,7 +7,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 import pytest
 
-from k2jax.api import Detokenizer, GeneratedToken, PromptUsage
+from k2jax.api import Detokenizer, GeneratedToken, PromptLogprobs, PromptUsage
 from k2jax.api.chat import ChatResponse, parse_chat
 from k2jax.api.completions import CompletionResponse, parse_completion
 from k2jax.api.encoding import DONE, dump_json, encode_event
@@ -21,10 +21,11 @@ def deltas_of(request, ids, finish="stop"):
     """The deltas of every choice, token by token, choices in turn."""
     readers = [Detokenizer(request, choice, TOKENIZER) for choice in range(request.choices)]
     top = ((3, -0.5), (4, float("-inf")))[: request.sampling.top_logprobs]
-    prompt_logprobs = [-1.0] * (len(request.prompts[0]) - 1) if request.sampling.prompt_logprobs else ()
+    scored = len(request.prompts[0]) - 1 if request.sampling.prompt_logprobs else 0
+    prompt = PromptLogprobs([-1.0] * scored, [top] * scored if top else ())
     for i in ids:
         for reader in readers:
-            yield reader.feed([GeneratedToken(i, -0.25, top)], None, prompt_logprobs)
+            yield reader.feed([GeneratedToken(i, -0.25, top)], None, prompt)
     for reader in readers:
         yield reader.feed([], finish)
 
@@ -122,7 +123,8 @@ def test_an_echoed_completion(stream):
     logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
     values = [value for entry in logprobs for value in entry["token_logprobs"]]
     assert values == [None, -1.0, -1.0] + [-0.25] * len(ids)
-    assert [top for entry in logprobs for top in entry["top_logprobs"]][:3] == [None] * 3
+    first, *others = [top for entry in logprobs for top in entry["top_logprobs"]][:3]
+    assert first is None and [len(top) for top in others] == [3, 3]  # two alternatives and the token itself
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -40,9 +40,10 @@ MODELS = {
 }  # fmt: skip
 
 
-def network(name: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """A tiny random model in which nothing is left at zero or one."""
+def network(name: str, dtype: torch.dtype = torch.float32, **changes) -> torch.nn.Module:
+    """A tiny random model in which nothing is left at zero or one; ``changes`` to its configuration."""
     family, values = MODELS[name]
+    values = values | changes
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**values, attn_implementation="eager", pad_token_id=None)
     model = getattr(transformers, f"{family}ForCausalLM")(config)

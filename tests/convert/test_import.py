@@ -18,11 +18,11 @@ from k2jax.checkpoint.streaming import ParamsReader
 from k2jax.config import to_json
 from k2jax.convert import mapping
 from k2jax.convert.exporting import export_checkpoint
-from k2jax.convert.importing import import_folder
+from k2jax.convert.importing import give_tokenizer, import_folder
 from k2jax.errors import UserError
 from k2jax.model import model_specs
 from k2jax.params import abstract, initialize, named_specs
-from k2jax.text.tokenizer import byte_tokenizer, load_tokenizer
+from k2jax.text.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
 from tests.convert.folders import network
 from tests.train.tiny import tiny
 
@@ -78,6 +78,41 @@ def test_the_tokenizer_comes_along_both_ways(folder, tmp_path):
         assert load_tokenizer(path).fingerprint == wanted.fingerprint
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"]) == (wanted.bos, wanted.eos)
+
+
+def test_an_import_without_a_tokenizer_can_be_given_one(tmp_path, capsys):
+    run, fitting = tmp_path / "run", train_bpe(["some text, some more text"] * 10, 270)
+    network("deepseek_v3", vocab_size=fitting.vocab_size).save_pretrained(tmp_path / "hf")
+    import_folder(tmp_path / "hf", run)
+    assert f"python -m k2jax.convert tokenizer FILE --workdir={run}" in capsys.readouterr().out
+    with pytest.raises(UserError, match="cannot read the tokenizer"):
+        k2jax.load_tokenizer(run)
+    larger = train_bpe(["some text, some more text, and other words"] * 10, 290)
+    larger.save(tmp_path / "larger")
+    with pytest.raises(UserError, match=f"{larger.vocab_size} tokens, the model only {fitting.vocab_size}"):
+        give_tokenizer(tmp_path / "larger", run)
+    fitting.save(tmp_path / "fitting")
+    for path in (tmp_path / "fitting" / "tokenizer.json", tmp_path / "fitting"):  # the second changes nothing
+        give_tokenizer(path, run)
+        assert k2jax.load_tokenizer(run).fingerprint == fitting.fingerprint
+
+
+def test_another_tokenizer_is_not_put_in_place_of_the_one_that_is_there(folder, tmp_path):
+    import_folder(folder, tmp_path / "run")
+    train_bpe(["some text, some more text"] * 10, 270).save(tmp_path / "other")
+    with pytest.raises(UserError, match="with a tokenizer of its own"):
+        give_tokenizer(tmp_path / "other", tmp_path / "run")
+
+
+def test_a_folder_is_exported_like_a_run(folder, tmp_path):
+    """In another dtype, say; the tokenizer comes along."""
+    export_checkpoint(folder, tmp_path / "half", dtype="bfloat16")
+    import_folder(folder, tmp_path / "run")
+    export_checkpoint(tmp_path / "run", tmp_path / "wanted", dtype="bfloat16")
+    names = sorted(path.name for path in (tmp_path / "half").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "wanted").iterdir()) and "tokenizer.json" in names
+    for name in names:
+        assert (tmp_path / "half" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes(), name
 
 
 def test_a_taken_folder_is_refused(folder, tmp_path):

@@ -139,7 +139,7 @@ def test_the_published_config_of_kimi_k2(folder):
     [
         (["import", "nowhere", "--workdir=out"], "no checkpoint nowhere"),
         (["import", "nowhere"], "--workdir is required"),
-        (["export", "--checkpoint=nowhere", "--to=out"], "nowhere is not the workdir of a run"),
+        (["export", "--checkpoint=nowhere", "--to=out"], "no checkpoint nowhere"),
         (["copy"], "say 'import FOLDER"),
         (["import"], "say 'import FOLDER"),
     ],

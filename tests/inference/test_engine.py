@@ -238,6 +238,21 @@ def test_alternatives_are_the_best_of_the_oracle():
         np.testing.assert_allclose([row[t] for t, _ in top], [p for _, p in top], atol=1e-4)
 
 
+@pytest.mark.parametrize("model", [MLA, GQA], ids=["mla", "gqa"])
+def test_alternatives_of_a_prompt_are_the_best_of_the_oracle(model):
+    """Over several chunks, and of neighbours that ask for other numbers of them, or for none."""
+    asked = [1, 0, 5, 1]
+    sampling = [dataclasses.replace(GREEDY, prompt_logprobs=True, top_logprobs=top) for top in asked]
+    requests = engine(model).generate(prompts(150, 20, 90, 2), sampling)
+    for request, wanted in zip(requests, asked, strict=True):
+        expected = oracle(model, request.ids, 1.0)
+        assert len(request.prompt_top_logprobs) == (len(request.prompt) - 1 if wanted else 0)
+        for row, top in zip(expected, request.prompt_top_logprobs, strict=False):
+            assert len(top) == wanted
+            np.testing.assert_allclose([p for _, p in top], np.sort(row)[::-1][:wanted], atol=1e-4)
+            np.testing.assert_allclose([row[t] for t, _ in top], [p for _, p in top], atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("prompt", "sampling", "words"),
     [

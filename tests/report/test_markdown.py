@@ -33,8 +33,11 @@ def full(workdir) -> str:
         held_out="251 kB",
         baselines=Baselines(unigram_entropy=4.6, gzip=1.93, xz=1.62),
         sources=[DataSource("stdlib", 3_400_000, 0.72, 3)],
-        newton_schulz_share=0.11,
+        newton_schulz_share=0.1149,
         qk_clip_tau=100.0,
+        peak_flops=2.5e11,
+        peak_is_measured=True,
+        changes=[("40", "optimizer.learning_rate", "0.01", "0.001")],
     )
     return write_report(workdir, summary).read_text()
 
@@ -55,13 +58,17 @@ def test_a_report_tells_the_whole_run(tmp_path):
         "- tokens: 492k",
         "- time: 1 min 00 s",
         "- throughput: 6,800 tokens/s (median)",
-        "- model FLOPs utilisation: 30.0 % (median)",
+        "- model FLOPs utilisation: 30.0 % of 0.250 TFLOP/s, measured with a float32 matrix product (median)",
+        f"- training loss, last step: {records()[-1]['loss']:.3f} nats per token",
+        f"mean of the last 12 records: {sum(line['loss'] for line in records()[-12:]) / 12:.3f} nats",
+        "|         40 | `optimizer.learning_rate` | `0.01` | `0.001` |",
+        "## MuonClip",
         "- peak memory: 2.00 GB",
         "- validation loss: 2.880 nats per token",
         "- loss spikes: 1",
         "- heads clipped: 6 in 3 of the logged steps",
         "- QK-Clip threshold: 100",
-        "- Newton-Schulz, of the training FLOPs of its matrices: 11 %",
+        "- Newton-Schulz, of the training FLOPs of its matrices: 11.5 %",
         "0.517 in the first steps, 0.0175 in the last",
         "| stdlib | 3.40M  |        0.72 |               3 |",
         "![Loss and held-out bits per byte](plots/loss.png)",
@@ -97,3 +104,22 @@ def test_null_metrics_are_unknown(tmp_path):
         metrics.write(1, {"loss": float("nan"), "max_logit": float("-inf"), "tokens": 10})
     text = write_report(tmp_path, RunSummary("x")).read_text()
     assert "nan" not in text and "None" not in text and "tokens: 10" in text
+
+
+def test_a_run_without_muon_has_no_section_of_that_name(tmp_path):
+    log(tmp_path)
+    text = write_report(tmp_path, RunSummary("AdamW")).read_text()
+    assert "MuonClip" not in text and "## Attention\n\n- highest attention logit" in text
+
+
+def test_a_gap_to_the_validation_loss_is_explained_where_no_text_was_seen_twice(tmp_path):
+    log(tmp_path)
+    losses = {"mean_loss": 2.10, "val_loss": 2.88}
+    once = RunSummary("once", sources=[DataSource("a", 100, 0.7)], **losses)
+    assert "2.880 nats per token, 0.78 above the training loss. No text was seen twice" in write_report(
+        tmp_path, once
+    ).read_text().replace("\n", " ")
+    twice = RunSummary("twice", sources=[DataSource("a", 100, 0.7), DataSource("b", 100, 1.2)], **losses)
+    near = RunSummary("near", sources=[DataSource("a", 100, 0.7)], mean_loss=2.86, val_loss=2.88)
+    for summary in (twice, near):
+        assert "No text was seen twice" not in write_report(tmp_path, summary).read_text()

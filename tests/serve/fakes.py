@@ -21,6 +21,11 @@ from k2jax.serve.service import Service
 from tests.api.sample import NAME
 
 
+def alternatives(request: Request) -> tuple[tuple[int, float], ...]:
+    """As many as are asked for."""
+    return tuple((i, -float(i)) for i in range(1, 1 + request.sampling.top_logprobs))
+
+
 class FakeEngine:
     """Generates the ids of ``script(request)``, again and again; a slot generates one token per step."""
 
@@ -66,11 +71,13 @@ class FakeEngine:
         for request in list(self.running):
             if request.sampling.prompt_logprobs and not request.tokens:
                 request.prompt_logprobs.extend(-0.5 - i for i in range(len(request.prompt) - 1))
+                if top := alternatives(request):
+                    request.prompt_top_logprobs += [top] * (len(request.prompt) - 1)
             request.cached_tokens = len(request.prompt) // 2
             script = self.script(request)
             token = script[len(request.tokens) % len(script)]
             request.append(token, -0.25, 0)
-            request.top_logprobs.append(tuple((i, -float(i)) for i in range(1, 1 + request.sampling.top_logprobs)))
+            request.top_logprobs.append(alternatives(request))
             self.generated += 1
             if token in request.sampling.stop_tokens:
                 self._finish(request, "stop")

@@ -243,7 +243,10 @@ def test_echo_with_logprobs(server, client, stream):
     assert text == TOKENIZER.decode([*prompt, *new])
     assert asked(server)[1].prompt_logprobs
     assert logprobs["token_logprobs"] == [None, *(-0.5 - i for i in range(len(prompt) - 1)), *[-0.25] * 5]
-    assert logprobs["top_logprobs"][: len(prompt)] == [None] * len(prompt)
+    first, *others = logprobs["top_logprobs"][: len(prompt)]
+    assert first is None
+    for i, (top, token) in enumerate(zip(others, logprobs["tokens"][1:], strict=False)):
+        assert len(top) == 2 and top[token] == -0.5 - i
     assert all(
         top[token] == -0.25 and len(top) == 2
         for top, token in zip(logprobs["top_logprobs"][len(prompt) :], logprobs["tokens"][len(prompt) :], strict=True)

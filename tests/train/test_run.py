@@ -18,6 +18,7 @@ from k2jax.batch import pack_row, stack_rows
 from k2jax.checkpoint import committed_steps
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
+from k2jax.report.samples import read_samples
 from k2jax.train import train
 from k2jax.train.program import Program
 from k2jax.train.run import Run
@@ -227,6 +228,31 @@ def test_a_trace_covers_what_is_left_of_its_steps(folder, finished, tmp_path):
     workdir = copy_tree(finished, tmp_path / "traced")
     assert train(tiny(folder, **{"train.steps": 13, "train.profile_steps": (2, 99)}), workdir) == 0
     assert list((workdir / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_changed_setting_is_said_and_stays_in_the_report(folder, finished, tmp_path, capsys):
+    workdir = copy_tree(finished, tmp_path / "changed_rate")
+    for steps, rate in ((13, 1e-3), (14, 1e-3)):
+        config = tiny(folder, **{"train.steps": steps, "optimizer.learning_rate": rate})
+        assert train(config, workdir, "python -m k2jax.train --config=c.py --config.optimizer.learning_rate=1e-3") == 0
+        told = capsys.readouterr().out
+        assert ("config.optimizer.learning_rate was 0.005 up to step 12 and is 0.001 now" in told) is (steps == 13)
+    report = (workdir / "report.md").read_text()
+    assert [
+        line
+        for line in report.splitlines()
+        if line.split("|")[1:2] == ["         12 "] and "`optimizer.learning_rate`" in line
+    ]
+    assert [
+        line for line in report.splitlines() if line.split("|")[1:2] == ["         13 "] and "`train.steps`" in line
+    ]
+    assert "--config.optimizer.learning_rate=1e-3" in report.split("## Continue")[1]
+
+
+def test_samples_begin_like_held_out_documents(finished):
+    """Without configured prompts: those of the text that the run is about."""
+    prompts = [sample.prompt for sample in read_samples(finished)[12]]
+    assert len(prompts) == 3 and all(prompt.startswith(("one ", "two ")) for prompt in prompts)
 
 
 def test_a_corpus_may_move(folder, finished, tmp_path):

@@ -12,7 +12,7 @@ from k2jax.losses import NLL
 from k2jax.parallel.accumulate import accumulate
 from k2jax.parallel.gradients import make_objective
 from k2jax.train.program import Program
-from k2jax.train.record import Recorder, max_violation
+from k2jax.train.record import UNBALANCED_STEPS, Recorder, max_violation
 from k2jax.train.step import _finite, make_train_step
 from tests.train.tiny import tiny, write_corpus
 
@@ -123,3 +123,26 @@ def test_spikes_are_counted_and_survive_a_restart(config):
     assert [recorder.is_spike(loss) for loss in losses] == [False, False, False, True, False, False]
     again = Recorder(config, recorder.meta())
     assert again.spikes == 1 and again.is_spike(9.0)
+
+
+def test_a_resumed_run_keeps_its_measure_of_the_device(config):
+    meta = Recorder(config, {}).meta()
+    assert Recorder(config, meta | {"peak_flops": 1.0}).peak_flops == 1.0
+    assert Recorder(config, meta | {"peak_flops": 1.0, "device": "8 x TPU v5p"}).peak_flops > 1e6
+
+
+@pytest.mark.parametrize(("busiest", "told"), [(1.0, 1), (0.7, 0)])
+def test_experts_that_stay_out_of_balance_are_told_once(config, batch, busiest, told):
+    """``busiest``: of the tokens of a layer, those of the two experts that each token goes to."""
+    state, step = make(config)
+    metrics = jax.device_get(step(state, batch)[1])
+    experts = config.model.moe.experts
+    counts = np.full((1, experts), (1 - busiest) / (experts - 2))
+    counts[:, :2] = busiest / 2
+    metrics = metrics._replace(stats=metrics.stats._replace(expert_tokens=1000 * counts))
+    recorder, said = Recorder(config, {}), []
+    for _ in range(2 * UNBALANCED_STEPS):
+        recorder.values(metrics, 1e-3, 1.0)
+        said += [warning for warning in [recorder.balance_warning()] if warning]
+    assert len(said) == told
+    assert all("raise config.router.bias_rate, now 0.001" in text for text in said)
