@@ -1,4 +1,4 @@
-"""Process settings that must precede jax: the platform and the reuse of freed memory. Checks of what a machine runs."""
+"""Process settings that must precede the first use of jax: the platform and the reuse of freed memory. Checks of what a machine runs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,22 @@ def prepare() -> None:
 
 def choose_platform() -> None:
     """Sets JAX_PLATFORMS unless the user has: with libtpu but no TPU, jax would print an error first."""
-    if "JAX_PLATFORMS" in os.environ:
-        return
     if any(os.path.exists(path) for path in ("/dev/accel0", "/dev/vfio/0")) or "TPU_NAME" in os.environ:
-        os.environ["JAX_PLATFORMS"] = "tpu,cpu"
+        _set_default("JAX_PLATFORMS", "tpu,cpu")
     elif os.path.exists("/dev/nvidiactl") and any(find_spec(f"jax_cuda{number}_plugin") for number in (12, 13)):
-        os.environ["JAX_PLATFORMS"] = "cuda,cpu"
+        _set_default("JAX_PLATFORMS", "cuda,cpu")
     else:
-        os.environ["JAX_PLATFORMS"] = "cpu"
+        _set_default("JAX_PLATFORMS", "cpu")
+
+
+def _set_default(name: str, value: str) -> None:
+    """Sets a variable of JAX unless the user has. JAX reads them when it is imported, and that may have happened."""
+    if name not in os.environ:
+        os.environ[name] = value
+        if "jax" in sys.modules:
+            import jax
+
+            jax.config.update(name.lower(), type(getattr(jax.config, name.lower()) or "")(value))
 
 
 def keep_compiled_programs() -> None:
@@ -45,11 +53,11 @@ def keep_compiled_programs() -> None:
     another processor are kept apart: a folder may be shared by machines, and a CPU program by equal ones only.
     """
     # Small programs are many, and reading one takes a fifth of the time of compiling it.
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    _set_default("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = Path(os.environ.get("K2JAX_CACHE") or "~/.cache/k2jax").expanduser() / "compiled"
         forget_oldest(folder, COMPILED_BYTES)
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / _processor())
+        _set_default("JAX_COMPILATION_CACHE_DIR", str(folder / _processor()))
 
 
 def forget_oldest(folder: Path, limit: int) -> None:
