@@ -1,4 +1,4 @@
-"""Process settings that must precede the first use of jax: the platform and the reuse of freed memory. Checks of what a machine runs."""
+"""Process settings that must precede the first use of jax, and checks of what a machine runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import os
 from pathlib import Path
 import platform
+import shutil
 import sys
 
 from k2jax.config.schema import Config, ModelConfig
@@ -16,6 +17,7 @@ from k2jax.errors import UserError
 
 COMPILED_BYTES = 4 << 30
 """The size at which the oldest compiled programs are forgotten."""
+LEAST_FREE_BYTES = 256 << 20
 
 
 def prepare() -> None:
@@ -36,14 +38,14 @@ def choose_platform() -> None:
         _set_default("JAX_PLATFORMS", "cpu")
 
 
-def _set_default(name: str, value: str) -> None:
+def _set_default(name: str, value: str | float) -> None:
     """Sets a variable of JAX unless the user has. JAX reads them when it is imported, and that may have happened."""
     if name not in os.environ:
-        os.environ[name] = value
+        os.environ[name] = str(value)
         if "jax" in sys.modules:
             import jax
 
-            jax.config.update(name.lower(), type(getattr(jax.config, name.lower()) or "")(value))
+            jax.config.update(name.lower(), value)
 
 
 def keep_compiled_programs() -> None:
@@ -53,11 +55,20 @@ def keep_compiled_programs() -> None:
     another processor are kept apart: a folder may be shared by machines, and a CPU program by equal ones only.
     """
     # Small programs are many, and reading one takes a fifth of the time of compiling it.
-    _set_default("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    _set_default("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", 0.0)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = Path(os.environ.get("K2JAX_CACHE") or "~/.cache/k2jax").expanduser() / "compiled"
         forget_oldest(folder, COMPILED_BYTES)
+        if _free_bytes(folder) < LEAST_FREE_BYTES:  # JAX would leave cut files, and warn of each at every start
+            room = f"{LEAST_FREE_BYTES >> 20} MiB"
+            print(f"{folder} has less than {room} left: no compiled programs are kept", file=sys.stderr)
+            return
         _set_default("JAX_COMPILATION_CACHE_DIR", str(folder / _processor()))
+
+
+def _free_bytes(folder: Path) -> int:
+    """Room on the disk of a folder that need not exist yet."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
 def forget_oldest(folder: Path, limit: int) -> None:

@@ -1,8 +1,15 @@
 """What a process sets before JAX starts."""
 
 import os
+from pathlib import Path
+import subprocess
+import sys
+
+import pytest
 
 from k2jax import runtime
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_what_was_not_used_for_longest_is_forgotten_first(tmp_path):
@@ -16,14 +23,43 @@ def test_what_was_not_used_for_longest_is_forgotten_first(tmp_path):
     runtime.forget_oldest(tmp_path / "nowhere", 0)
 
 
-def test_a_folder_that_the_user_names_is_kept(tmp_path, monkeypatch):
-    for name in ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "JAX_COMPILATION_CACHE_DIR"):
-        monkeypatch.setenv(name, "")  # so that what is set below is undone
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("K2JAX_CACHE", str(tmp_path))
+SETTINGS = """
+import sys
+if "after" in sys.argv:
+    import jax
+from k2jax import runtime
+runtime.prepare()
+import jax
+config = jax.config
+print(config.jax_compilation_cache_dir, config.jax_persistent_cache_min_compile_time_secs, config.jax_platforms)
+"""
+
+
+def settings(tmp_path, *words, **environment):
+    """The cache folder, the shortest compilation that is kept, and the platforms of a new process."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_"))}
+    env = ours | {"PYTHONPATH": str(ROOT), "K2JAX_CACHE": str(tmp_path)} | environment
+    done = subprocess.run([sys.executable, "-c", SETTINGS, *words], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_settings_hold_before_and_after_jax_is_imported(tmp_path, when):
+    folder, seconds, platforms = settings(tmp_path, when)
+    assert folder == f"{tmp_path}/compiled/{runtime._processor()}" and float(seconds) == 0
+    assert platforms in ("cpu", "cuda,cpu", "tpu,cpu")
+
+
+def test_what_the_user_sets_is_kept(tmp_path):
+    own = {"JAX_COMPILATION_CACHE_DIR": "gs://bucket/compiled", "JAX_PLATFORMS": "cpu"}
+    own["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "7"
+    assert settings(tmp_path, "after", **own) == ["gs://bucket/compiled", "7.0", "cpu"]
+
+
+def test_nothing_is_kept_on_a_disk_that_is_nearly_full(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("K2JAX_CACHE", str(tmp_path / "not" / "there"))
+    monkeypatch.setattr(runtime, "LEAST_FREE_BYTES", 1 << 60)
     runtime.keep_compiled_programs()
-    ours = os.environ["JAX_COMPILATION_CACHE_DIR"]
-    assert ours.startswith(f"{tmp_path}/compiled/") and ours == f"{tmp_path}/compiled/{runtime._processor()}"
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/compiled")
-    runtime.keep_compiled_programs()
-    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "gs://bucket/compiled"
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    assert "no compiled programs are kept" in capsys.readouterr().err

@@ -148,11 +148,7 @@ class Checkpoints:
         except Exception as error:  # of tensorstore and orbax, many kinds, also from the threads of an earlier save
             steps = self.steps()
             kept = f"step {steps[-1]} is whole" if steps else "no step was saved before"
-            reason = _root(error)
-            raise UserError(
-                f"a checkpoint could not be written to {self.folder} ({_line(reason)}); {kept}: make room, or mend "
-                "what is wrong, and start again"
-            ) from error
+            raise not_written(self.folder, error, f"{kept}: ") from error
 
 
 def _chunks(tree: Any) -> Any:
@@ -173,6 +169,15 @@ def note_unchecked(meta: dict, step_folder: Path) -> None:
     """Says in a line that a checkpoint of an older format carries no checksums, on the first process."""
     if not has_checksums(meta) and processes.is_first():
         print(f"checkpoint {step_folder} carries no checksums (an older version wrote it): damage would go unnoticed")
+
+
+def not_written(folder: Path, error: Exception, kept: str = "") -> UserError:
+    """The message for a checkpoint that could not be written; ``kept`` says what there is instead."""
+    reason = _line(_root(error))
+    return UserError(
+        f"a checkpoint could not be written to {folder} ({reason}); {kept}make room, or mend what is wrong, and start "
+        "again"
+    )
 
 
 def damaged(step_folder: Path, error: Exception) -> UserError:

@@ -7,7 +7,8 @@ when it is complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import json
 from pathlib import Path
 import shutil
@@ -17,7 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from k2jax.checkpoint.manager import FOLDER, damaged
+from k2jax.checkpoint.manager import FOLDER, damaged, not_written
 from k2jax.checkpoint.meta import sealed
 from k2jax.checkpoint.storage import array_metadata, create_array, open_array, tree_handler
 
@@ -40,24 +41,34 @@ class ParamsWriter:
         layouts: by the weight's path, ``moe/experts/w13``.
         meta: JSON values of the checkpoint.
         identity: JSON values that say what is being written; another identity starts anew.
+
+    Raises:
+        UserError: the folder could not be written.
     """
 
     def __init__(self, folder: Path, step: int, layouts: Mapping[str, StoredArray], meta: dict, identity: Any):
         self._folder, self._step, self._layouts = folder, step, layouts
         self._done_file = folder / "done.txt"
         begun = folder / "begun.json"
-        if not _is(begun, identity):
-            shutil.rmtree(folder, ignore_errors=True)
-            self._write_skeleton(meta)
-            for name, layout in layouts.items():
-                # Trained weights hardly shrink.
-                create_array(
-                    self._params, name, layout.dtype, array_metadata(layout.shape, layout.chunks, compress=False)
-                )
-            begun.write_text(json.dumps(identity))  # last: without it the folder is begun anew
-        self._arrays = {name: open_array(self._params, name) for name in layouts}
+        with self._writing():
+            if not _is(begun, identity):
+                shutil.rmtree(folder, ignore_errors=True)
+                self._write_skeleton(meta)
+                for name, layout in layouts.items():
+                    # Trained weights hardly shrink.
+                    metadata = array_metadata(layout.shape, layout.chunks, compress=False)
+                    create_array(self._params, name, layout.dtype, metadata)
+                begun.write_text(json.dumps(identity))  # last: without it the folder is begun anew
+            self._arrays = {name: open_array(self._params, name) for name in layouts}
         lines = self._done_file.read_bytes().splitlines(keepends=True) if self._done_file.exists() else []
         self.done = {line[:-1].decode(errors="replace") for line in lines if line.endswith(b"\n")}
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of tensorstore and orbax, many kinds
+            raise not_written(self._folder, error) from error
 
     @property
     def _params(self) -> Path:
@@ -87,20 +98,26 @@ class ParamsWriter:
             )
 
     def write(self, name: str, index: tuple, region: np.ndarray) -> None:
-        """Writes a region durably."""
-        self._arrays[name][index].write(region).result()
+        """Writes a region durably.
+
+        Raises:
+            UserError: it could not be written; so do ``mark`` and ``commit``.
+        """
+        with self._writing():
+            self._arrays[name][index].write(region).result()
 
     def mark(self, key: str) -> None:
         """Records that everything belonging to ``key`` is written."""
-        with open(self._done_file, "a") as file:
+        with self._writing(), open(self._done_file, "a") as file:
             file.write(key + "\n")
         self.done.add(key)
 
     def commit(self, workdir: Path) -> None:
         """Moves the finished checkpoint into the workdir."""
         target = workdir.absolute() / FOLDER / str(self._step)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (self._folder / str(self._step)).rename(target)
+        with self._writing():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self._folder / str(self._step)).rename(target)
         shutil.rmtree(self._folder)  # what is left says no more than that the checkpoint was begun
 
 

@@ -88,8 +88,10 @@ def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:
         build(temporary)
         _rename(temporary, folder)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"no space left in {folder.parent}; set data.cache_dir to a larger disk") from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise UserError(
+                f"no room in {folder.parent} ({error.strerror}); make room, or set data.cache_dir to a larger disk"
+            ) from None
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

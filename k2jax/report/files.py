@@ -26,8 +26,10 @@ def write_atomic(path: Path | str, content: bytes | str) -> Path:
             file.flush()
             os.fsync(file.fileno())  # otherwise a power failure could keep the rename and lose the content
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.filename is None:  # a write does not name its file
+            error.filename = str(path)
         raise
     return path

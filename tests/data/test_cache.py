@@ -109,7 +109,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
     def full(folder):
         raise OSError(28, os.strerror(28))
 
-    with pytest.raises(UserError, match=r"no space left in .*set data\.cache_dir"):
+    with pytest.raises(UserError, match=r"no room in .*set data\.cache_dir"):
         get_or_build(tmp_path / "key", full)
 
 

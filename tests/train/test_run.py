@@ -211,6 +211,19 @@ def test_a_full_disk_is_one_line_and_loses_nothing(folder, finished):
     assert losses(workdir) == losses(finished)
 
 
+@pytest.mark.slow
+def test_a_disk_that_fills_up_at_any_moment_costs_nothing(folder, finished):
+    for moment in range(10):
+        workdir = folder / f"full-{moment}"
+        process = start(folder, workdir, file_bytes=random.randrange(100, 80_000))  # the largest files have 100 kB
+        _, stderr = process.communicate(timeout=240)
+        errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+        assert process.returncode == 2 and len(errors) == 1 and "make room" in errors[0], stderr
+        assert "Traceback" not in stderr
+        assert train(tiny(folder), workdir) == 0
+        assert losses(workdir) == losses(finished)
+
+
 def test_two_processes_do_not_share_a_workdir(folder, finished):
     with locked(finished), pytest.raises(UserError, match="in use by another process"):
         train(tiny(folder), finished)
