@@ -29,7 +29,7 @@ def write_atomic(path: Path | str, content: bytes | str) -> Path:
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError) and error.filename is None:  # a write does not name its file
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # a write does not name its file
             error.filename = str(path)
         raise
     return path
