@@ -7,7 +7,9 @@ Example:
     python -m k2jax.bench attention     # MLA attention against dense scores; the cost of the maximum logit in a step
     python -m k2jax.bench kernels       # every kernel against the operations that it replaces
     python -m k2jax.bench decode        # nano's generation against transformers, batch 1, 16, 64 (extra [parity])
+    python -m k2jax.bench serving       # SmolLM2 behind the server against transformers, 1 and 16 streams
     python -m k2jax.bench collectives   # bytes that Muon's update sends between chips, against optax (extra [tpu])
+    python -m k2jax.bench integrity     # what checking checkpoints and a corpus costs
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -21,7 +23,7 @@ from k2jax import cli, runtime
 from k2jax.errors import UserError, nearest
 from k2jax.report.table import significant, text_table
 
-NAMES = ("pretrain", "experts", "muon", "attention", "decode", "kernels", "collectives", "integrity")
+NAMES = ("pretrain", "experts", "muon", "attention", "decode", "serving", "kernels", "collectives", "integrity")
 
 
 def define(values: flags.FlagValues) -> None:

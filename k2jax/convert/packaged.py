@@ -103,14 +103,23 @@ def packaged_tokenizer(name: str) -> Tokenizer:
 
 
 @functools.cache  # parsing the vocabulary takes seconds, and tokenizer and weights are opened separately
-def _read(name: str) -> tuple[Path, Any]:
+def packaged_file(name: str) -> Path:
+    """The GGUF file of a packaged model.
+
+    Raises:
+        UserError: its package is not installed.
+    """
     package = PACKAGED[name]
     module = find_spec(package.module)  # located, not imported: the module would import an application
     if module is None or find_spec("gguf") is None:
         raise UserError(f"{name} is not installed: {package.install}")
+    return Path(module.submodule_search_locations[0]) / package.file
+
+
+def _read(name: str) -> tuple[Path, Any]:
+    path = packaged_file(name)
     from gguf import GGUFReader
 
-    path = Path(module.submodule_search_locations[0]) / package.file
     return path, GGUFReader(path)
 
 

@@ -39,11 +39,16 @@ class Visible(NamedTuple):
     start: Array
     among_new: Array
 
-    def context(self) -> tuple[Array, Array]:
-        """Reads the cached vectors ``[N, C, W]``, C tokens for P pages, and which are real, bool ``[N, 1, C]``."""
-        pages_NPSW = self.cache[self.layer, self.pages]
-        context_NCW = pages_NPSW.reshape(len(self.pages), -1, pages_NPSW.shape[-1])
-        return context_NCW, (jnp.arange(context_NCW.shape[1]) < self.start[:, None])[:, None]
+    def context(self, first: int = 0, last: int | None = None) -> Array:
+        """Reads numbers ``first`` to ``last`` of the cached vectors, ``[N, C, last - first]``, C tokens for P pages."""
+        pages_NPSW = self.cache[self.layer, self.pages, :, first:last]
+        sequences, pages, size, width = pages_NPSW.shape
+        return pages_NPSW.reshape(sequences, pages * size, width)
+
+    def is_cached(self) -> Array:
+        """Which tokens of the context are real, bool ``[N, 1, C]``."""
+        tokens = self.pages.shape[1] * self.cache.shape[2]
+        return (jnp.arange(tokens) < self.start[:, None])[:, None]
 
 
 @jax.named_scope("attention")
@@ -70,13 +75,16 @@ def mla_cached(
     absorbed_NHTR = jnp.einsum("nhte,rhe->nhtr", q_NHTE[..., :nope], up_k_RHE)
     q_NHTW = jnp.concatenate([absorbed_NHTR, rotate_neighbours(q_NHTE[..., nope:], cos, sin)], axis=-1)
     if resolve(config.kernels) == "xla":
-        context_NCW, real_N1C = visible.context()
-        mixed_NHTR = _softmax_attention(
+        context_NCW = visible.context()
+        # The values are the first numbers of the keys; the few others are dropped from the sum, since cutting them off
+        # every cached vector would copy the context.
+        mixed_NHTW = _softmax_attention(
             q_NHTW,
-            _Keys(context_NCW, context_NCW[..., :rank], real_N1C),
-            _Keys(new_NTW, new_NTW[..., :rank], visible.among_new),
+            _Keys(context_NCW, context_NCW, visible.is_cached()),
+            _Keys(new_NTW, new_NTW, visible.among_new),
             softmax_scale(config),
         )
+        mixed_NHTR = mixed_NHTW[..., :rank]
     else:
         mixed_NHTR = _paged_attention(q_NHTW, new_NTW, visible, config)
     return from_heads(jnp.einsum("nhtr,rhe->nhte", mixed_NHTR, up_v_RHE), params["o"]), new_NTW
@@ -113,15 +121,18 @@ def gqa_cached(
     groups = config.gqa.kv_heads
     new_NTW = jnp.concatenate([rotate_halves(k_NGTE, cos, sin), v_NGTE], axis=1).swapaxes(1, 2).reshape(n, t, -1)
 
-    def keys(cached_NCW: Array, mask: Array) -> _Keys:
-        """Key heads as if they were sequences: ``[N * G, ...]``."""
-        both = cached_NCW.reshape(n, -1, 2, groups, width).transpose(2, 0, 3, 1, 4).reshape(2, n * groups, -1, width)
-        return _Keys(both[0], both[1], jnp.repeat(mask, groups, axis=0))
+    def by_head(heads_NCW: Array) -> Array:
+        """Key heads as if they were sequences: ``[N * G, C, E]``."""
+        return heads_NCW.reshape(n, -1, groups, width).swapaxes(1, 2).reshape(n * groups, -1, width)
 
+    half = groups * width
+    # Read apart, each half is brought into its order by the one pass that gathers it.
+    old = by_head(visible.context(0, half)), by_head(visible.context(half))
+    new = by_head(new_NTW[..., :half]), by_head(new_NTW[..., half:])
     mixed = _softmax_attention(
         rotate_halves(q_NHTE, cos, sin).reshape(n * groups, heads // groups, t, width),
-        keys(*visible.context()),
-        keys(new_NTW, visible.among_new),
+        _Keys(*old, jnp.repeat(visible.is_cached(), groups, axis=0)),
+        _Keys(*new, jnp.repeat(visible.among_new, groups, axis=0)),
         width**-0.5,
     )
     return from_heads(mixed.reshape(n, heads, t, width), params["o"]), new_NTW

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
+import math
 
 import jax
 from jax import Array
@@ -18,6 +19,9 @@ from k2jax.model.router import Routing, route
 from pallas_kernels.routed_experts import NAMES, TooManyCopiesError, routed_experts
 from pallas_kernels.routed_experts.fp8_residuals import from_fp8
 
+WIDE_BELOW = 128
+"""Number of tokens from which gate and up are two products."""
+
 
 def swiglu(params: dict, x: Array, kind: str, store_fp8: tuple[str, ...] = ()) -> Array:
     """Computes ``(silu(x W_gate) * (x W_up)) W_down``.
@@ -29,13 +33,25 @@ def swiglu(params: dict, x: Array, kind: str, store_fp8: tuple[str, ...] = ()) -
         store_fp8: names of activations that the backward pass finds in FP8.
     """
     x = enter_tensor(x, params["w13"])
-    w13 = params["w13"]  # two products: the gradient of one wide product, cut in half, costs XLA:CPU half as much again
-    gate_up = linear(x, w13[:, 0]), linear(x, w13[:, 1])
+    gate_up = _gate_up(x, params["w13"])
     name = f"{kind}_gate_up"
     if name in store_fp8:
         return from_fp8(_activate_and_project, gate_up, params["w2"], name)
     gate, up = named(gate_up, name)
     return linear(named(jax.nn.silu(gate) * up, f"{kind}_activation"), params["w2"])
+
+
+def _gate_up(x: Array, w13: Array) -> tuple[Array, Array]:
+    """Both products of ``x [..., D]``.
+
+    As two, since the gradient of one wide product, cut in half, costs XLA:CPU half as much again. For the few tokens of
+    a decoding step as one: there the halves of the weight, which have to be copied out of it, are what costs.
+    """
+    width, _, hidden = w13.shape
+    if math.prod(x.shape[:-1]) >= WIDE_BELOW:
+        return linear(x, w13[:, 0]), linear(x, w13[:, 1])
+    both = linear(x, w13.reshape(width, 2 * hidden))
+    return both[..., :hidden], both[..., hidden:]
 
 
 def _activate_and_project(gate_up: tuple[Array, Array], w2: Array) -> Array:
