@@ -102,7 +102,6 @@ def packaged_tokenizer(name: str) -> Tokenizer:
     return gguf_tokenizer({field.name: field.contents() for field in reader.fields.values()})
 
 
-@functools.cache  # parsing the vocabulary takes seconds, and tokenizer and weights are opened separately
 def packaged_file(name: str) -> Path:
     """The GGUF file of a packaged model.
 
@@ -116,6 +115,7 @@ def packaged_file(name: str) -> Path:
     return Path(module.submodule_search_locations[0]) / package.file
 
 
+@functools.cache  # parsing the vocabulary takes seconds, and tokenizer and weights are opened separately
 def _read(name: str) -> tuple[Path, Any]:
     path = packaged_file(name)
     from gguf import GGUFReader
