@@ -43,7 +43,7 @@ def write_report(workdir: Path | str, summary: RunSummary) -> Path:
         _section("Run", _run(summary)),
         _section("Training", _training(summary)),
         _section("Changes", _changes(summary)),
-        _section("MuonClip" if summary.newton_schulz_share is not None else "Attention", _muonclip(summary)),
+        _section(_optimizer(summary), _muonclip(summary)),
         _section("Expert balance", _balance(summary)),
         _section("Data", _data(summary)),
         _section("Plots", _plots(workdir)),
@@ -161,6 +161,13 @@ def _changes(s: RunSummary) -> str:
     """What was changed between two starts of the run."""
     rows = [(step, f"`{key}`", f"`{before}`", f"`{now}`") for step, key, before, now in s.changes]
     return markdown_table(("up to step", "key", "before", "after"), rows) if rows else ""
+
+
+def _optimizer(s: RunSummary) -> str:
+    """The title of the section on attention logits, which QK-Clip bounds, and Muon's cost."""
+    if s.newton_schulz_share is None:
+        return "Attention"
+    return "Muon" if s.qk_clip_tau is None else "MuonClip"
 
 
 def _muonclip(s: RunSummary) -> str:
