@@ -41,14 +41,19 @@ def delegate(items: list[pytest.Item]) -> None:
             items[index] = _Delegated.from_parent(item.parent, name=item.name, original=item, child=child)
 
 
-def pytest_configure() -> None:
-    """Let a child's operations on one device run at once.
+def dispatch_at_once() -> None:
+    """Let operations on one device run at once; a process with emulated devices calls it first.
 
-    Dispatched beside a program of several devices, they take threads that its collectives wait for.
+    Dispatched beside a program of several devices, they take threads that its collectives wait for, perhaps for ever.
     """
     import jax  # Not above: the parent loads this module before it has set the environment of JAX.
 
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def pytest_configure() -> None:
+    """Prepare a child process."""
+    dispatch_at_once()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

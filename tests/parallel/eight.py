@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from k2jax.batch import PackedBatch, pack_row, stack_rows
-from tests.emulated import run_on
+from tests.emulated import dispatch_at_once, run_on
 
 
 def steps(folder: Path, cases: dict[str, dict], timeout: int = 1800) -> dict[str, dict]:
@@ -117,4 +117,5 @@ def _main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    dispatch_at_once()
     _main(Path(sys.argv[1]))
