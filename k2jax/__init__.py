@@ -4,7 +4,6 @@
 """
 
 from importlib import import_module
-import sys
 from typing import Any
 
 _LAZY = {"from_pretrained": "from_pretrained", "load_tokenizer": "tokenizer_of"}
@@ -16,6 +15,5 @@ __all__ = list(_LAZY)
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if "jax" not in sys.modules:  # otherwise its settings are the caller's
-        import_module("k2jax.runtime").prepare()
+    import_module("k2jax.runtime").prepare_before_jax()
     return getattr(import_module("k2jax.convert.loading"), _LAZY[name])

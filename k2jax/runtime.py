@@ -28,6 +28,12 @@ def prepare() -> None:
         keep_freed_memory()
 
 
+def prepare_before_jax() -> None:
+    """``prepare`` for what is imported from Python, where JAX was not imported before: then it is the caller's."""
+    if "jax" not in sys.modules:
+        prepare()
+
+
 def choose_platform() -> None:
     """Sets JAX_PLATFORMS unless the user has: with libtpu but no TPU, jax would print an error first."""
     if any(os.path.exists(path) for path in ("/dev/accel0", "/dev/vfio/0")) or "TPU_NAME" in os.environ:

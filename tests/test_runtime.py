@@ -35,11 +35,11 @@ print(config.jax_compilation_cache_dir, config.jax_persistent_cache_min_compile_
 """
 
 
-def settings(tmp_path, *words, **environment):
+def settings(tmp_path, *words, program=SETTINGS, **environment):
     """The cache folder, the shortest compilation that is kept, and the platforms of a new process."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_"))}
     env = ours | {"PYTHONPATH": str(ROOT), "K2JAX_CACHE": str(tmp_path)} | environment
-    done = subprocess.run([sys.executable, "-c", SETTINGS, *words], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program, *words], env=env, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
@@ -48,6 +48,13 @@ def test_settings_hold_before_and_after_jax_is_imported(tmp_path, when):
     folder, seconds, platforms = settings(tmp_path, when)
     assert folder == f"{tmp_path}/compiled/{runtime._processor()}" and float(seconds) == 0
     assert platforms in ("cpu", "cuda,cpu", "tpu,cpu")
+
+
+def test_what_is_imported_from_python_prepares_as_commands_do(tmp_path):
+    """As README's example does: the engine first, without a word about settings."""
+    program = SETTINGS.replace("from k2jax import runtime\nruntime.prepare()", "from k2jax.inference import Engine")
+    assert program != SETTINGS
+    assert settings(tmp_path, program=program)[0] == f"{tmp_path}/compiled/{runtime._processor()}"
 
 
 def test_what_the_user_sets_is_kept(tmp_path):

@@ -21,4 +21,5 @@ __all__ = list(_LAZY)
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import_module("k2jax.runtime").prepare_before_jax()
     return getattr(import_module(_LAZY[name]), name)
