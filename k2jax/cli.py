@@ -144,7 +144,7 @@ def _check_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, None]]:
         if match is None:
             rest.append(arg)
             continue
-        path = re.sub(r"^(data\.sources)\.[^.]+\.", r"\1.NAME.", match[1])
+        path = re.sub(r"^(data\.sources|rl\.tasks)\.[^.]+\.", r"\1.NAME.", match[1])
         if path not in known:
             raise UserError(f"unknown key config.{match[1]}{nearest(path, list(known))}")
         if match[2] == "None" and "None" in known[path].type:

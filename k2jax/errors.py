@@ -1,4 +1,4 @@
-"""The exception for mistakes that the user can mend: commands print it as one line and exit with code 2."""
+"""Exceptions of all packages: mistakes that the user can mend, and failures of machines rather than of models."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from typing import Any
 class UserError(Exception):
     """A user's mistake, worded in one line that says what is wrong and how to mend it.
 
-    Raise it for missing files, bad config values, shapes that do not divide, checkpoints of another model and
-    corrupt inputs. Anything else that escapes is a bug and keeps its traceback.
+    Commands print it as one line and exit with code 2. Raise it for missing files, bad config values, shapes that do
+    not divide, checkpoints of another model and corrupt inputs. Anything else that escapes is a bug and keeps its
+    traceback.
+    """
+
+
+class InfrastructureError(Exception):
+    """A sandbox, a verifier's process, a server or a machine failed; the model's answer is not to blame.
+
+    What raises it is tried again, and a sample for which it lasts is masked: it is never a reward of 0.
     """
 
 

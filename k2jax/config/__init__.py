@@ -1,9 +1,10 @@
 """Typed experiment configuration: declared in ``schema``, edited as a ConfigDict, read back as frozen dataclasses."""
 
-from k2jax.config.build import defaults, from_json, resolve, source, to_json
+from k2jax.config.build import defaults, from_json, resolve, source, task, to_json
 from k2jax.config.presets import model_preset
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import (
+    AdvantageConfig,
     CheckpointConfig,
     Config,
     DataConfig,
@@ -15,15 +16,21 @@ from k2jax.config.schema import (
     ModelConfig,
     MoEConfig,
     OptimizerConfig,
+    PolicyLossConfig,
+    RLConfig,
+    RolloutConfig,
     RouterConfig,
     ScheduleConfig,
+    ScoringConfig,
     SourceConfig,
+    TaskConfig,
     TokenizerConfig,
     TrainConfig,
     YarnConfig,
 )
 
 __all__ = [
+    "AdvantageConfig",
     "CheckpointConfig",
     "Config",
     "DataConfig",
@@ -35,9 +42,14 @@ __all__ = [
     "MoEConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "PolicyLossConfig",
+    "RLConfig",
+    "RolloutConfig",
     "RouterConfig",
     "ScheduleConfig",
+    "ScoringConfig",
     "SourceConfig",
+    "TaskConfig",
     "TokenizerConfig",
     "TrainConfig",
     "YarnConfig",
@@ -47,5 +59,6 @@ __all__ = [
     "replace_keys",
     "resolve",
     "source",
+    "task",
     "to_json",
 ]

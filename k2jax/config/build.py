@@ -34,7 +34,8 @@ def defaults(stage: str, model: str = "nano") -> ConfigDict:
         raise UserError(f"unknown stage {stage!r}; there are {', '.join(stages)}")
     config = to_config_dict(schema.Config(stage=stage, model=model_preset(model)))
     config.lock()
-    config.data.sources.unlock()  # sources come and go by name
+    config.data.sources.unlock()  # sources and tasks come and go by name
+    config.rl.tasks.unlock()
     return config
 
 
@@ -45,6 +46,15 @@ def source(**fields: Any) -> ConfigDict:
         if key not in known:
             raise UserError(f"unknown key {key!r} of a data source{nearest(key, known)}")
     return to_config_dict(schema.SourceConfig(**fields))
+
+
+def task(**fields: Any) -> ConfigDict:
+    """Returns one entry of ``config.rl.tasks``, e.g. ``task(dataset="characters", options=("kinds=add3",))``."""
+    known = [field.name for field in dataclasses.fields(schema.TaskConfig)]
+    for key in fields:
+        if key not in known:
+            raise UserError(f"unknown key {key!r} of a class of tasks{nearest(key, known)}")
+    return to_config_dict(schema.TaskConfig(**fields))
 
 
 def to_config_dict(value: Any) -> Any:

@@ -23,16 +23,21 @@ from k2jax.config.ranges import (
     ShareBelowOne,
 )
 
+AdvantageScale = Literal["none", "std"]
+Aggregation = Literal["token", "sequence"]
 AttentionKind = Literal["mla", "gqa"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 ExpertBackend = Literal["auto", "dense", "a2a", "ragged", "dma"]
 Kernels = Literal["auto", "xla", "pallas", "interpret"]
 MomentumForm = Literal["heavy_ball", "nesterov"]
+OldLogprobs = Literal["rollout", "recompute"]
 OnCorrupt = Literal["skip", "fail"]
 OptimizerName = Literal["muonclip", "muon", "adamw"]
+PolicyLossName = Literal["k2", "k2.5", "gspo", "reinforce"]
 RematPolicy = Literal["none", "selective", "full"]
 ScheduleKind = Literal["wsd", "cosine", "constant"]
-SourceKind = Literal["stdlib", "text", "jsonl", "parquet", "huggingface"]
+SandboxKind = Literal["bubblewrap", "unsafe"]
+SourceKind = Literal["stdlib", "text", "jsonl", "parquet", "huggingface", "chat", "trajectories"]
 Stage = Literal["pretrain", "sft", "rl", "eval"]
 TokenizerKind = Literal["bpe", "file", "bytes"]
 
@@ -259,6 +264,7 @@ class DataConfig:
     sources: Mapping[str, SourceConfig] = dataclasses.field(default_factory=_default_sources)  #: corpora by name
     tokenizer: TokenizerConfig = TokenizerConfig()  #: text to tokens
     sequence_length: IntFromTwo = 512  #: tokens per row
+    chat_format: Literal["auto", "plain"] = "auto"  #: of conversations; auto is the tokenizer's, plain has no markup
     held_out: ShareBelowOne = 0.05  #: share of documents kept for validation, by a hash of their content
     on_corrupt: OnCorrupt = "skip"  #: what to do about a corrupt record; skip reports and counts it
     cache_dir: str = ""  #: tokenised shards and trained tokenizers; empty is $K2JAX_CACHE or ~/.cache/k2jax
@@ -330,6 +336,88 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TaskConfig:
+    """One class of tasks of the mixture: where prompts come from, and how they are sampled."""
+
+    dataset: str = "characters"  #: name of a registered dataset
+    options: tuple[str, ...] = ()  #: options of the dataset, each "name=value"
+    weight: PositiveFloat = 1.0  #: relative share of the prompts
+    max_tokens: PositiveInt = 256  #: most tokens of a response; a longer one is cut there [tokens]
+    overlong_penalty: NonNegativeFloat = 0.0  #: subtracted from the reward of a response that was cut
+    temperature: PositiveFloat = 1.0  #: sampling temperature of the first iterations
+    temperature_final: PositiveFloat = 1.0  #: temperature from the end of the decay on
+    temperature_decay: Share = 0.0  #: share of the run over which the temperature falls linearly; 0 is no decay
+
+
+def _default_tasks() -> dict[str, TaskConfig]:
+    """Generated on every machine, without a download."""
+    return {"characters": TaskConfig()}
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """Generation of the responses of one iteration, on the devices of the training."""
+
+    prompts: PositiveInt = 64  #: prompts of an iteration
+    samples: IntFromTwo = 8  #: responses to each prompt (K)
+    token_cap: NonNegativeInt = 0  #: tokens that a response may grow by in one iteration; 0 is no cap [tokens]
+    slots: PositiveInt = 64  #: sequences that run at a time, over all devices
+    page_size: PositiveInt = 16  #: tokens in a page of the cache
+    max_length: IntFromTwo = 512  #: longest sequence, prompt and response together [tokens]
+    data: PositiveInt = 1  #: groups of the engine's devices, each with all experts
+    expert: PositiveInt = 1  #: devices of the engine that share the experts
+    deterministic: bool = True  #: the engine waits for every coroutine that may still submit a request
+
+
+@dataclasses.dataclass(frozen=True)
+class AdvantageConfig:
+    """From the rewards of a group of responses to advantages."""
+
+    leave_one_out: bool = False  #: the baseline of a response is the mean of the others, not of all
+    scale: AdvantageScale = "none"  #: std divides by the standard deviation of the group
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLossConfig:
+    """The policy objective: level of the ratio, trust region, advantage and aggregation follow from its name."""
+
+    name: PolicyLossName = "k2.5"  #: K1.5/K2's squared objective, K2.5's token-clipped one, GSPO, or plain REINFORCE
+    tau: PositiveFloat = 0.01  #: strength of the pull to the old policy (k2, k2.5)
+    ratio_low: PositiveFloat = 0.5  #: lowest ratio inside the band (k2.5); 1 - this for gspo is epsilon_low
+    ratio_high: PositiveFloat = 2.0  #: highest ratio inside the band (k2.5, gspo)
+    length_normalized: bool = False  #: divide a response's sum of log-ratios by its length (k2)
+    old: OldLogprobs = "rollout"  #: log pi_old: recorded by the engine, or the trainer's own pass before the step
+    aggregation: Aggregation = "token"  #: gspo: mean over tokens or over responses
+    ptx: NonNegativeFloat = 0.0  #: coefficient of the cross-entropy on config.data (PTX); 0 turns it off
+    ptx_rows: NonNegativeInt = 0  #: rows of config.data in every update
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoringConfig:
+    """Verifiers in processes that can be killed."""
+
+    workers: PositiveInt = 2  #: processes
+    timeout: PositiveFloat = 10.0  #: wall time of one verdict, from its start [s]
+    retries: NonNegativeInt = 2  #: tries after an error of the infrastructure; then the sample is masked
+    sandbox: SandboxKind = "bubblewrap"  #: backend for verifiers that run code
+
+
+@dataclasses.dataclass(frozen=True)
+class RLConfig:
+    """Reinforcement learning; read where ``stage`` is rl. ``train.steps`` counts iterations."""
+
+    tasks: Mapping[str, TaskConfig] = dataclasses.field(default_factory=_default_tasks)  #: classes of tasks by name
+    rollout: RolloutConfig = RolloutConfig()  #: generation
+    advantage: AdvantageConfig = AdvantageConfig()  #: rewards to advantages
+    loss: PolicyLossConfig = PolicyLossConfig()  #: objective
+    updates: PositiveInt = 1  #: optimizer steps of an iteration; its groups are divided among them
+    scoring: ScoringConfig = ScoringConfig()  #: verifiers
+    eval_prompts: NonNegativeInt = 128  #: held-out tasks of an evaluation; 0 turns it off
+    eval_samples: PositiveInt = 8  #: responses to each of them at temperature 1 (pass@k, Avg@k, pass^k)
+    keep_trajectories: PositiveInt = 10  #: iterations whose trajectories stay in the workdir
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One experiment."""
 
@@ -343,4 +431,5 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()  #: saving
     log: LogConfig = LogConfig()  #: reporting
     eval: EvalConfig = EvalConfig()  #: validation
+    rl: RLConfig = RLConfig()  #: reinforcement learning
     init_from: str | None = None  #: checkpoint whose parameters start an empty workdir

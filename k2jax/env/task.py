@@ -1,0 +1,74 @@
+"""What an agent is asked to do, as data: environment, tools, scaffold, instruction and verifier by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import json
+from typing import Any
+
+from k2jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What an episode may use; None is no limit.
+
+    Attributes:
+        tokens: tokens that the model samples, over all turns.
+        steps: calls of the model.
+        critical_steps: steps on the longest path of a swarm.
+    """
+
+    tokens: int | None = None
+    steps: int | None = None
+    critical_steps: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One task (the 5-tuple of KAT-Coder-V2, section 2: environment, tools, scaffold, instruction, verifier).
+
+    Attributes:
+        id: unique within its dataset.
+        domain: tag for rewards and accuracies per class.
+        instruction: messages in OpenAI's format that begin the conversation.
+        verifier: name of the verifier.
+        environment: name of the environment.
+        image: root file system of its sandboxes; empty for the default.
+        tools: names of its toolsets.
+        scaffold: name of what turns the task into calls of a model.
+        budget: see Budget.
+        metadata: JSON values for the environment and the verifier, such as the right answer.
+    """
+
+    id: str
+    domain: str
+    instruction: tuple[Mapping[str, Any], ...]
+    verifier: str
+    environment: str = "single_turn"
+    image: str = ""
+    tools: tuple[str, ...] = ()
+    scaffold: str = "chat"
+    budget: Budget = Budget()
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The task as one line of JSON; ``from_json`` is the inverse."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, sort_keys=True, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Task:
+        """Reads a line that ``to_json`` wrote.
+
+        Raises:
+            UserError: it is no task.
+        """
+        try:
+            values = json.loads(line)
+            values["budget"] = Budget(**values.get("budget", {}))
+            for key in ("instruction", "tools"):
+                values[key] = tuple(values.get(key, ()))
+            return cls(**values)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UserError(f"a line of a file of tasks is no task: {error}") from None

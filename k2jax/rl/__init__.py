@@ -1,0 +1,1 @@
+"""Reinforcement learning: rollouts by the engine on the training's own devices, rewards, updates, weight sync."""
