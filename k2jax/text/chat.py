@@ -1,4 +1,4 @@
-"""Conversations as token ids: an append-only builder for Kimi K2's chat format and ChatML.
+"""Conversations as token ids: an append-only builder over the chat formats.
 
 Markup consists of special ids and content of text ids, so content cannot inject markup. Sampled messages enter as the
 ids that the model sampled, and are never encoded again from text.
@@ -7,17 +7,14 @@ ids that the model sampled, and are never encoded again from text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-import json
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from k2jax.errors import UserError, abbreviate
+from k2jax.text.chatml import CHATML_TOKENS, ChatML
+from k2jax.text.kimi_chat import KIMI_TOKENS, KimiChat
+from k2jax.text.messages import Message
+from k2jax.text.plain_chat import PlainChat
 from k2jax.text.tokenizer import Tokenizer
-
-Message = Mapping[str, Any]
-_NO_TOOLS = "this model's chat format (ChatML) has no tools; omit them or use a Kimi K2 tokenizer"
-KIMI_SYSTEM = "You are Kimi, an AI assistant created by Moonshot AI."
-_KIMI_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
-_CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 class ChatFormat(Protocol):
@@ -41,6 +38,12 @@ class ChatFormat(Protocol):
     def render(self, message: Message, calls_before: int = 0) -> list[int]:
         """Returns the ids of a message without its ``end``; ``calls_before`` is the number of earlier tool calls."""
 
+    def closing(self, role: str) -> list[int]:
+        """Returns the ids that end a message of this role: ``end``, or none where the format has no mark there."""
+
+    def check_order(self, roles: Sequence[str]) -> None:
+        """Raises UserError if the format has no conversation whose messages have these roles, in this order."""
+
     def count_calls(self, ids: Iterable[int]) -> int:
         """Returns the number of tool calls that begin in these ids."""
 
@@ -60,6 +63,7 @@ class ChatBuilder:
         self.format = chat
         self.tokens: list[int] = []
         self.by_assistant: list[bool] = []
+        self._roles: list[str] = []
         self._started = False  # whether the first message, or the default system message, was added
         self._open = False  # whether the assistant's message has no end yet
         if tools:
@@ -79,16 +83,20 @@ class ChatBuilder:
             raise UserError(f"a chat message needs a role: system, user, assistant or tool, not {abbreviate(message)}")
         role = message["role"]
         # Rendered before anything is added, so that a rejected message changes nothing.
+        self.format.check_order([*self._roles, role])
         ids = self.format.render(message, self.format.count_calls(self.tokens) if message.get("tool_calls") else 0)
         self._begin(with_default=role != "system")
         prompt = len(self.format.generation_prompt) if role == "assistant" else len(ids)
         self._append(ids[:prompt])
-        self._append([*ids[prompt:], self.format.end], by_assistant=role == "assistant")
+        self._append([*ids[prompt:], *self.format.closing(role)], by_assistant=role == "assistant")
         self._append(self.format.after_end)
+        self._roles.append(role)
 
     def open_assistant(self) -> None:
         """Adds the generation prompt; the ids that are sampled after it are the assistant's message."""
+        self.format.check_order([*self._roles, "assistant"])
         self._begin(with_default=True)
+        self._roles.append("assistant")
         self._append(self.format.generation_prompt)
         self._open = True
 
@@ -107,7 +115,7 @@ class ChatBuilder:
             self._open = False
         if not self._started and with_default and self.format.default_system:
             default = self.format.render({"role": "system", "content": self.format.default_system})
-            self._append([*default, self.format.end, *self.format.after_end])
+            self._append([*default, *self.format.closing("system"), *self.format.after_end])
         self._started = True
 
     def _append(self, ids: list[int], by_assistant: bool = False) -> None:
@@ -126,142 +134,23 @@ def chat_format(tokenizer: Tokenizer, default_system: str | None = None) -> Chat
     Raises:
         UserError: it has the special tokens of neither.
     """
-    for names, kind in ((_KIMI_TOKENS, KimiChat), (_CHATML_TOKENS, ChatML)):
+    for names, kind in ((KIMI_TOKENS, KimiChat), (CHATML_TOKENS, ChatML)):
         if all(tokenizer.has_special(name) for name in names):
             return kind(tokenizer) if default_system is None else kind(tokenizer, default_system)
     raise UserError(
-        f"the tokenizer has no chat format: it lacks the special tokens of Kimi K2 ({' '.join(_KIMI_TOKENS)}) and of "
-        f"ChatML ({' '.join(_CHATML_TOKENS)}); use a chat model's tokenizer"
+        f"the tokenizer has no chat format: it lacks the special tokens of Kimi K2 ({' '.join(KIMI_TOKENS)}) and of "
+        f"ChatML ({' '.join(CHATML_TOKENS)}); use a chat model's tokenizer, or train with config.data.chat_format plain"
     )
 
 
-class KimiChat:
-    """Kimi K2: ``<|im_user|>user<|im_middle|>…<|im_end|>``, with declared tools first and calls in a section."""
+def configured_chat(tokenizer: Tokenizer, kind: Literal["auto", "plain"]) -> ChatFormat:
+    """Returns the chat format that ``config.data.chat_format`` names.
 
-    def __init__(self, tokenizer: Tokenizer, default_system: str = KIMI_SYSTEM):
-        self.default_system = default_system
-        self.end = tokenizer.special_id("<|im_end|>")
-        self.after_end: list[int] = []
-        self._tokenizer = tokenizer
-        self.generation_prompt = self._head("<|im_assistant|>", "assistant")
+    Args:
+        tokenizer: the vocabulary.
+        kind: ``auto`` for the vocabulary's own, as ``chat_format`` finds it, or ``plain`` for one without markup.
 
-    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Returns a system message named ``tool_declare``: the list as compact JSON with sorted keys."""
-        listed = _json(list(tools), separators=(",", ":"), sort_keys=True)
-        return [*self._head("<|im_system|>", "tool_declare"), *self._text(listed), self.end]
-
-    def render(self, message: Message, calls_before: int = 0) -> list[int]:
-        """Returns the role's special token and name, the content, and an assistant's tool calls."""
-        role, text = message["role"], _content(message)
-        if role == "assistant":
-            calls = _calls(message)
-            return [*self.generation_prompt, *self._text(text), *(self._section(calls, calls_before) if calls else [])]
-        if role != "tool":
-            return [*self._head("<|im_user|>" if role == "user" else "<|im_system|>", role), *self._text(text)]
-        # Heading and result are encoded as one text, as in the release: a token can span the end of a line.
-        text = f"## Return of {_field(message, 'tool_call_id', '')}\n{text}"
-        return [*self._head("<|im_system|>", _field(message, "name", "tool")), *self._text(text)]
-
-    def count_calls(self, ids: Iterable[int]) -> int:
-        """Returns the number of tokens that begin a call."""
-        begin = self._tokenizer.special_id("<|tool_call_begin|>")
-        return sum(i == begin for i in ids)
-
-    def _section(self, calls: Sequence[Mapping[str, Any]], calls_before: int) -> list[int]:
-        """Tool calls; one without an id gets the id that the model would write, counted over the conversation."""
-        special = self._tokenizer.special_id
-        ids = [special("<|tool_calls_section_begin|>")]
-        for number, call in enumerate(calls, calls_before):
-            name, arguments = _function(call)
-            ids += [special("<|tool_call_begin|>"), *self._text(_field(call, "id", f"functions.{name}:{number}"))]
-            ids += [special("<|tool_call_argument_begin|>"), *self._text(arguments), special("<|tool_call_end|>")]
-        return [*ids, special("<|tool_calls_section_end|>")]
-
-    def _head(self, token: str, name: str) -> list[int]:
-        special = self._tokenizer.special_id
-        return [special(token), *self._text(name), special("<|im_middle|>")]
-
-    def _text(self, text: str) -> list[int]:
-        return _encode(self._tokenizer, text)
-
-
-class ChatML:
-    """ChatML: ``<|im_start|>user``, a line break, the content, ``<|im_end|>``, a line break. It has no tools."""
-
-    def __init__(self, tokenizer: Tokenizer, default_system: str = ""):
-        self.default_system = default_system
-        self.end = tokenizer.special_id("<|im_end|>")
-        self.after_end = tokenizer.encode("\n")
-        self._start = tokenizer.special_id("<|im_start|>")
-        self._tokenizer = tokenizer
-        self.generation_prompt = [self._start, *tokenizer.encode("assistant\n")]
-
-    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Raises UserError, because ChatML does not define tools."""
-        raise UserError(_NO_TOOLS)
-
-    def render(self, message: Message, calls_before: int = 0) -> list[int]:
-        """Returns the start token, the role on a line, and the content."""
-        role, text = message["role"], _content(message)
-        if role == "tool" or _calls(message):
-            raise UserError(_NO_TOOLS)
-        if role == "assistant":  # encoded separately from the prompt, as if it were sampled
-            return [*self.generation_prompt, *_encode(self._tokenizer, text)]
-        return [self._start, *_encode(self._tokenizer, f"{role}\n{text}")]
-
-    def count_calls(self, ids: Iterable[int]) -> int:
-        """Returns 0, because ChatML has no tools."""
-        return 0
-
-
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f"a chat message contains an unpaired surrogate, which is not valid text: {abbreviate(text)}"
-        ) from None
-    return tokenizer.encode(text)
-
-
-def _content(message: Message) -> str:
-    content = message.get("content")
-    if content is None:
-        return ""
-    parts = [content] if isinstance(content, str) else content
-    if isinstance(parts, list | tuple):
-        texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-        if all(isinstance(text, str) for text in texts):
-            return "".join(texts)
-    raise UserError(f"a chat message's content must be text or a list of text parts, not {abbreviate(content)}")
-
-
-def _field(mapping: Mapping[str, Any], key: str, default: str) -> str:
-    """An optional field that must be text."""
-    value = mapping.get(key) or default
-    if not isinstance(value, str):
-        raise UserError(f"{key} of a chat message must be text, not {abbreviate(value)}")
-    return value
-
-
-def _calls(message: Message) -> Sequence[Mapping[str, Any]]:
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list | tuple):
-        raise UserError(f"tool_calls of a chat message must be a list, not {abbreviate(calls)}")
-    return calls
-
-
-def _function(call: Mapping[str, Any]) -> tuple[str, str]:
-    """Name and arguments of a call; arguments that are not text are encoded as JSON."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise UserError(f"a tool call needs a function with a name, not {abbreviate(call)}")
-    arguments = function.get("arguments", {})
-    return function["name"], arguments if isinstance(arguments, str) else _json(arguments)
-
-
-def _json(value: Any, **options: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, **options)
-    except (TypeError, ValueError, RecursionError):
-        raise UserError(f"tools and their arguments must be JSON values, not {abbreviate(value)}") from None
+    Raises:
+        UserError: the vocabulary has no format of its own.
+    """
+    return PlainChat(tokenizer) if kind == "plain" else chat_format(tokenizer)

@@ -1,0 +1,69 @@
+"""Kimi K2's chat format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from k2jax.text.messages import Message, content_text, encode_text, function_of, text_field, to_json, tool_calls
+from k2jax.text.tokenizer import Tokenizer
+
+KIMI_SYSTEM = "You are Kimi, an AI assistant created by Moonshot AI."
+KIMI_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
+
+
+class KimiChat:
+    """Kimi K2: ``<|im_user|>user<|im_middle|>…<|im_end|>``, with declared tools first and calls in a section."""
+
+    def __init__(self, tokenizer: Tokenizer, default_system: str = KIMI_SYSTEM):
+        self.default_system = default_system
+        self.end = tokenizer.special_id("<|im_end|>")
+        self.after_end: list[int] = []
+        self._tokenizer = tokenizer
+        self.generation_prompt = self._head("<|im_assistant|>", "assistant")
+
+    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Returns a system message named ``tool_declare``: the list as compact JSON with sorted keys."""
+        listed = to_json(list(tools), separators=(",", ":"), sort_keys=True)
+        return [*self._head("<|im_system|>", "tool_declare"), *self._text(listed), self.end]
+
+    def render(self, message: Message, calls_before: int = 0) -> list[int]:
+        """Returns the role's special token and name, the content, and an assistant's tool calls."""
+        role, text = message["role"], content_text(message)
+        if role == "assistant":
+            calls = tool_calls(message)
+            return [*self.generation_prompt, *self._text(text), *(self._section(calls, calls_before) if calls else [])]
+        if role != "tool":
+            return [*self._head("<|im_user|>" if role == "user" else "<|im_system|>", role), *self._text(text)]
+        # Heading and result are encoded as one text, as in the release: a token can span the end of a line.
+        text = f"## Return of {text_field(message, 'tool_call_id', '')}\n{text}"
+        return [*self._head("<|im_system|>", text_field(message, "name", "tool")), *self._text(text)]
+
+    def closing(self, role: str) -> list[int]:
+        """Returns the ``end`` of every message."""
+        return [self.end]
+
+    def check_order(self, roles: Sequence[str]) -> None:
+        """Accepts messages in any order."""
+
+    def count_calls(self, ids: Iterable[int]) -> int:
+        """Returns the number of tokens that begin a call."""
+        begin = self._tokenizer.special_id("<|tool_call_begin|>")
+        return sum(i == begin for i in ids)
+
+    def _section(self, calls: Sequence[Mapping[str, Any]], calls_before: int) -> list[int]:
+        """Tool calls; one without an id gets the id that the model would write, counted over the conversation."""
+        special = self._tokenizer.special_id
+        ids = [special("<|tool_calls_section_begin|>")]
+        for number, call in enumerate(calls, calls_before):
+            name, arguments = function_of(call)
+            ids += [special("<|tool_call_begin|>"), *self._text(text_field(call, "id", f"functions.{name}:{number}"))]
+            ids += [special("<|tool_call_argument_begin|>"), *self._text(arguments), special("<|tool_call_end|>")]
+        return [*ids, special("<|tool_calls_section_end|>")]
+
+    def _head(self, token: str, name: str) -> list[int]:
+        special = self._tokenizer.special_id
+        return [special(token), *self._text(name), special("<|im_middle|>")]
+
+    def _text(self, text: str) -> list[int]:
+        return encode_text(self._tokenizer, text)

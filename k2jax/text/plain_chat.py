@@ -1,0 +1,54 @@
+"""A question and its answer without markup, for models whose vocabulary has no chat tokens, e.g. of characters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from k2jax.errors import UserError
+from k2jax.text.messages import Message, content_text, encode_text, tool_calls
+from k2jax.text.tokenizer import Tokenizer
+
+_TURNS = (["user"], ["user", "assistant"])
+
+
+class PlainChat:
+    """The beginning-of-document token, the user's text, the assistant's text, and the end-of-document token.
+
+    Nothing stands between the two texts, so a conversation is one question and one answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.default_system = ""
+        self.end = tokenizer.eos
+        self.after_end: list[int] = []
+        self.generation_prompt: list[int] = []
+        self._begin = tokenizer.encode_document("")
+        self._tokenizer = tokenizer
+
+    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Raises UserError, because there is no markup for tools."""
+        raise UserError("the plain chat format has no tools; omit them, or use a tokenizer with chat tokens")
+
+    def render(self, message: Message, calls_before: int = 0) -> list[int]:
+        """Returns the message's text, after the beginning-of-document token if it is the user's."""
+        if tool_calls(message):
+            self.declare_tools([])
+        text = encode_text(self._tokenizer, content_text(message))
+        return [*self._begin, *text] if message["role"] == "user" else text
+
+    def closing(self, role: str) -> list[int]:
+        """Returns the ``end`` of the assistant's message; the user's has none."""
+        return [self.end] if role == "assistant" else []
+
+    def check_order(self, roles: Sequence[str]) -> None:
+        """Raises UserError unless there is one message of the user, then at most one of the assistant."""
+        if list(roles) not in _TURNS:
+            raise UserError(
+                f"the plain chat format has one message of the user and one of the assistant, not {', '.join(roles)}; "
+                "use a tokenizer with chat tokens"
+            )
+
+    def count_calls(self, ids: Iterable[int]) -> int:
+        """Returns 0, because there are no tools."""
+        return 0

@@ -1,0 +1,78 @@
+from hypothesis import given
+from hypothesis import strategies as st
+import pytest
+
+from k2jax.errors import UserError
+from k2jax.text import ChatBuilder, byte_tokenizer, configured_chat
+from tests.text import kimi
+
+BYTES = byte_tokenizer()
+PLAIN = configured_chat(BYTES, "plain")
+TEXT = st.text(max_size=20) | st.sampled_from(["[EOS]", "[BOS]1+1=", ""])
+
+
+@given(TEXT, TEXT)
+def test_a_plain_conversation_is_the_document_of_both_texts_and_only_the_answer_is_the_assistants(question, answer):
+    builder = ChatBuilder(PLAIN)
+    builder.add({"role": "user", "content": question})
+    builder.add({"role": "assistant", "content": answer})
+    asked, answered = len(question.encode()), len(answer.encode())
+    text = b"".join(map(BYTES.token_bytes, builder.tokens[1:-1]))
+    assert text == (question + answer).encode() and len(builder.tokens) == 2 + asked + answered
+    assert (builder.tokens[0], builder.tokens[-1]) == (BYTES.bos, BYTES.eos)
+    assert builder.by_assistant == [False] * (1 + asked) + [True] * (answered + 1)
+
+
+@given(TEXT, TEXT)
+def test_a_sampled_plain_answer_gives_the_tokens_of_a_written_one(question, answer):
+    sampled, written = ChatBuilder(PLAIN), ChatBuilder(PLAIN)
+    for builder in (sampled, written):
+        builder.add({"role": "user", "content": question})
+    sampled.open_assistant()
+    sampled.append_sampled([*BYTES.encode(answer), PLAIN.end])
+    written.add({"role": "assistant", "content": answer})
+    assert (sampled.tokens, sampled.by_assistant) == (written.tokens, written.by_assistant)
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        ["system"],
+        ["assistant"],
+        ["tool"],
+        ["user", "user"],
+        ["user", "tool"],
+        ["user", "assistant", "user"],
+        ["user", "assistant", "assistant"],
+    ],
+)
+def test_a_plain_conversation_is_one_question_and_one_answer_and_a_refusal_leaves_no_trace(roles):
+    builder = ChatBuilder(PLAIN)
+    for role in roles[:-1]:
+        builder.add({"role": role, "content": "x"})
+    before = list(builder.tokens)
+    with pytest.raises(UserError, match="one message of the user and one of the assistant") as error:
+        builder.add({"role": roles[-1], "content": "x"})
+    assert "\n" not in str(error.value) and builder.tokens == before
+
+
+def test_no_answer_is_opened_before_the_question():
+    with pytest.raises(UserError, match="one message of the user"):
+        ChatBuilder(PLAIN).open_assistant()
+
+
+def test_a_plain_conversation_has_no_tools():
+    call = {"function": {"name": "f", "arguments": {}}}
+    with pytest.raises(UserError, match="no tools"):
+        ChatBuilder(PLAIN, [{"type": "function", "function": {"name": "f"}}])
+    builder = ChatBuilder(PLAIN)
+    builder.add({"role": "user", "content": "x"})
+    with pytest.raises(UserError, match="no tools"):
+        builder.add({"role": "assistant", "tool_calls": [call]})
+
+
+def test_the_configured_format_is_the_vocabularys_unless_it_is_plain():
+    assert type(configured_chat(kimi.tokenizer(), "auto")).__name__ == "KimiChat"
+    assert type(configured_chat(kimi.tokenizer(), "plain")).__name__ == "PlainChat"
+    with pytest.raises(UserError, match="no chat format"):
+        configured_chat(BYTES, "auto")
