@@ -3,5 +3,6 @@
 from k2jax.losses.base import Loss, Metrics
 from k2jax.losses.nll import NLL
 from k2jax.losses.rows import Rows
+from k2jax.losses.targets import PolicyTargets, empty_targets
 
-__all__ = ["NLL", "Loss", "Metrics", "Rows"]
+__all__ = ["NLL", "Loss", "Metrics", "PolicyTargets", "Rows", "empty_targets"]
