@@ -62,7 +62,7 @@ class Program:
         self._zero_sums = jax.jit(self._make_zero_sums, out_shardings=sums)
         self._add_part = jax.jit(self._make_add_part, donate_argnums=1, out_shardings=sums)
         apply_step = make_apply_step(config, self.optimizer, self.layout)
-        self._apply = jax.jit(apply_step, donate_argnums=(0, 1), out_shardings=(self.shardings, everywhere))
+        self._apply = jax.jit(apply_step, donate_argnums=0, out_shardings=(self.shardings, everywhere))
         self._denominators = jax.jit(self.loss.denominators, out_shardings=everywhere)
         self.evaluate = jax.jit(make_eval_step(config, self.layout, self.loss), out_shardings=everywhere)
 
