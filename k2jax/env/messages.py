@@ -1,0 +1,35 @@
+"""Sampled ids as messages, for verifiers, environments and readers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from k2jax.text.chat import ChatFormat
+from k2jax.text.tokenizer import Tokenizer
+from k2jax.text.tool_calls import ToolCallParser
+
+
+def read_message(tokenizer: Tokenizer, chat: ChatFormat, ids: Sequence[int]) -> dict[str, Any]:
+    """Sampled ids as an assistant's message in OpenAI's format.
+
+    The end of the message is left out. Other special tokens are written by name, so that no token is invisible to a
+    verifier; tool calls are parsed where the vocabulary has them.
+    """
+    ids = [int(i) for i in ids]
+    if ids and ids[-1] == chat.end:
+        ids = ids[:-1]
+    if tokenizer.has_special("<|tool_call_begin|>"):
+        parser = ToolCallParser(tokenizer)
+        parser.feed_ids(ids)
+        parser.end()
+        return parser.message
+    text, run = [], []
+    for i in ids:
+        name = tokenizer.special_name(i)
+        if name is None:
+            run.append(i)
+            continue
+        text += [tokenizer.decode(run), name]
+        run = []
+    return {"role": "assistant", "content": "".join([*text, tokenizer.decode(run)])}

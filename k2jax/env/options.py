@@ -1,0 +1,63 @@
+"""Options of a dataset, ``name=value``, read by the keyword parameters of its maker and their types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import inspect
+from typing import Any, Literal, get_args, get_origin
+
+from k2jax.errors import UserError, abbreviate, nearest
+
+_SPLIT = "split"  # given by the caller, never as an option
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def parse_options(maker: Callable[..., Any], options: Sequence[str], owner: str) -> dict[str, Any]:
+    """Keyword arguments for a maker.
+
+    Args:
+        maker: its parameters are annotated as ``str``, ``int``, ``float``, ``bool``, ``Literal`` or
+            ``tuple[str, ...]``, which is written ``a+b``.
+        options: each ``name=value``.
+        owner: for messages, such as ``dataset 'characters'``.
+
+    Raises:
+        UserError: an option that is unknown, given twice, or whose value is of another type.
+    """
+    parameters = {k: p for k, p in inspect.signature(maker, eval_str=True).parameters.items() if k != _SPLIT}
+    values: dict[str, Any] = {}
+    for option in options:
+        name, separator, text = option.partition("=")
+        if not separator:
+            raise UserError(f"the option {abbreviate(option)} of {owner} is not of the form name=value")
+        if name not in parameters:
+            raise UserError(f"{owner} has no option {abbreviate(name)}{nearest(name, list(parameters))}")
+        if name in values:
+            raise UserError(f"the option {name!r} of {owner} is given twice")
+        values[name] = _value(parameters[name].annotation, text, f"the option {name} of {owner}")
+    required = [name for name, p in parameters.items() if p.default is p.empty and name not in values]
+    if required:
+        raise UserError(f"{owner} needs the option {required[0]}=...")
+    return values
+
+
+def _value(kind: Any, text: str, name: str) -> Any:
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise UserError(f"{name} is {abbreviate(text)}{nearest(text, list(get_args(kind)))}")
+        return text
+    if kind is bool:
+        if text.lower() not in _BOOLEANS:
+            raise UserError(f"{name} is {abbreviate(text)}; write true or false")
+        return _BOOLEANS[text.lower()]
+    if kind == tuple[str, ...]:
+        return tuple(part for part in text.split("+") if part)
+    if kind not in (int, float, str):
+        raise TypeError(f"{name} is annotated as {kind}, which cannot be written as an option")
+    try:
+        return kind(text)
+    except ValueError:
+        raise UserError(f"{name} is {abbreviate(text)}; it must be {_NOUNS[kind]}") from None
+
+
+_NOUNS = {int: "an integer", float: "a number"}

@@ -1,0 +1,123 @@
+"""Datasets, environments and verifiers by name: the built-in ones, and those that installed packages declare.
+
+A package adds one by an entry point of the group ``k2jax.datasets``, ``k2jax.environments`` or ``k2jax.verifiers``,
+whose name is used in configs and tasks and whose value is ``module:attribute``. Modules are imported when a name is
+first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module, metadata
+from typing import Any
+
+from k2jax.env.options import parse_options
+from k2jax.env.split import Split
+from k2jax.env.task import Task
+from k2jax.errors import UserError, abbreviate, nearest
+
+
+class Registry:
+    """Objects of one kind by name.
+
+    Attributes:
+        added: paths ``module:attribute`` that ``add`` has put in, by name; processes that are started need them.
+    """
+
+    def __init__(self, noun: str, group: str, builtin: Mapping[str, str]):
+        """Args: ``noun`` for messages, ``group`` of entry points, ``builtin`` paths ``module:attribute`` by name."""
+        self._noun, self._group, self._builtin = noun, group, dict(builtin)
+        self._declared: dict[str, str] | None = None
+        self.added: dict[str, str] = {}
+
+    def add(self, name: str, path: str) -> None:
+        """Adds an object that no package declares, for this process and the verifier processes that it starts.
+
+        Raises:
+            UserError: the name is taken, or the path is not ``module:attribute``.
+        """
+        known = self._paths().get(name)
+        if known not in (None, path):
+            raise UserError(f"the {self._noun} {name!r} is there already ({known}); choose another name")
+        if not all(path.partition(":")):
+            raise UserError(f"{abbreviate(path)} is no path of a {self._noun}; write module:attribute")
+        self.added[name] = path
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._paths())
+
+    def get(self, name: str) -> Any:
+        """The object of a name.
+
+        Raises:
+            UserError: there is none of this name, or its module cannot be imported.
+        """
+        path = self._paths().get(name)
+        if path is None:
+            raise UserError(f"there is no {self._noun} {abbreviate(name)}{nearest(name, self.names())}")
+        module, _, attribute = path.partition(":")
+        try:
+            return getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise UserError(
+                f"the {self._noun} {name!r} cannot be loaded from {path}: {abbreviate(str(error))}"
+            ) from error
+
+    def _paths(self) -> dict[str, str]:
+        if self._declared is None:
+            self._declared = {}
+            for entry in metadata.entry_points(group=self._group):
+                known = (self._builtin | self._declared).get(entry.name, entry.value)
+                if known != entry.value:
+                    raise UserError(
+                        f"two packages declare the {self._noun} {entry.name!r}: {known} and {entry.value}; "
+                        "uninstall one of them"
+                    )
+                self._declared[entry.name] = entry.value
+        return self._builtin | self._declared | self.added
+
+
+datasets = Registry(
+    "dataset",
+    "k2jax.datasets",
+    {"characters": "k2jax.env.tasks.characters:CharacterTasks"},
+)
+"""Makers of datasets: called with the options and ``split``."""
+
+environments = Registry(
+    "environment",
+    "k2jax.environments",
+    {"single_turn": "k2jax.env.single_turn:SingleTurn"},
+)
+"""Makers of environments: called without arguments, once for every episode."""
+
+verifiers = Registry(
+    "verifier",
+    "k2jax.verifiers",
+    {"final_answer": "k2jax.env.tasks.characters:final_answer"},
+)
+"""Functions ``(task, answer) -> Reward``, which run in processes of their own, and makers of a ``Verifier``."""
+
+
+def load_tasks(dataset: str, options: Sequence[str] = (), split: Split = "train") -> list[Task]:
+    """The tasks of a dataset, in its order.
+
+    Example:
+        >>> tasks = load_tasks("characters", ("kinds=add3+sort6", "count=100"), split="test")
+
+    Args:
+        dataset: its name.
+        options: ``name=value`` for keyword parameters of its maker; lists are written ``a+b``.
+        split: ``train``, or ``test`` for held-out tasks, which share no prompt with training.
+
+    Raises:
+        UserError: an unknown dataset or option, a value that cannot be read, or two tasks of one id.
+    """
+    maker = datasets.get(dataset)
+    tasks = list(maker(split=split, **parse_options(maker, options, f"dataset {dataset!r}")).load())
+    if not tasks:
+        raise UserError(f"the dataset {dataset!r} has no tasks in the split {split!r} with these options")
+    if len({task.id for task in tasks}) < len(tasks):
+        raise UserError(f"the dataset {dataset!r} has several tasks of one id; its maker must number them")
+    return tasks

@@ -1,0 +1,294 @@
+"""A running episode: calls of the model and observations become nodes of a token tree, within a budget.
+
+What the model sampled is kept as ids and never encoded again. An episode that pauses, or whose process died, goes on
+from its trajectory with the same random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from k2jax.client import Client, Completion, Sampling
+from k2jax.env.environment import Environment, Message, Step
+from k2jax.env.errors import EpisodePausedError, EpisodeTruncatedError, ReplayError
+from k2jax.env.messages import read_message
+from k2jax.env.seeds import derived_seed
+from k2jax.env.task import Task
+from k2jax.errors import InfrastructureError, UserError
+from k2jax.text.chat import ChatBuilder, ChatFormat
+from k2jax.text.tokenizer import Tokenizer
+from k2jax.trajectory import Node, Trajectory
+from k2jax.trajectory.types import NO_TURN, ROOT
+
+NO_EXPERTS = -1
+"""Routes of a token that was sampled last: it was not fed to the model."""
+ATTEMPTS = 3
+"""How often an episode is rebuilt in its environment before it is masked."""
+_ENVIRONMENT = -1  # in the place of a turn, in the environment's seed
+_UNLIMITED = 1 << 62
+
+
+class Rollout:
+    """One episode of a task with a model.
+
+    Attributes:
+        task: what is asked.
+        trajectory: what has happened so far.
+    """
+
+    def __init__(self, task: Task, client: Client, chat: ChatFormat, tokenizer: Tokenizer, key: tuple[int, int, int]):
+        """Begins an episode; ``key`` is (step, prompt, sample)."""
+        self.task = task
+        self.trajectory = Trajectory(task.id, task.domain, key)
+        self._client, self._chat, self._tokenizer = client, chat, tokenizer
+        self._token_limit = _UNLIMITED
+
+    def resume(self, trajectory: Trajectory) -> None:
+        """Goes on with an unfinished episode of the same task.
+
+        Raises:
+            ValueError: it is another task's, or it has ended.
+        """
+        if trajectory.task != self.task.id or trajectory.status != "unfinished":
+            raise ValueError(f"a {trajectory.status} trajectory of the task {trajectory.task!r} cannot go on")
+        self.trajectory = trajectory
+
+    def pause_after(self, tokens: int) -> None:
+        """Lets the episode grow by so many sampled tokens from here on."""
+        self._token_limit = self.trajectory.sampled_tokens + tokens
+
+    def observe(self, node: int, messages: Sequence[Message]) -> int:
+        """Adds messages that the model did not write, one node each; the last ends with the model's generation prompt.
+
+        Args:
+            node: the node that they follow; ROOT begins the conversation.
+            messages: in OpenAI's format, at least one.
+
+        Returns:
+            The last of the new nodes.
+
+        Raises:
+            ValueError: there is no message.
+        """
+        if not messages:
+            raise ValueError("an environment that does not end the episode must show a message")
+        builder = self._conversation(node)
+        for index, message in enumerate(messages):
+            known = len(builder.tokens)
+            builder.add(message)
+            if index + 1 == len(messages):
+                builder.open_assistant()
+            node = self.trajectory.add(Node.observed(node, builder.tokens[known:], dict(message)))
+        return node
+
+    async def generate(self, node: int, sampling: Sampling) -> int:
+        """Asks the model for the next message after a node, or for the rest of a node that was cut short.
+
+        Args:
+            node: an observation, or a sampled node whose finish is ``cancelled``.
+            sampling: ``max_tokens`` limits this message; ``seed`` is the run's, from which each turn derives its own;
+                the end of the format's messages is added to the stop tokens. A node that was cut short keeps its
+                temperature.
+
+        Returns:
+            The sampled node, whose finish is ``stop`` or ``length``.
+
+        Raises:
+            EpisodePausedError: the episode has grown as much as it may for now.
+            EpisodeTruncatedError: the task's budget is used up.
+        """
+        nodes = self.trajectory.nodes
+        begun = nodes[node] if nodes[node].finish == "cancelled" else None
+        parent = node if begun is None else begun.parent
+        known = 0 if begun is None else len(begun.tokens)
+        turn = len({n.turn for n in nodes} - {NO_TURN}) if begun is None else begun.turn
+        longest, allowed = self._limits(sampling, known, turn)
+        prompt = self.trajectory.path_tokens(parent)
+        temperature = sampling.temperature if begun is None else begun.temperature
+        asked = dataclasses.replace(
+            sampling,
+            temperature=temperature,
+            max_tokens=min(longest, allowed),
+            seed=derived_seed(sampling.seed, self.trajectory.key, turn),
+            stop_tokens=(self._chat.end, *sampling.stop_tokens),
+        )
+        resume = None if begun is None else Completion(*_arrays(begun), begun.finish, self._known_experts(node))
+        completion = await self._client.generate(prompt.tolist(), asked, resume=resume)
+        paused = completion.finish == "cancelled" or (
+            completion.finish == "length" and allowed < longest and len(completion.tokens) >= allowed
+        )
+        sampled = self._sampled(parent, completion, turn, temperature)
+        if paused:
+            sampled = dataclasses.replace(sampled, finish="cancelled")
+        if begun is None:
+            node = self.trajectory.add(sampled)
+        else:
+            nodes[node] = sampled
+        self._keep_experts(node, completion.experts)
+        if paused:
+            raise EpisodePausedError
+        return node
+
+    def _conversation(self, node: int) -> ChatBuilder:
+        """The conversation up to a node, whose tokens are those of its path."""
+        builder = ChatBuilder(self._chat)
+        for part in (self.trajectory.nodes[index] for index in self.trajectory.path(node)):
+            if part.turn == NO_TURN:
+                builder.add(part.message)
+            else:
+                builder.open_assistant()
+                builder.append_sampled(part.tokens.tolist())
+        return builder
+
+    def _limits(self, sampling: Sampling, known: int, turn: int) -> tuple[int, int]:
+        """Most tokens of a message that has ``known`` already: of its budget, and of this iteration."""
+        budget, spent = self.task.budget, self.trajectory.sampled_tokens - known
+        if budget.steps is not None and turn >= budget.steps:
+            raise EpisodeTruncatedError(f"{budget.steps} calls of the model")
+        longest = sampling.max_tokens if budget.tokens is None else min(sampling.max_tokens, budget.tokens - spent)
+        if longest <= known:
+            raise EpisodeTruncatedError(f"{budget.tokens} tokens")
+        if self._token_limit - spent <= known:
+            raise EpisodePausedError
+        return longest, self._token_limit - spent
+
+    def _sampled(self, parent: int, completion: Completion, turn: int, temperature: float) -> Node:
+        mask = np.ones(len(completion.tokens), np.bool_)
+        arrays = completion.tokens, mask, completion.logprobs, completion.versions
+        message = read_message(self._tokenizer, self._chat, completion.tokens)
+        return Node(parent, *arrays, turn, temperature, completion.finish, message)
+
+    def _known_experts(self, node: int) -> np.ndarray | None:
+        """Routes of all tokens on a path but the last, as ``Completion.experts`` has them; None where unknown."""
+        parts = [self.trajectory.nodes[index].experts for index in self.trajectory.path(node)]
+        return None if any(part is None for part in parts) else np.concatenate(parts)[:-1]
+
+    def _keep_experts(self, node: int, experts: np.ndarray | None) -> None:
+        """Divides a completion's routes among the nodes of its path; a token keeps those of its own time."""
+        if experts is None:
+            return
+        nodes, begin = self.trajectory.nodes, 0
+        for index in self.trajectory.path(node):
+            count = len(nodes[index].tokens)
+            routes = np.full((count, *experts.shape[1:]), NO_EXPERTS, np.int16)
+            part = experts[begin : begin + count]
+            routes[: len(part)] = part
+            old = nodes[index].experts
+            if old is not None:
+                routes = np.where(old == NO_EXPERTS, routes, old)
+            nodes[index] = dataclasses.replace(nodes[index], experts=routes)
+            begin += count
+
+
+def _arrays(node: Node) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return node.tokens, node.logprobs, node.versions
+
+
+async def run_episode(
+    task: Task,
+    client: Client,
+    chat: ChatFormat,
+    tokenizer: Tokenizer,
+    environment: Environment,
+    *,
+    key: tuple[int, int, int],
+    seed: int,
+    sampling: Sampling,
+    token_cap: int = 0,
+    trajectory: Trajectory | None = None,
+) -> Trajectory:
+    """Runs an episode to its end, or until it has grown by ``token_cap`` tokens.
+
+    Args:
+        task: what is asked.
+        client: the model.
+        chat: format of its conversations.
+        tokenizer: its vocabulary.
+        environment: closed at the end, whatever happens.
+        key: (step, prompt, sample) of the episode; with ``seed`` it decides all random numbers.
+        seed: of the run.
+        sampling: of every message; ``max_tokens`` is of one message, and ``seed`` is not read.
+        token_cap: sampled tokens by which the episode may grow in this call; 0 is no cap.
+        trajectory: an unfinished episode of this task and key that goes on: the environment is rebuilt by replaying
+            its actions. It is changed in place.
+
+    Returns:
+        The trajectory: ``finished``, ``truncated`` by a budget, ``unfinished`` at the cap or where the client ended a
+        request early, or ``masked`` where the infrastructure failed again and again.
+
+    Raises:
+        UserError: the task needs a scaffold or tools that are not there, or the client cannot serve it.
+    """
+    if task.scaffold != "chat" or task.tools:
+        missing = f"the scaffold {task.scaffold!r}" if task.scaffold != "chat" else f"the toolset {task.tools[0]!r}"
+        raise UserError(f"the task {task.id!r} needs {missing}; tasks run with the scaffold 'chat' and without tools")
+    rollout = Rollout(task, client, chat, tokenizer, key)
+    if trajectory is not None:
+        rollout.resume(trajectory)
+    if token_cap:
+        rollout.pause_after(token_cap)
+    rollout.trajectory.metadata.setdefault("seed", derived_seed(seed, key, _ENVIRONMENT))
+    sampling = dataclasses.replace(sampling, seed=seed)
+    try:
+        for _ in range(ATTEMPTS):
+            try:
+                await _converse(rollout, environment, sampling)
+                break
+            except InfrastructureError as error:
+                rollout.trajectory.error = f"{type(error).__name__}: {error}"
+        else:
+            rollout.trajectory.status = "masked"
+    finally:
+        try:
+            await environment.close()
+        except InfrastructureError as error:  # the episode itself is whole
+            rollout.trajectory.metadata["close_error"] = f"{type(error).__name__}: {error}"
+    if rollout.trajectory.status != "masked":
+        rollout.trajectory.error = ""
+    return rollout.trajectory
+
+
+async def _converse(rollout: Rollout, environment: Environment, sampling: Sampling) -> None:
+    """Rebuilds the episode in its environment and goes on until it ends or pauses; sets the status."""
+    trajectory = rollout.trajectory
+    try:
+        node, step = await _rebuild(rollout, environment)
+        while not (step.terminated or step.truncated):
+            node = await rollout.generate(node, sampling)
+            if trajectory.nodes[node].finish == "length":
+                raise EpisodeTruncatedError
+            step = await environment.step(trajectory.nodes[node].message)
+            if not (step.terminated or step.truncated):
+                node = rollout.observe(node, step.observation.messages)
+        trajectory.status = "truncated" if step.truncated else "finished"
+    except EpisodeTruncatedError:
+        trajectory.status = "truncated"
+    except EpisodePausedError:
+        trajectory.status = "unfinished"
+
+
+async def _rebuild(rollout: Rollout, environment: Environment) -> tuple[int, Step]:
+    """Begins the episode, or replays the actions that it records; returns its last node and step.
+
+    Raises:
+        ReplayError: the environment shows something else than it did.
+    """
+    trajectory = rollout.trajectory
+    observation = await environment.reset(rollout.task, trajectory.metadata["seed"])
+    step, shown = Step(observation), list(observation.messages)
+    if not trajectory.nodes:
+        return rollout.observe(ROOT, shown), step
+    for node in trajectory.nodes:
+        if node.turn == NO_TURN:
+            if not shown or dict(shown.pop(0)) != node.message:
+                raise ReplayError("the environment, rebuilt by replay, does not show what the episode records")
+        elif node.finish == "stop":
+            step = await environment.step(node.message)
+            shown = list(step.observation.messages)
+    last = len(trajectory.nodes) - 1
+    if shown and not (step.terminated or step.truncated):
+        last = rollout.observe(last, shown)
+    return last, step

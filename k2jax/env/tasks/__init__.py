@@ -1,0 +1,1 @@
+"""The built-in datasets with their verifiers, one family in a file."""

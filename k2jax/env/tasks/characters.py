@@ -1,0 +1,167 @@
+"""Problems of a few characters that a model of a million parameters learns in minutes: sums, sorting, reversing.
+
+A kind is a maker and a size: ``add3`` adds numbers of three digits, ``sub3`` subtracts them, ``sum6`` adds six digits,
+``sort6`` sorts six letters, ``rev4`` reverses four. Each problem has a working that leads to its answer in small steps;
+a full solution is ``working;answer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import random
+import re
+from typing import NamedTuple
+
+from k2jax.env.split import Split, split_of
+from k2jax.env.task import Task
+from k2jax.errors import UserError, abbreviate, nearest
+from k2jax.trajectory import Reward
+
+LETTERS = "abcdefghij"
+ANSWER_MARK = ";"
+"""Stands between a working and its answer."""
+_TRIES = 200  # for one more distinct prompt; a twentieth of them at least is of the split and mostly new
+
+
+class Problem(NamedTuple):
+    """One problem.
+
+    Attributes:
+        prompt: ends with ``=``.
+        working: steps to the answer, separated by commas.
+        answer: the only right one.
+    """
+
+    prompt: str
+    working: str
+    answer: str
+
+
+class CharacterTasks:
+    """Distinct character problems; the prompt is the one user message, and metadata hold answer, kind and working."""
+
+    def __init__(
+        self,
+        kinds: tuple[str, ...] = ("add3", "sum6", "sort6"),
+        count: int = 10_000,
+        seed: int = 0,
+        split: Split = "train",
+    ):
+        """A set of problems.
+
+        Args:
+            kinds: each with equal probability.
+            count: number of tasks.
+            seed: of their choice; the splits of all seeds are disjoint.
+            split: ``train`` or ``test``.
+
+        Raises:
+            UserError: a kind is unknown, or ``count`` is not positive.
+        """
+        if count < 1:
+            raise UserError(f"characters: count is {count}; it must be positive")
+        if not kinds:
+            raise UserError("characters: kinds is empty; name kinds such as add3+sort6")
+        self._makers = {kind: _maker(kind) for kind in kinds}
+        self._count, self._seed, self._split = count, seed, split
+
+    def load(self) -> Iterator[Task]:
+        """The tasks in a random order that depends on the options alone.
+
+        Raises:
+            UserError: there are not as many distinct problems of these kinds.
+        """
+        rng = random.Random(f"{self._seed} {self._split} {' '.join(self._makers)}")
+        seen: set[str] = set()
+        while len(seen) < self._count:
+            kind, problem = self._draw(rng, seen)
+            seen.add(problem.prompt)
+            yield Task(
+                id=f"{kind}/{problem.prompt}",
+                domain=kind,
+                instruction=({"role": "user", "content": problem.prompt},),
+                verifier="final_answer",
+                metadata={"answer": problem.answer, "kind": kind, "working": problem.working},
+            )
+
+    def _draw(self, rng: random.Random, seen: set[str]) -> tuple[str, Problem]:
+        """A problem of the split that was not drawn before."""
+        for _ in range(_TRIES):
+            kind = rng.choice(list(self._makers))
+            maker, size = self._makers[kind]
+            problem = maker(rng, size)
+            if problem.prompt not in seen and split_of(problem.prompt) == self._split:
+                return kind, problem
+        raise UserError(
+            f"characters: hardly more than {len(seen)} distinct problems of {'+'.join(self._makers)} are in the split "
+            f"{self._split!r}; lower count or raise the sizes"
+        )
+
+
+def final_answer(task: Task, answer: str) -> Reward:
+    """Verifier: 1 if the text after the last ``;`` is the answer, else 0."""
+    right = answer.rpartition(ANSWER_MARK)[2] == task.metadata["answer"]
+    return Reward(float(right))
+
+
+def _add(rng: random.Random, digits: int) -> Problem:
+    a, b = _number(rng, digits), _number(rng, digits)
+    steps, carry = [], 0
+    for x, y in zip(reversed(str(a)), reversed(str(b)), strict=True):
+        total = int(x) + int(y) + carry
+        steps.append(f"{x}+{y}{'+1' if carry else ''}={total}")
+        carry = total // 10
+    return Problem(f"{a}+{b}=", ",".join(steps), str(a + b))
+
+
+def _subtract(rng: random.Random, digits: int) -> Problem:
+    b, a = sorted((_number(rng, digits), _number(rng, digits)))
+    steps, borrow = [], 0
+    for x, y in zip(reversed(str(a)), reversed(str(b)), strict=True):
+        total = int(x) - int(y) - borrow
+        steps.append(f"{x}-{y}{'-1' if borrow else ''}={total}")
+        borrow = int(total < 0)
+    return Problem(f"{a}-{b}=", ",".join(steps), str(a - b))
+
+
+def _sum(rng: random.Random, count: int) -> Problem:
+    """A sum of digits; the steps are the running totals."""
+    digits = [rng.randint(1, 9) for _ in range(count)]
+    steps, total = [], digits[0]
+    for digit in digits[1:]:
+        steps.append(f"{total}+{digit}={total + digit}")
+        total += digit
+    return Problem("+".join(map(str, digits)) + "=", ",".join(steps), str(total))
+
+
+def _sort(rng: random.Random, count: int) -> Problem:
+    """Selection sort; a step is the smallest letter and what is left without it."""
+    letters = rng.choices(LETTERS, k=count)
+    steps, rest = [], list(letters)
+    for letter in sorted(letters)[:-1]:
+        rest.remove(letter)
+        steps.append(f"{letter}:{''.join(rest)}")
+    return Problem(f"s{''.join(letters)}=", ",".join(steps), "".join(sorted(letters)))
+
+
+def _reverse(rng: random.Random, count: int) -> Problem:
+    letters = "".join(rng.choices(LETTERS, k=count))
+    return Problem(f"r{letters}=", ",".join(letters[::-1]), letters[::-1])
+
+
+def _number(rng: random.Random, digits: int) -> int:
+    """A number of exactly so many digits."""
+    return rng.randrange(10 ** (digits - 1), 10**digits)
+
+
+_Maker = Callable[[random.Random, int], Problem]
+_MAKERS: dict[str, _Maker] = {"add": _add, "sub": _subtract, "sum": _sum, "sort": _sort, "rev": _reverse}
+
+
+def _maker(kind: str) -> tuple[_Maker, int]:
+    """The maker and size of a kind such as ``add3``."""
+    match = re.fullmatch(r"([a-z]+)([1-9][0-9]?)", kind)
+    if match is None or match[1] not in _MAKERS:
+        name = match[1] if match else kind
+        raise UserError(f"characters: {abbreviate(kind)} is no kind followed by a size{nearest(name, list(_MAKERS))}")
+    return _MAKERS[match[1]], int(match[2])
