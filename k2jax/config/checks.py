@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k2jax.config.activations import check_activations
-from k2jax.config.schema import Config, ModelConfig
+from k2jax.config.schema import Config, ModelConfig, PolicyLossConfig
 from k2jax.errors import UserError
 
 
@@ -20,6 +20,7 @@ def check_combinations(config: Config) -> None:
     _check_exchange(config)
     check_activations(config)
     _check_router(config.model)
+    _check_policy_loss(config.rl.loss)
     profile = config.train.profile_steps
     if profile and not (len(profile) == 2 and 1 <= profile[0] <= profile[1]):
         raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
@@ -103,4 +104,23 @@ def _check_rope(model: ModelConfig) -> None:
         raise UserError(
             f"config.model.llama3_rope needs 0 < low_freq_factor < high_freq_factor, not {scaled.low_freq_factor}, "
             f"{scaled.high_freq_factor}"
+        )
+
+
+def _check_policy_loss(loss: PolicyLossConfig) -> None:
+    """Rules about the policy objective, so that no key is without effect."""
+    if loss.name in ("k2.5", "gspo") and not loss.ratio_low < 1 < loss.ratio_high:
+        raise UserError(
+            f"config.rl.loss.ratio_low {loss.ratio_low} and ratio_high {loss.ratio_high} do not enclose 1, the ratio "
+            "on policy; 0.5 and 2.0 would do"
+        )
+    for key, value, reader in (
+        ("length_normalized", loss.length_normalized, "k2"),
+        ("aggregation", loss.aggregation != PolicyLossConfig().aggregation, "gspo"),
+    ):
+        if value and loss.name != reader:
+            raise UserError(f"config.rl.loss.{key} is read by the loss {reader} alone, and rl.loss.name is {loss.name}")
+    if (loss.ptx > 0) != (loss.ptx_rows > 0):
+        raise UserError(
+            f"config.rl.loss.ptx {loss.ptx} and ptx_rows {loss.ptx_rows} go together: both are above 0, or neither"
         )

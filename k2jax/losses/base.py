@@ -37,10 +37,11 @@ class Loss(abc.ABC):
         """
 
     @abc.abstractmethod
-    def __call__(self, scores: TokenScores, targets: Any, rows: Rows) -> dict[str, tuple[Array, Metrics]]:
+    def __call__(self, scores: TokenScores, targets: Any, rows: Rows) -> dict[str, tuple[Array | None, Metrics]]:
         """The sum ``[]`` of every term over some rows, made with ``rows.sum``, and sums to report beside it.
 
-        Sums are linear: those of two micro-batches, or of two devices, add up to those of both.
+        Sums are linear: those of two micro-batches, or of two devices, add up to those of both. A term whose sum is
+        None is no part of the objective: it only reports what has its denominator.
 
         Args:
             scores: of the rows' tokens ``[B, S]``; on a mesh, of this device's rows and tokens.

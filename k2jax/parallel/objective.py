@@ -61,7 +61,8 @@ class Objective(NamedTuple):
         rows = Rows(batch.exit, jnp.broadcast_to(token_indices(batch.exit), batch.exit.shape[1:]))
         terms, metrics = {}, {}
         for term, (total, sums) in self.loss(scores, batch.targets, rows).items():
-            terms[term] = total / self.denominators[term]
+            if total is not None:
+                terms[term] = total / self.denominators[term]
             metrics |= {f"{term}/{name}": value / self.denominators[term] for name, value in sums.items()}
         return LossShares(terms, metrics)
 

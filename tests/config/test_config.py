@@ -145,6 +145,33 @@ def test_mistakes_in_a_grouped_query_model_are_one_line(overrides, words):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"ratio_low": 1.0}, "ratio_low 1.0 and ratio_high 2.0 do not enclose 1"),
+        ({"name": "gspo", "ratio_high": 0.9}, "ratio_low 0.5 and ratio_high 0.9 do not enclose 1"),
+        ({"aggregation": "sequence"}, "aggregation is read by the loss gspo alone, and rl.loss.name is k2.5"),
+        ({"length_normalized": True}, "length_normalized is read by the loss k2 alone"),
+        ({"ptx": 0.1}, "ptx 0.1 and ptx_rows 0 go together"),
+        ({"ptx_rows": 2}, "ptx 0.0 and ptx_rows 2 go together"),
+    ],
+)
+def test_mistakes_in_a_policy_objective_are_one_line(overrides, words):
+    config = defaults("rl")
+    resolve(config)
+    config.update_from_flattened_dict({f"rl.loss.{key}": value for key, value in overrides.items()})
+    with pytest.raises(UserError, match=words) as error:
+        resolve(config)
+    assert "\n" not in str(error.value)
+
+
+def test_each_policy_objective_takes_its_own_keys():
+    for overrides in ({"name": "gspo", "aggregation": "sequence"}, {"name": "k2", "length_normalized": True}):
+        config = defaults("rl")
+        config.rl.loss.update({"ptx": 0.1, "ptx_rows": 1, **overrides})
+        assert resolve(config).rl.loss.name == overrides["name"]
+
+
 def test_keys_of_the_other_attention_are_not_read():
     config = defaults("pretrain")
     config.model.gqa.update({"kv_heads": 3, "head_dim": 31})

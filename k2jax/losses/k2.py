@@ -1,0 +1,40 @@
+"""The squared objective of Kimi K1.5 (arXiv:2501.12599, section 2.3.2) and K2 (arXiv:2507.20534, section 3.2.3)."""
+
+from __future__ import annotations
+
+from jax import Array
+import jax.numpy as jnp
+
+from k2jax.losses.policy import Gain, PolicyLoss
+from k2jax.losses.rows import Rows
+from k2jax.losses.targets import PolicyTargets
+
+
+class K2Loss(PolicyLoss):
+    """The mean over responses of ``(advantage - tau s)^2 / (2 tau)``, s being the log-ratio of the whole response.
+
+    The reports print 2 tau times that. Divided so, the gradient is K1.5's, ``-(advantage - tau s) grad log pi``, and at
+    the old policy it does not depend on tau. Nothing is clipped.
+    """
+
+    def __init__(self, tau: float, *, length_normalized: bool = False, entropy: bool = False):
+        """The strength of the pull; with ``length_normalized`` s is the mean over the response's sampled tokens."""
+        super().__init__(entropy=entropy)
+        self._tau, self._length_normalized = tau, length_normalized
+
+    def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:
+        """Sums (or means) over responses ``[B, R]``."""
+        sums_BR = rows.segment_sum(log_ratio_BS, targets.response, targets.response_tokens.shape[-1])
+        return sums_BR / jnp.maximum(targets.response_tokens, 1.0) if self._length_normalized else sums_BR
+
+    def advantages(self, targets: PolicyTargets) -> Array:
+        """Of responses ``[B, R]``."""
+        return targets.response_advantage
+
+    def gain(self, log_ratio: Array, advantage: Array) -> Gain:
+        """Minus the scaled square."""
+        return Gain(-((advantage - self._tau * log_ratio) ** 2) / (2 * self._tau))
+
+    def weights(self, targets: PolicyTargets) -> Array:
+        """1 for every response ``[B, R]``."""
+        return targets.response_weight
