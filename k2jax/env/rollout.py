@@ -126,7 +126,7 @@ class Rollout:
         if begun is None:
             node = self.trajectory.add(sampled)
         else:
-            nodes[node] = sampled
+            nodes[node] = dataclasses.replace(sampled, experts=begun.experts)
         self._keep_experts(node, completion.experts)
         if paused:
             raise EpisodePausedError
@@ -178,7 +178,7 @@ class Rollout:
             routes[: len(part)] = part
             old = nodes[index].experts
             if old is not None:
-                routes = np.where(old == NO_EXPERTS, routes, old)
+                routes[: len(old)] = np.where(old == NO_EXPERTS, routes[: len(old)], old)
             nodes[index] = dataclasses.replace(nodes[index], experts=routes)
             begin += count
 
