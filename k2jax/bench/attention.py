@@ -52,7 +52,7 @@ def _statistic(model: ModelConfig, rounds: int) -> Row:
     params = initialize(model_specs(model), jax.random.key(0), 0.02)
     rows = pretrain.packed(np.random.default_rng(0).integers(0, model.vocab, (pretrain.ROWS, pretrain.SEQUENCE)))
     batch = jax.tree.map(lambda field: jnp.asarray(field)[None], rows)
-    objective = make_objective(config, NLL(), batch.targets)
+    objective = make_objective(config, NLL(), NLL().denominators(batch.targets))
     candidates = {
         "with": jax.jit(lambda params: accumulate(params, batch, objective, config)),
         "without": jax.jit(lambda params: accumulate(params, batch, objective, config)[::2]),

@@ -43,14 +43,7 @@ def fixed_keys(config: Config) -> dict[str, Any]:
 
 
 def changed_key(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first key of ``before`` or ``now`` whose value differs; None for none.
-
-    Keys that ``before`` lacks because an earlier version wrote it had their default's effect.
-    """
-    known = {
-        key: value for key, value in fixed_keys(Config()).items() if not re.match(r"(data\.sources|rl\.tasks)\.", key)
-    }
-    before = known | dict(before)
+    """The first key of ``before`` or ``now`` whose value differs; None for none."""
     return next((key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)), None)
 
 

@@ -30,7 +30,6 @@ ComputeDtype = Literal["auto", "float32", "bfloat16"]
 ExpertBackend = Literal["auto", "dense", "a2a", "ragged", "dma"]
 Kernels = Literal["auto", "xla", "pallas", "interpret"]
 MomentumForm = Literal["heavy_ball", "nesterov"]
-OldLogprobs = Literal["rollout", "recompute"]
 OnCorrupt = Literal["skip", "fail"]
 OptimizerName = Literal["muonclip", "muon", "adamw"]
 PolicyLossName = Literal["k2", "k2.5", "gspo", "reinforce"]
@@ -386,7 +385,6 @@ class PolicyLossConfig:
     ratio_low: PositiveFloat = 0.5  #: lowest ratio inside the band (k2.5); 1 - this for gspo is epsilon_low
     ratio_high: PositiveFloat = 2.0  #: highest ratio inside the band (k2.5, gspo)
     length_normalized: bool = False  #: divide a response's sum of log-ratios by its length (k2)
-    old: OldLogprobs = "rollout"  #: log pi_old: recorded by the engine, or the trainer's own pass before the step
     aggregation: Aggregation = "token"  #: gspo: mean over tokens or over responses
     ptx: NonNegativeFloat = 0.0  #: coefficient of the cross-entropy on config.data (PTX); 0 turns it off
     ptx_rows: NonNegativeInt = 0  #: rows of config.data in every update

@@ -43,29 +43,38 @@ def make_schedule(config: Config, layout: Layout, micro_batches: int | None = No
     return build_pipeline_schedule(kind, layout.stages, config.parallel.virtual_stages, layout.chunks, micro_batches)
 
 
-def make_objective(config: Config, loss: Loss, targets: Any) -> Objective:
-    """The objective of a global batch with these targets."""
-    return Objective(loss, loss.denominators(targets), config.router.balance_loss / config.train.batch_size)
+def make_objective(config: Config, loss: Loss, denominators: dict[str, Array]) -> Objective:
+    """The objective of a global batch whose terms have these denominators."""
+    return Objective(loss, denominators, config.router.balance_loss / config.train.batch_size)
 
 
 def make_loss_and_gradients(
     config: Config, layout: Layout, loss: Loss
-) -> Callable[[Any, PackedBatch], tuple[LossShares, ModelStats, Any]]:
-    """``(params, batch) -> (loss, statistics, gradients)`` over all devices of the layout's mesh.
+) -> Callable[..., tuple[LossShares, ModelStats, Any]]:
+    """``(params, batch, denominators=None) -> (loss, statistics, gradients)`` over all devices of the layout's mesh.
 
-    Takes the compute copy of the weights and ``[micro-batches, rows, sequence]``, and gives the loss's terms and
-    metrics, each over its denominator, statistics over the whole batch and gradients of the compute copy: summed over
-    micro-batches and rows, each on the devices that store that part of the weight.
+    Takes the compute copy of the weights, ``[micro-batches, rows, sequence]`` and the denominators of the loss's terms,
+    by default those of this batch. Gives the terms and metrics, each over its denominator, statistics over the whole
+    batch and gradients of the compute copy: summed over micro-batches and rows, each on the devices that store that
+    part of the weight.
     """
     if layout.mesh.size == 1:
-        return lambda params, batch: accumulate(params, batch, make_objective(config, loss, batch.targets), config)
+
+        def on_one_device(params: Any, batch: PackedBatch, denominators: dict[str, Array] | None = None):
+            denominators = denominators or loss.denominators(batch.targets)
+            return accumulate(params, batch, make_objective(config, loss, denominators), config)
+
+        return on_one_device
     local = _without_stages(config, layout) if layout.stages == 1 else _pipelined(config, layout)
     reduced = _reduced(layout)
 
-    def loss_and_gradients(params: Any, batch: PackedBatch) -> tuple[LossShares, ModelStats, Any]:
+    def loss_and_gradients(
+        params: Any, batch: PackedBatch, denominators: dict[str, Array] | None = None
+    ) -> tuple[LossShares, ModelStats, Any]:
+        denominators = denominators or loss.denominators(batch.targets)
+
         def device(params: Any, batch: PackedBatch, denominators: dict[str, Array]):
-            objective = make_objective(config, loss, batch.targets)._replace(denominators=denominators)
-            return _reduce(layout, reduced, *local(params, batch, objective))
+            return _reduce(layout, reduced, *local(params, batch, make_objective(config, loss, denominators)))
 
         summed = jax.shard_map(
             device,
@@ -73,7 +82,7 @@ def make_loss_and_gradients(
             in_specs=(layout.compute, batch_partitions(layout.mesh, batch), P()),
             out_specs=(P(), _stats_specs(layout), reduced),
         )
-        shares, stats, grads = summed(params, batch, loss.denominators(batch.targets))
+        shares, stats, grads = summed(params, batch, denominators)
         return shares, _by_layer(config, layout, stats), grads
 
     return loss_and_gradients
@@ -84,7 +93,7 @@ def make_loss_sums(config: Config, layout: Layout, loss: Loss) -> Callable[[Any,
 
     def local(params: Any, batch: PackedBatch) -> LossShares:
         experts = make_experts(config, layout, slots=1.0)  # a held-out loss does not depend on the room in an exchange
-        objective = undivided(make_objective(config, loss, batch.targets))
+        objective = undivided(make_objective(config, loss, loss.denominators(batch.targets)))
         if layout.stages == 1:
             params, batch = vary_tree(params, axes=layout.marked_axes), vary_tree(batch, axes=(STAGE,))
             return _each(params, batch, objective, config, experts)
@@ -94,7 +103,7 @@ def make_loss_sums(config: Config, layout: Layout, loss: Loss) -> Callable[[Any,
 
     if layout.mesh.size == 1:
         return lambda params, batch: _each(
-            params, batch, undivided(make_objective(config, loss, batch.targets)), config, None
+            params, batch, undivided(make_objective(config, loss, loss.denominators(batch.targets))), config, None
         )
     return lambda params, batch: jax.shard_map(
         lambda params, batch: lax.psum(local(params, batch), layout.marked_axes),

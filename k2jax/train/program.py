@@ -19,7 +19,15 @@ from k2jax.parallel.mesh import make_mesh
 from k2jax.parallel.resharding import CheckpointLayout
 from k2jax.params import abstract
 from k2jax.train.state import TrainState, init_state, make_optimizer, state_shardings
-from k2jax.train.step import make_eval_step, make_train_step
+from k2jax.train.step import (
+    GradientSums,
+    StepMetrics,
+    add_sums,
+    make_apply_step,
+    make_eval_step,
+    make_gradient_step,
+    make_train_step,
+)
 
 
 class Program:
@@ -49,11 +57,45 @@ class Program:
         step = make_train_step(config, self.optimizer, self.layout, self.loss)
         everywhere = NamedSharding(self.mesh, PartitionSpec())  # every process reads the metrics
         self.step = jax.jit(step, donate_argnums=0, out_shardings=(self.shardings, everywhere))
+        self._gradient_step = make_gradient_step(config, self.layout, self.loss)
+        sums = GradientSums(everywhere, everywhere, self.layout.shardings(self.layout.storage), everywhere)
+        self._zero_sums = jax.jit(self._make_zero_sums, out_shardings=sums)
+        self._add_part = jax.jit(self._make_add_part, donate_argnums=1, out_shardings=sums)
+        apply_step = make_apply_step(config, self.optimizer, self.layout)
+        self._apply = jax.jit(apply_step, donate_argnums=0, out_shardings=(self.shardings, everywhere))
+        self._denominators = jax.jit(self.loss.denominators, out_shardings=everywhere)
         self.evaluate = jax.jit(make_eval_step(config, self.layout, self.loss), out_shardings=everywhere)
 
     def init(self) -> TrainState:
         """The state before the first step, on the devices."""
         return jax.jit(lambda: init_state(self.config, self.optimizer, self.layout), out_shardings=self.shardings)()
+
+    def step_in_parts(self, state: TrainState, parts: Sequence[PackedBatch]) -> tuple[TrainState, StepMetrics]:
+        """``step`` for a batch of any number of parts ``[M, B, S]`` of one shape, without compiling anew.
+
+        Gradients are added up part by part, and the optimizer's update is a program of its own.
+
+        Args:
+            state: it is donated.
+            parts: at least one; as ``batch_sharding().put`` makes them.
+        """
+        denominators = [self._denominators(part.targets) for part in parts]
+        total = jax.tree.map(lambda *values: sum(values[1:], values[0]), *denominators)
+        sums = self._zero_sums(state.params, parts[0], total)
+        for part in parts:
+            sums = self._add_part(state.params, sums, part, total)
+        return self._apply(state, sums)
+
+    def _make_zero_sums(self, params: Any, batch: PackedBatch, denominators: dict[str, Any]) -> GradientSums:
+        shapes = jax.eval_shape(self._gradient_step, params, batch, denominators)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        nothing_seen = jnp.full_like(zeros.stats.max_logit, -jnp.inf)
+        return zeros._replace(stats=zeros.stats._replace(max_logit=nothing_seen))
+
+    def _make_add_part(
+        self, params: Any, sums: GradientSums, part: PackedBatch, denominators: dict[str, Any]
+    ) -> GradientSums:
+        return add_sums(sums, self._gradient_step(params, part, denominators))
 
     def batch_sharding(self) -> BatchSharding:
         """How batches are sharded over the devices."""

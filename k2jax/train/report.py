@@ -79,7 +79,7 @@ def write_results(run: Run, data: TrainingData, status: str, command: str | None
         status: how it stands, in words.
         command: the command line that goes on with it, or None.
     """
-    config, step = run.config, int(run.state.step)
+    config, step = run.config, run.done
     tau = config.optimizer.qk_clip_tau if config.optimizer.name == "muonclip" else None
     yardsticks = baselines(data)
     draw_plots(run.workdir, baselines=yardsticks, qk_clip_tau=tau)

@@ -8,7 +8,7 @@ lies on its devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 from pathlib import Path
 import signal
@@ -31,7 +31,7 @@ from k2jax.train.init_from import pretrained_params
 from k2jax.train.program import Program
 from k2jax.train.record import Recorder
 from k2jax.train.signals import STOP_CODES, stop_on_signal
-from k2jax.train.state import TrainState, non_finite_leaves
+from k2jax.train.state import TrainState, non_finite_leaves, total_updates
 from k2jax.train.step import StepMetrics
 from k2jax.train.trace import StepTrace
 from k2jax.train.workdir import check_shared, write_config
@@ -68,6 +68,7 @@ class Run:
     Attributes:
         state: the training state on the devices.
         step: the step that is being computed, or the last one.
+        done: the last step that was completed.
         start: the step that was restored; 0 in an empty workdir.
         extra: the extra item of the restored checkpoint, or None.
         changes: what was changed in the configuration since the run was begun.
@@ -82,12 +83,15 @@ class Run:
         self.program, self.workdir, self.config = program, workdir, program.config
         self._identity = dict(identity)
         self._batch_sharding = program.batch_sharding()
-        self._learning_rate = optim.learning_rate(self.config.optimizer, self.config.train.steps)
+        self._learning_rate = optim.learning_rate(self.config.optimizer, total_updates(self.config))
         self._checkpoints = Checkpoints(workdir, self.config.checkpoint.keep)
         self._checkpoint_layout = program.checkpoint_layout()
         self.exit_code, self._stop_signal, self.extra = 0, None, None
-        self.state, meta = self._initial_state()
-        self.step = self.start = int(self.state.step)
+        newest = self._newest()
+        self.state, meta = self._initial_state() if newest is None else self._restore(newest)
+        self.step = self.start = self.done = newest or 0
+        self._record: dict[str, Any] = {}
+        self._updates = 0  # in the step that is being computed
         processes.report_position(lambda: (self.step, self._newest()))
         known, new = changes_of(meta, self.start, self.config)
         self.changes = known + new
@@ -129,7 +133,7 @@ class Run:
         self._start_logs()
         self.state = jax.block_until_ready(self.state)
         for step in range(self.start + 1, last + 1):
-            self._began, self.step = time.perf_counter(), step
+            self._began, self.step, self._updates, self._record = time.perf_counter(), step, 0, {}
             yield step
             if self.exit_code:
                 return
@@ -144,16 +148,39 @@ class Run:
             UserError: the batch has nothing that a term of the loss counts, or tokens outside the vocabulary.
             NonFiniteError: the step was not applied. It is meant for the Run's ``with`` statement.
         """
-        self._check_tokens(batch)
-        self._check_targets(batch)
-        self._trace.before(self.step)
-        self.state, on_device = self.program.step(self.state, self._batch_sharding.put(batch))
+        self._check_targets([batch])
+        return self._updated(self.program.step, batch)
+
+    def update_in_parts(self, parts: Sequence[PackedBatch]) -> StepMetrics:
+        """Does one optimizer step with any number of batches of one shape, and may be called several times in a step.
+
+        Args:
+            parts: this process's rows ``[B, S]`` of each part of the batch, NumPy arrays.
+
+        Returns:
+            The update's metrics, on the host.
+
+        Raises:
+            UserError: as ``update`` does.
+            NonFiniteError: the update was not applied.
+        """
+        self._check_targets(parts)
+        return self._updated(lambda state, *parts: self.program.step_in_parts(state, parts), *parts)
+
+    def _updated(self, step: Callable[..., tuple[TrainState, StepMetrics]], *batches: PackedBatch) -> StepMetrics:
+        for batch in batches:
+            self._check_tokens(batch)
+        if not self._updates:
+            self._trace.before(self.step)
+        self.state, on_device = step(self.state, *[self._batch_sharding.put(batch) for batch in batches])
         metrics = jax.device_get(on_device)
-        self._trace.after(self.step)
         if not metrics.healthy:
             raise NonFiniteError(metrics)
-        seconds = time.perf_counter() - self._began
-        self._record = self.recorder.values(metrics, float(self._learning_rate(self.step - 1)), seconds)
+        self._updates += 1
+        now = time.perf_counter()
+        rate = float(self._learning_rate(int(self.state.step) - 1))
+        self._record = self.recorder.values(metrics, rate, now - self._began)
+        self._began = now
         return metrics
 
     def evaluate(self, batch: PackedBatch) -> tuple[dict[str, float], dict[str, float]]:
@@ -164,6 +191,8 @@ class Run:
 
     def log(self, step: int, record: Mapping[str, Any]) -> None:
         """Shows a step and writes its line of ``metrics.jsonl``: what ``update`` measured, and ``record``."""
+        self._trace.after(step)
+        self.done = step
         record = {**self._record, **record}
         if self._metrics and (step % self.config.log.every == 0 or step == self.config.train.steps):
             self._metrics.write(step, record)
@@ -192,9 +221,6 @@ class Run:
             self.exit_code = STOP_CODES[self._stop_signal]
 
     def _initial_state(self) -> tuple[TrainState, dict]:
-        step = self._newest()
-        if step is not None:
-            return self._restore(step)
         state = self.program.init()
         if self.config.init_from:
             params, origin = pretrained_params(self.config.init_from, self.program.layout)
@@ -218,7 +244,8 @@ class Run:
         say(f"resumed from step {step:,}")
         params, opt_state = self._checkpoint_layout.load(params, opt_state)
         put = lambda x: jax.make_array_from_callback((), self.program.shardings.step, x.__getitem__)  # noqa: E731
-        state = TrainState(put(np.int32(step)), params, opt_state, put(np.bool_(True)))
+        updates = meta.get("updates", step)
+        state = TrainState(put(np.int32(updates)), params, opt_state, put(np.bool_(True)))
         if leaves := non_finite_leaves(state):
             raise damaged(self._folder_of(step), ValueError(f"{_some(leaves)} is not finite"))
         return state, meta
@@ -265,11 +292,12 @@ class Run:
                 "data and the tokenizer"
             )
 
-    def _check_targets(self, batch: PackedBatch) -> None:
+    def _check_targets(self, parts: Sequence[PackedBatch]) -> None:
         if processes.count() > 1:
             return  # a process does not see the whole batch; an empty one shows as a loss that is not finite
-        for term, count in self.program.loss.denominators(batch.targets).items():
-            if not count > 0:
+        counts = [self.program.loss.denominators(part.targets) for part in parts]
+        for term in counts[0]:
+            if not sum(count[term] for count in counts) > 0:
                 raise UserError(
                     f"a batch holds no target for the loss's term {term!r}; check the data and "
                     "config.data.sequence_length"
@@ -277,14 +305,15 @@ class Run:
 
     def _save(self, step: int, extra: Any = None) -> None:
         meta = {**self.recorder.meta(), "identity": self._identity, "config": fixed_keys(self.config)}
-        meta |= {"settings": settings(self.config), "changes": [list(change) for change in self.changes]}
+        meta |= {"updates": int(self.state.step), "settings": settings(self.config)}
+        meta |= {"changes": [list(change) for change in self.changes]}
         params, opt_state = self._checkpoint_layout.save(self.state.params, self.state.opt_state)
         self._checkpoints.save(step, params, opt_state, meta, extra)
 
     def _stop_unhealthy(self, metrics: StepMetrics) -> None:
         """Saves the state of the step before, if it is finite: the step refused to apply itself."""
         self._checkpoints.wait()  # for the one that may be under way
-        good, steps = int(self.state.step), self._checkpoints.steps()
+        good, steps = self.done, self._checkpoints.steps()
         logits = np.asarray(metrics.stats.max_logit)
         where = [f"layer {layer} head {head}" for layer, head in np.argwhere(~(logits < np.inf))[:3]]
         happened = (
@@ -296,6 +325,9 @@ class Run:
         if leaves := non_finite_leaves(self.state):
             again = f"run again to go on from step {steps[-1]:,}" if steps else "run again from the start"
             self.note(f"{happened} because {_some(leaves)} was not when it began; nothing was saved: {again}.")
+        elif self._updates:  # the state lies between two steps
+            again = f"run again to go on from step {steps[-1]:,}" if steps else "run again from the start"
+            self.note(f"{happened}, and was left after {self._updates} of its updates: {lower}, and {again}.")
         elif good == self.start and steps:
             older = [step for step in steps if step < good]
             back = f"go on from step {older[-1]:,}" if older else "start anew"

@@ -24,7 +24,7 @@ class TrainState:
     """Everything a step changes, donated from step to step.
 
     Attributes:
-        step: ``[]`` int32, optimizer steps done; it stops counting at the first unhealthy step.
+        step: ``[]`` int32, optimizer updates done; it stops counting at the first unhealthy step.
         params: float32 master weights.
         opt_state: optimizer state.
         healthy: ``[]`` bool; once a step saw a non-finite loss, gradient or logit, or would have made a weight or a
@@ -40,7 +40,12 @@ class TrainState:
 def make_optimizer(config: Config, layout: Layout) -> optax.GradientTransformationExtraArgs:
     """The optimizer of a config for weights that are stored on a mesh."""
     newton_schulz = make_newton_schulz(layout) if layout.mesh.size > 1 else None
-    return optim.build_optimizer(config.optimizer, config.router, layout.specs, config.train.steps, newton_schulz)
+    return optim.build_optimizer(config.optimizer, config.router, layout.specs, total_updates(config), newton_schulz)
+
+
+def total_updates(config: Config) -> int:
+    """The optimizer's updates of a whole run, over which schedules reach."""
+    return config.train.steps * (config.rl.updates if config.stage == "rl" else 1)
 
 
 def init_state(config: Config, optimizer: optax.GradientTransformationExtraArgs, layout: Layout) -> TrainState:

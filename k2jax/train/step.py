@@ -13,11 +13,27 @@ import optax
 from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
 from k2jax.losses import Loss
-from k2jax.model import ModelStats
+from k2jax.model import ModelStats, combine_stats
 from k2jax.parallel.gradients import make_loss_and_gradients, make_loss_sums
 from k2jax.parallel.layout import Layout
 from k2jax.parallel.objective import LossShares
 from k2jax.train.state import TrainState, all_finite, compute_dtype
+
+
+class GradientSums(NamedTuple):
+    """What the parts of a batch add up to before the optimizer's update.
+
+    Attributes:
+        shares: terms and metrics of the loss, over the denominators of the whole batch.
+        stats: of the model.
+        grads: gradients, sharded as the weights are stored.
+        tokens: ``[]`` int32, tokens that are not padding.
+    """
+
+    shares: LossShares
+    stats: ModelStats
+    grads: Any
+    tokens: Array
 
 
 class StepMetrics(NamedTuple):
@@ -49,27 +65,60 @@ def make_train_step(
 
     The batch is cut into M micro-batches of B rows, as ``parallel.batches`` does.
     """
+    gradient_step, apply_step = make_gradient_step(config, layout, loss), make_apply_step(config, optimizer, layout)
+
+    def step(state: TrainState, batch: PackedBatch) -> tuple[TrainState, StepMetrics]:
+        return apply_step(state, gradient_step(state.params, batch, loss.denominators(batch.targets)))
+
+    return step
+
+
+def make_gradient_step(
+    config: Config, layout: Layout, loss: Loss
+) -> Callable[[Any, PackedBatch, dict[str, Array]], GradientSums]:
+    """``(params, batch [M, B, S], denominators) -> sums`` of a batch, or of one of its parts.
+
+    Denominators are those of the whole batch: then the sums of its parts add up to the sums of the batch.
+    """
     loss_and_gradients = make_loss_and_gradients(config, layout, loss)
     dtype = compute_dtype(config.train.compute_dtype, layout.platform)
 
-    def step(state: TrainState, batch: PackedBatch) -> tuple[TrainState, StepMetrics]:
-        shares, stats, grads = loss_and_gradients(layout.to_compute(state.params, dtype), batch)
+    def gradient_step(params: Any, batch: PackedBatch, denominators: dict[str, Array]) -> GradientSums:
+        shares, stats, grads = loss_and_gradients(layout.to_compute(params, dtype), batch, denominators)
+        tokens = (batch.exit > jnp.arange(batch.exit.shape[-1])).sum()
         with jax.named_scope("optimizer"):
-            grads = layout.gradients_to_storage(grads)
-            grad_norm = optax.global_norm(grads)
+            return GradientSums(shares, stats, layout.gradients_to_storage(grads), tokens)
+
+    return gradient_step
+
+
+def add_sums(a: GradientSums, b: GradientSums) -> GradientSums:
+    """The sums of two parts of a batch together."""
+    shares, grads = (jax.tree.map(jnp.add, x, y) for x, y in ((a.shares, b.shares), (a.grads, b.grads)))
+    return GradientSums(shares, combine_stats(a.stats, b.stats), grads, a.tokens + b.tokens)
+
+
+def make_apply_step(
+    config: Config, optimizer: optax.GradientTransformationExtraArgs, layout: Layout
+) -> Callable[[TrainState, GradientSums], tuple[TrainState, StepMetrics]]:
+    """``(state, sums) -> (state, metrics)``: the optimizer's update with the sums of a whole batch."""
+
+    def apply_step(state: TrainState, sums: GradientSums) -> tuple[TrainState, StepMetrics]:
+        stats = sums.stats
+        with jax.named_scope("optimizer"):
+            grad_norm = optax.global_norm(sums.grads)
             updates, opt_state = optimizer.update(
-                grads, state.opt_state, state.params, max_logit=stats.max_logit, expert_tokens=stats.expert_tokens
+                sums.grads, state.opt_state, state.params, max_logit=stats.max_logit, expert_tokens=stats.expert_tokens
             )
             new = (state.step + 1, optax.apply_updates(state.params, updates), opt_state)
-            healthy = state.healthy & _finite(shares.total, grad_norm, stats.max_logit) & all_finite(new)
+            healthy = state.healthy & _finite(sums.shares.total, grad_norm, stats.max_logit) & all_finite(new)
             old = (state.step, state.params, state.opt_state)
             kept = jax.tree.map(lambda a, b: jnp.where(healthy, a, b), new, old)
         balance_loss = stats.balance_loss / config.train.batch_size
-        tokens = (batch.exit > jnp.arange(batch.exit.shape[-1])).sum()
-        metrics = StepMetrics(shares.total, shares, tokens, grad_norm, stats, balance_loss, healthy)
+        metrics = StepMetrics(sums.shares.total, sums.shares, sums.tokens, grad_norm, stats, balance_loss, healthy)
         return TrainState(*kept, healthy), metrics
 
-    return step
+    return apply_step
 
 
 def _finite(loss: Array, grad_norm: Array, max_logit: Array) -> Array:

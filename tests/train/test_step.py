@@ -44,7 +44,7 @@ def gradients(config):
     def of(params, batch):
         rows = config.train.micro_batches, -1
         split = jax.tree.map(lambda a: jnp.asarray(a).reshape(*rows, *a.shape[1:]), batch)
-        return accumulate(params, split, make_objective(config, NLL(), split.targets), config)
+        return accumulate(params, split, make_objective(config, NLL(), NLL().denominators(split.targets)), config)
 
     return jax.jit(of)
 

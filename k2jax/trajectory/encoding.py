@@ -1,0 +1,226 @@
+"""A trajectory as bytes: the arrays of all its nodes one after another, then its structure as JSON.
+
+The types and the order of the arrays are fixed, so that no input names one: every array holds the values of all nodes
+in node order, little-endian, and the structure says how many of them belong to each node. Nothing is unpickled.
+
+| part | type | count |
+| --- | --- | --- |
+| lengths | two uint64 | bytes of the structure, and T: tokens of all nodes |
+| versions | int64 | T |
+| tokens | int32 | T |
+| logprobs | float32 | T |
+| experts | int16 | per node with experts: tokens x layers x active experts |
+| mask | uint8 | T, 0 or 1 |
+| structure | UTF-8 JSON | to the end |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any, get_args
+
+import numpy as np
+
+from k2jax.trajectory.types import Node, Reward, Status, Trajectory
+
+LARGEST = 2**30
+"""Bytes of an encoded trajectory at most: a million tokens with 60 x 8 routed experts each."""
+LARGEST_STRUCTURE = 2**26
+"""Bytes of a trajectory's JSON at most, which takes many times as much memory once it is parsed."""
+_LENGTHS = struct.Struct("<QQ")
+_COLUMNS = {"versions": "<i8", "tokens": "<i4", "logprobs": "<f4", "experts": "<i2", "mask": "|u1"}
+_NODE_TYPES = {"versions": np.int64, "tokens": np.int32, "logprobs": np.float32, "experts": np.int16, "mask": np.bool_}
+
+
+class EncodingError(ValueError):
+    """Bytes are no trajectory, or a trajectory cannot be stored; the message says why, in one line."""
+
+
+def encode(trajectory: Trajectory) -> bytes:
+    """Returns a trajectory as bytes, of which ``decode`` makes an equal one.
+
+    Raises:
+        EncodingError: an array has another type or shape than Node documents, or what should be JSON values is not:
+            NaN, infinity, keys that are no strings, or other objects.
+    """
+    for index, node in enumerate(trajectory.nodes):
+        _check_node(index, node)
+    try:
+        structure = json.dumps(_structure(trajectory), allow_nan=False, separators=(",", ":")).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EncodingError(f"the trajectory {trajectory.key} of {trajectory.task!r} is not JSON: {error}") from None
+    parts = [_LENGTHS.pack(len(structure), sum(len(node.tokens) for node in trajectory.nodes))]
+    for name, dtype in _COLUMNS.items():
+        arrays = [getattr(node, name) for node in trajectory.nodes]
+        parts += [np.ascontiguousarray(array).astype(dtype).tobytes() for array in arrays if array is not None]
+    data = b"".join([*parts, structure])
+    if len(data) > LARGEST or len(structure) > LARGEST_STRUCTURE:
+        raise EncodingError(
+            f"the trajectory {trajectory.key} of {trajectory.task!r} has {len(data):,} bytes, {len(structure):,} of "
+            f"them JSON; at most {LARGEST:,} and {LARGEST_STRUCTURE:,} can be stored"
+        )
+    return data
+
+
+def _check_node(index: int, node: Node) -> None:
+    count = len(node.tokens)
+    for name, dtype in _NODE_TYPES.items():
+        array = getattr(node, name)
+        if name == "experts" and array is None:
+            continue
+        if not isinstance(array, np.ndarray) or array.dtype != dtype:
+            raise EncodingError(f"{name} of node {index} are no array of {np.dtype(dtype).name}")
+        shape = (count, *array.shape[1:3]) if name == "experts" else (count,)
+        if array.shape != shape or array.ndim != (3 if name == "experts" else 1):
+            raise EncodingError(f"{name} of node {index} have the shape {array.shape} beside {count} tokens")
+
+
+def _structure(trajectory: Trajectory) -> dict[str, Any]:
+    reward = trajectory.reward
+    return {
+        "task": trajectory.task,
+        "domain": trajectory.domain,
+        "key": [int(part) for part in trajectory.key],
+        "status": trajectory.status,
+        "error": trajectory.error,
+        "metadata": _with_text_keys(trajectory.metadata),
+        "reward": None
+        if reward is None
+        else {
+            "value": float(reward.value),
+            "parts": {name: float(value) for name, value in _with_text_keys(reward.parts).items()},
+            "info": _with_text_keys(reward.info),
+        },
+        "nodes": [
+            {
+                "parent": int(node.parent),
+                "tokens": len(node.tokens),
+                "turn": int(node.turn),
+                "temperature": float(node.temperature),
+                "finish": node.finish,
+                "message": None if node.message is None else _with_text_keys(node.message),
+                "experts": None if node.experts is None else list(node.experts.shape[1:]),
+            }
+            for node in trajectory.nodes
+        ],
+    }
+
+
+def _with_text_keys(value: Any) -> Any:
+    """A copy of JSON values as plain dicts and lists; other keys than strings would come back as strings."""
+    if hasattr(value, "items"):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is no string")
+        return {key: _with_text_keys(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_text_keys(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def decode(data: bytes) -> Trajectory:
+    """Returns the trajectory of ``encode``'s bytes; its arrays are read-only views of them.
+
+    Raises:
+        EncodingError: the bytes are no trajectory, whatever they are.
+    """
+    try:
+        structure_bytes, count = _LENGTHS.unpack_from(data)
+        fixed = _LENGTHS.size + count * (8 + 4 + 4 + 1) + structure_bytes
+        if fixed > len(data) or structure_bytes > LARGEST_STRUCTURE:
+            raise EncodingError("its lengths are impossible")
+        structure = json.loads(data[len(data) - structure_bytes :])
+        return _assemble(structure, data, count, len(data) - structure_bytes)
+    except EncodingError:
+        raise
+    except RecursionError:
+        raise EncodingError("its JSON is nested too deep") from None
+    except (struct.error, KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
+        reason = " ".join(str(error).split())[:80]
+        raise EncodingError(f"its structure is not a trajectory's ({type(error).__name__}: {reason})") from None
+
+
+def _assemble(structure: dict[str, Any], data: bytes, count: int, end: int) -> Trajectory:
+    """The trajectory of a parsed structure and the arrays before it, of which T = ``count``."""
+    listed = structure["nodes"]
+    shapes = [_expert_shape(entry) for entry in listed]
+    expert_values = sum(math.prod(shape) for shape in shapes if shape is not None)
+    counts = dict.fromkeys(_COLUMNS, count) | {"experts": expert_values}
+    if sum(_natural(entry["tokens"]) for entry in listed) != count:
+        raise EncodingError("its nodes have other lengths than its arrays")
+    columns, start = {}, _LENGTHS.size
+    for name, dtype in _COLUMNS.items():
+        size = counts[name] * np.dtype(dtype).itemsize
+        if start + size > end:
+            raise EncodingError("its shapes exceed its bytes")
+        columns[name] = np.frombuffer(data, dtype, counts[name], start)
+        start += size
+    if start != end:
+        raise EncodingError("its shapes leave bytes over")
+    if count and columns["mask"].max() > 1:
+        raise EncodingError("its mask has values other than 0 and 1")
+    trajectory = _without_nodes(structure)
+    token, value = 0, 0
+    for entry, shape in zip(listed, shapes, strict=True):
+        tokens = slice(token, token + entry["tokens"])
+        experts = None
+        if shape is not None:
+            experts = columns["experts"][value : value + math.prod(shape)].reshape(shape)
+            value += math.prod(shape)
+        trajectory.add(_node(entry, columns, tokens, experts))  # refuses a parent that is no earlier node
+        token = tokens.stop
+    return trajectory
+
+
+def _node(entry: dict[str, Any], columns: dict[str, np.ndarray], tokens: slice, experts: np.ndarray | None) -> Node:
+    return Node(
+        parent=_typed(entry["parent"], int),
+        tokens=columns["tokens"][tokens],
+        mask=columns["mask"][tokens].view(np.bool_),
+        logprobs=columns["logprobs"][tokens],
+        versions=columns["versions"][tokens],
+        turn=_typed(entry["turn"], int),
+        temperature=_typed(entry["temperature"], float),
+        finish=_typed(entry["finish"], str),
+        message=None if entry["message"] is None else _typed(entry["message"], dict),
+        experts=experts,
+    )
+
+
+def _without_nodes(structure: dict[str, Any]) -> Trajectory:
+    reward, (step, prompt, sample) = structure["reward"], structure["key"]
+    if structure["status"] not in get_args(Status):
+        raise EncodingError("its status is unknown")
+    if reward is not None:
+        parts = {name: _typed(value, float) for name, value in _typed(reward["parts"], dict).items()}
+        reward = Reward(_typed(reward["value"], float), parts, _typed(reward["info"], dict))
+    return Trajectory(
+        task=_typed(structure["task"], str),
+        domain=_typed(structure["domain"], str),
+        key=(_typed(step, int), _typed(prompt, int), _typed(sample, int)),
+        status=structure["status"],
+        reward=reward,
+        error=_typed(structure["error"], str),
+        metadata=_typed(structure["metadata"], dict),
+    )
+
+
+def _expert_shape(entry: dict[str, Any]) -> tuple[int, int, int] | None:
+    if entry["experts"] is None:
+        return None
+    layers, active = entry["experts"]
+    return _natural(entry["tokens"]), _natural(layers), _natural(active)
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise EncodingError("it has a length that is no natural number")
+    return value
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise EncodingError(f"it has a {type(value).__name__} where a {kind.__name__} belongs")
+    return value

@@ -1,0 +1,43 @@
+"""A step in parts is the step of the whole batch."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from k2jax.batch import stack_rows
+from k2jax.train.program import Program
+from tests.train.tiny import tiny
+
+
+def run(program, parts, whole):
+    sharding = program.batch_sharding()
+    if whole is None:
+        return program.step_in_parts(program.init(), [sharding.put(part) for part in parts])
+    return program.step(program.init(), sharding.put(whole))
+
+
+def random_batch(rows, length, rng):
+    from k2jax.batch import pack_row
+
+    packed = [pack_row([rng.integers(0, 256, rng.integers(2, length)).astype(np.int32)], length) for _ in range(rows)]
+    return stack_rows(packed)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_parts_with_unequal_weights_add_up_to_the_whole_batch(tmp_path, parts):
+    rng = np.random.default_rng(0)
+    config = tiny(tmp_path, **{"train.batch_size": 4, "train.micro_batches": 2})
+    batches = [random_batch(4, config.data.sequence_length, rng) for _ in range(parts)]
+    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
+    large = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=4 * parts))
+    state, metrics = run(Program(config, jax.devices()[:1]), batches, None)
+    wanted_state, wanted = run(Program(large, jax.devices()[:1]), None, whole)
+    np.testing.assert_allclose(metrics.loss, wanted.loss, rtol=1e-6)
+    np.testing.assert_allclose(metrics.grad_norm, wanted.grad_norm, rtol=1e-5)
+    assert int(metrics.tokens) == int(wanted.tokens)
+    for ours, theirs in zip(jax.tree.leaves(metrics.stats), jax.tree.leaves(wanted.stats), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    for ours, theirs in zip(jax.tree.leaves(state.params), jax.tree.leaves(wanted_state.params), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
