@@ -366,6 +366,7 @@ class RolloutConfig:
     data: PositiveInt = 1  #: groups of the engine's devices, each with all experts
     expert: PositiveInt = 1  #: devices of the engine that share the experts
     deterministic: bool = True  #: the engine waits for every coroutine that may still submit a request
+    offload_state: bool = False  #: master weights and optimizer state rest in host memory meanwhile; no effect on a CPU
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from k2jax.inference.mesh import device_count
 from k2jax.inference.programs import Programs, RowResult
 from k2jax.inference.request import Request, State
 from k2jax.inference.scheduler import Scheduler, Sequence
-from k2jax.inference.weights import Leaves
+from k2jax.inference.weights import EngineWeights, Leaves
 
 OnRequest = Callable[[Request], "bool | None"]
 
@@ -56,6 +56,7 @@ class Engine:
         model: the architecture.
         params: its weights, a tree of NumPy or JAX arrays. The engine copies them, here and in ``update_params``: the
             caller may donate, delete or overwrite its arrays afterwards. Computation takes the dtype of the embedding.
+            A tree of ShapeDtypeStructs makes an engine that waits for its first ``update_params``.
         slots: sequences that run at a time, over all devices.
         pages: of the cache, over all devices; by default as many as ``slots`` sequences of ``max_length`` need.
         page_size: tokens in a page.
@@ -185,7 +186,12 @@ class Engine:
             request.state = State.WAITING
             self._waiting.appendleft(request)
 
-    def update_params(self, leaves: Leaves, version: int) -> None:
+    @property
+    def weights(self) -> EngineWeights:
+        """The engine's own copy of the weights."""
+        return self._weights
+
+    def update_params(self, leaves: Leaves, version: int, donate: bool = False) -> None:
         """Goes on with other weights of the same model; running requests recompute the cache of their tokens so far.
 
         Nothing in the cache outlives its weights, and every token records which version chose it. Arrays replace the
@@ -197,6 +203,7 @@ class Engine:
                 parameter tree. The arrays are of NumPy or JAX, on any devices; a generator may delete or overwrite each
                 of them when it is asked for the next.
             version: number of the new weights.
+            donate: gives the JAX arrays away: the engine keeps those that need no cast and no move, without a copy.
 
         Raises:
             UserError: a name or shape that is not the model's, or a missing weight. A sequence or mapping is checked
@@ -208,7 +215,7 @@ class Engine:
         for sequence in reversed(self._scheduler.running[:]):
             self._preempt(sequence)
         self._scheduler.drop_prefixes()
-        self._weights.update(checked)
+        self._weights.update(checked, donate)
         self.version = version
 
     def generate(

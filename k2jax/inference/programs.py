@@ -64,7 +64,7 @@ class Programs:
         self.weights = EngineWeights(params, model, mesh, donate=donate)
         self._model, self._mesh = model, mesh
         pages = sizes.pages + sizes.devices  # with a scratch page on every device
-        self._cache = empty_cache(model, pages, sizes.page_size, self.weights.params["embed"].dtype, mesh)
+        self._cache = empty_cache(model, pages, sizes.page_size, self.weights.dtype, mesh)
         self.row_sizes = shapes.growing_sizes(1, sizes.slots // sizes.devices)
         self.context_sizes = shapes.growing_sizes(min(4, sizes.longest), sizes.longest)
 

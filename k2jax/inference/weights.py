@@ -20,7 +20,8 @@ import numpy as np
 from k2jax.config.build import nearest
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
-from k2jax.inference.mesh import spread
+from k2jax.inference.checksum import combine, replica_sums, seed_of
+from k2jax.inference.mesh import fetch, spread
 from k2jax.model import cast_params, model_specs
 from k2jax.params import ParamSpec, Specs, is_spec, map_specs, named_specs
 from k2jax.sharding import param_shardings
@@ -41,7 +42,8 @@ class EngineWeights:
     """The weights that an engine computes with, in the dtype of the embedding.
 
     Args:
-        params: parameter tree of ``model_specs(model)``, of NumPy or JAX arrays; it is copied.
+        params: parameter tree of ``model_specs(model)``, of NumPy or JAX arrays; it is copied. A tree of
+            ShapeDtypeStructs says the dtypes alone: the weights are incomplete until the first update.
         model: the architecture.
         mesh: of ``inference.mesh.make_engine_mesh``; None is the default device.
         stacked: whether layers stay stacked. By default they do not on a CPU, see ``model.unstack_layers``.
@@ -49,7 +51,8 @@ class EngineWeights:
 
     Attributes:
         params: the tree that programs read. Its arrays change with ``update``.
-        complete: whether all weights belong to one update; False after an update that broke off.
+        dtype: of the embedding, in which programs compute.
+        complete: whether all weights belong to one update; False before the first and after one that broke off.
 
     Raises:
         UserError: experts that do not divide over the mesh, or weights that are not the model's.
@@ -63,12 +66,15 @@ class EngineWeights:
         default = jnp.zeros(()).sharding  # of the default device
         shardings = map_specs(lambda spec: default, specs) if mesh is None else param_shardings(specs, mesh)
         self._shardings: dict[str, Sharding] = dict(named_leaves(shardings))
-        leaves = self.check(named_leaves(params))
+        named = named_leaves(params)
+        leaves = self.check(named)
         self._dtypes = {name: leaf.dtype for name, leaf in named_leaves(_cast_dtypes(params, specs))}
         platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
         stacked = platform != "cpu" if stacked is None else stacked
         self.params = {group: _without_arrays(part, stacked) for group, part in specs.items()}
-        self.update(_deleted_after_use(leaves) if donate else leaves)
+        self.dtype, self.complete = self._dtypes["embed"], False
+        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for _, leaf in named):
+            self.update(_deleted_after_use(leaves) if donate else leaves)
 
     def check(self, leaves: Leaves) -> Iterator[tuple[Name, Any]]:
         """Checks names and shapes: of a sequence or mapping at once, of other iterables as they are read.
@@ -83,21 +89,56 @@ class EngineWeights:
             pairs = iter(list(pairs))
         return pairs
 
-    def update(self, leaves: Iterator[tuple[Name, Any]]) -> None:
+    def update(self, leaves: Iterator[tuple[Name, Any]], donate: bool = False) -> None:
         """Replaces every weight by what ``check`` returned. Dtypes stay.
 
         An exception on the way leaves the weights incomplete, unless it comes before the first array.
+
+        Args:
+            leaves: names and arrays.
+            donate: gives the JAX arrays away: those that lie in their places in their dtypes are kept, not copied.
         """
         for name, array in leaves:
             self.complete = False
-            self._replace(name, array)
+            self._replace(name, array, donate)
             del array  # before the next is made
         self.complete = True
+
+    def target(self, name: str) -> jax.ShapeDtypeStruct:
+        """Shape, dtype and sharding of a weight, or of one of its layers if it has layers, as an update puts it."""
+        spec, layered = self._specs[name], self._specs[name].axes[0] == "layers"
+        shape, sharding = spec.shape[1:] if layered else spec.shape, self._sharding(name, layered)
+        return jax.ShapeDtypeStruct(shape, self._dtypes[name], sharding=sharding)
+
+    def checksums(self) -> dict[Name, frozenset[int]]:
+        """The checksums of every weight or layer, see ``checksum``: one number where all devices hold the same."""
+        sums = {}
+        for name, spec in self._specs.items():
+            for row, seeds, array in self._held(name, spec):
+                sums[name, row] = replica_sums(array, seeds), array.sharding
+        fetched = fetch([of_devices for of_devices, _ in sums.values()])
+        checksums: dict[Name, frozenset[int]] = {}
+        for ((name, first), (_, sharding)), of_devices in zip(sums.items(), fetched, strict=True):
+            for row, each in enumerate(combine(np.asarray(of_devices), sharding), first or 0):
+                checksums[name if first is None else (name, row)] = each
+        return checksums
+
+    def _held(self, name: str, spec: ParamSpec) -> Iterator[tuple[int | None, np.ndarray, Array]]:
+        """The arrays of a weight: number of the first layer, or None, seeds of the checksum, and the array."""
+        group, *path = name.split("/")
+        if spec.axes[0] != "layers":
+            yield None, seed_of(name), self.params[group]
+        elif isinstance(self.params[group], list):
+            for row, layer in enumerate(self.params[group]):
+                yield row, seed_of(name, row), _node(layer, path)[path[-1]]
+        else:
+            seeds = np.array([seed_of(name, row) for row in self._rows(spec)])
+            yield 0, seeds, _node(self.params[group], path)[path[-1]]
 
     def _each_checked(self, leaves: Iterable[tuple[Name, Any]]) -> Iterator[tuple[Name, Any]]:
         missing = {(name, row) for name, spec in self._specs.items() for row in self._rows(spec)}
         for name, array in leaves:
-            mine = self._covered(name, np.shape(array))
+            mine = self._covered(name, array.shape if hasattr(array, "shape") else np.shape(array))
             if not mine <= missing:
                 raise UserError(f"weight {_text(name)} comes twice in an update")
             missing -= mine
@@ -126,18 +167,18 @@ class EngineWeights:
             raise UserError(f"weight {_text(name)} has the shape {shape}, not {expected}")
         return {(whole, row) for row in rows}
 
-    def _replace(self, name: Name, array: Any) -> None:
+    def _replace(self, name: Name, array: Any, donate: bool) -> None:
         whole, row = (name, None) if isinstance(name, str) else name
         group, *path = whole.split("/")
         part = self.params[group]
         if not path:
             self.params[group] = None  # before there is a second one
-            self.params[group] = self._owned(whole, array, is_layer=False)
+            self.params[group] = self._owned(whole, array, False, donate)
         elif isinstance(part, list):
             for i in range(len(part)) if row is None else (row,):
                 node = _node(part[i], path)
                 node[path[-1]] = None
-                node[path[-1]] = self._owned(whole, array[i] if row is None else array, is_layer=True)
+                node[path[-1]] = self._owned(whole, array[i] if row is None else array, True, donate)
         else:
             self._write_rows(whole, _node(part, path), path[-1], array, row)
 
@@ -153,18 +194,24 @@ class EngineWeights:
             stack = jax.block_until_ready(_write_row(stack, self._placed(name, layer, is_layer=True), i))
         node[key] = stack
 
-    def _owned(self, name: str, array: Any, is_layer: bool) -> Array:
+    def _owned(self, name: str, array: Any, is_layer: bool, donate: bool) -> Array:
         """A copy of an array in its place, complete before the caller may change or delete the array."""
-        return jax.block_until_ready(self._placed(name, array, is_layer).copy())
+        placed = self._placed(name, array, is_layer)
+        # A row of a JAX array is an array of its own. NumPy's memory is the caller's in any case.
+        return placed if donate and isinstance(array, Array) else jax.block_until_ready(placed.copy())
 
     def _placed(self, name: str, array: Any, is_layer: bool) -> Array:
         """A weight or a layer in its dtype and on its devices, possibly in the caller's own memory."""
-        sharding = self._shardings[name]
-        if is_layer and isinstance(sharding, NamedSharding):
-            sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
         if not isinstance(array, Array):
             array = np.asarray(array)
-        return spread(array.astype(self._dtypes[name], copy=False), sharding)
+        return spread(array.astype(self._dtypes[name], copy=False), self._sharding(name, is_layer))
+
+    def _sharding(self, name: str, is_layer: bool) -> Sharding:
+        """Of a weight, or of one of its layers."""
+        sharding = self._shardings[name]
+        if is_layer and isinstance(sharding, NamedSharding):
+            return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+        return sharding
 
 
 @functools.partial(jax.jit, donate_argnums=(0,))
@@ -174,7 +221,7 @@ def _write_row(stack: Array, row: Array, i: int) -> Array:
 
 def _cast_dtypes(params: dict, specs: Specs) -> dict:
     """The weights in the dtypes that the engine computes with, without data."""
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), params)
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
     return jax.eval_shape(lambda tree: cast_params(tree, specs, tree["embed"].dtype), abstract)
 
 
