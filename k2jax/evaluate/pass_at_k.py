@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Estimate(NamedTuple):
+class ShareEstimate(NamedTuple):
     """A share between 0 and 1 with its confidence interval.
 
     Attributes:
@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
     tasks: int
 
 
-def proportion(successes: int, total: int, confidence: float = 0.95) -> Estimate:
+def proportion(successes: int, total: int, confidence: float = 0.95) -> ShareEstimate:
     """A share of independent trials, such as greedy accuracy, with Wilson's score interval (1927).
 
     Raises:
@@ -42,12 +42,12 @@ def proportion(successes: int, total: int, confidence: float = 0.95) -> Estimate
     return _wilson(successes / total, total, total, confidence)
 
 
-def average_at_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: float = 0.95) -> Estimate:
+def average_at_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: float = 0.95) -> ShareEstimate:
     """Avg@k: the mean over tasks of the share of right samples; arguments and interval as of ``pass_at_k``."""
     return _over_tasks(correct, samples, k, lambda right, drawn: right / drawn, confidence)
 
 
-def pass_at_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: float = 0.95) -> Estimate:
+def pass_at_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: float = 0.95) -> ShareEstimate:
     """pass@k, the chance that at least one of k samples is right (Codex, arXiv:2107.03374, equation 1).
 
     The interval is Wilson's for the number of independent yes-or-no trials that would give the standard error of the
@@ -56,7 +56,7 @@ def pass_at_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: floa
 
     Args:
         correct: int ``[tasks]``, right samples of each task.
-        samples: int ``[tasks]``, samples of each task; tasks with fewer than k are left out, see ``Estimate.tasks``.
+        samples: int ``[tasks]``, samples of each task; those with fewer than k are left out, see ``ShareEstimate``.
         k: at least 1.
         confidence: of the interval.
 
@@ -68,12 +68,12 @@ def pass_at_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: floa
     )
 
 
-def pass_hat_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: float = 0.95) -> Estimate:
+def pass_hat_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: float = 0.95) -> ShareEstimate:
     """pass^k, the chance that k samples are all right (tau-bench, arXiv:2406.12045); else as ``pass_at_k``."""
     return _over_tasks(correct, samples, k, lambda right, drawn: math.comb(right, k) / math.comb(drawn, k), confidence)
 
 
-def summarize_samples(correct: np.ndarray, samples: np.ndarray, k: int) -> dict[str, Estimate]:
+def summarize_samples(correct: np.ndarray, samples: np.ndarray, k: int) -> dict[str, ShareEstimate]:
     """Avg@k, pass@k and pass^k by their names, such as ``pass@8``; arguments and errors as of ``pass_at_k``."""
     return {
         f"avg@{k}": average_at_k(correct, samples, k),
@@ -84,7 +84,7 @@ def summarize_samples(correct: np.ndarray, samples: np.ndarray, k: int) -> dict[
 
 def _over_tasks(
     correct: np.ndarray, samples: np.ndarray, k: int, of_task: Callable[[int, int], float], confidence: float
-) -> Estimate:
+) -> ShareEstimate:
     pairs = [(int(right), int(drawn)) for right, drawn in zip(correct, samples, strict=True)]
     if any(not 0 <= right <= drawn for right, drawn in pairs):
         raise ValueError("a task has more right samples than samples, or fewer than none")
@@ -98,9 +98,9 @@ def _over_tasks(
     return _wilson(mean, trials, tasks, confidence)
 
 
-def _wilson(share: float, trials: float, tasks: int, confidence: float) -> Estimate:
+def _wilson(share: float, trials: float, tasks: int, confidence: float) -> ShareEstimate:
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     center = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
     half = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2) / (1 + z**2 / trials)
     low, high = max(0.0, center - half), min(1.0, center + half)
-    return Estimate(share, min(low, share), max(high, share), tasks)  # at 0 and 1 the ends differ by rounding
+    return ShareEstimate(share, min(low, share), max(high, share), tasks)  # at 0 and 1 the ends differ by rounding
