@@ -90,18 +90,21 @@ def _main(folder: Path) -> None:
     import jax
 
     from k2jax.train.program import Program
+    from tests.parallel.policy_losses import every_policy_loss, with_policy_targets
     from tests.parallel.tiny import config_of
     from tests.parallel.turn_loss import TurnLoss, with_turns
 
+    losses = {"turns": (TurnLoss, with_turns), "policies": (every_policy_loss, with_policy_targets)}
     for name, overrides in json.loads((folder / "cases.json").read_text()).items():
         config = config_of(overrides)
         axes = ("data", "stage", "expert", "context", "tensor")
         devices = jax.devices()[: math.prod(getattr(config.parallel, axis) for axis in axes)]
-        program = Program(config, devices, TurnLoss() if "turns" in overrides["do"] else None)
+        make_loss, with_targets = next((losses[name] for name in losses if name in overrides["do"]), (None, None))
+        program = Program(config, devices, make_loss and make_loss())
         placement, rows, padding = program.batch_sharding(), rows_of(config), pack_row([], config.data.sequence_length)
-        if "turns" in overrides["do"]:
+        if with_targets:
             rng = np.random.default_rng(1)
-            *rows, padding = [with_turns(row, rng) for row in (*rows, padding)]
+            *rows, padding = [with_targets(row, rng) for row in (*rows, padding)]
         batch = placement.put(stack_rows([rows[row] if row < len(rows) else padding for row in placement.rows]))
         state, found = program.init(), {"real": (batch.exit > np.arange(batch.exit.shape[-1])).sum(-1)}
         if "crowd" in overrides["do"]:  # everyone goes to the first experts
