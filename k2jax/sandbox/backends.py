@@ -1,0 +1,23 @@
+"""The backends of sandboxes, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from k2jax.errors import UserError, nearest
+from k2jax.sandbox.bubblewrap import BubblewrapBackend
+from k2jax.sandbox.types import SandboxBackend
+from k2jax.sandbox.unsafe import UnsafeBackend
+
+BACKENDS: dict[str, Callable[[], SandboxBackend]] = {"bubblewrap": BubblewrapBackend, "unsafe": UnsafeBackend}
+
+
+def make_backend(name: str = "bubblewrap") -> SandboxBackend:
+    """A backend by its name; none stands in for another.
+
+    Raises:
+        UserError: there is no such backend, or this machine lacks what it needs.
+    """
+    if name not in BACKENDS:
+        raise UserError(f"no sandbox backend {name!r}{nearest(name, list(BACKENDS))}")
+    return BACKENDS[name]()

@@ -1,0 +1,142 @@
+"""The connection of a program to its spawner: requests from any thread, answers as futures."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+import contextlib
+import itertools
+import os
+from pathlib import Path
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any, NamedTuple
+
+from k2jax.sandbox import wire
+from k2jax.sandbox.types import SandboxError
+
+_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
+_PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from k2jax.sandbox.spawner import run; run(sys.argv[1:])"
+_COMMAND = (sys.executable, "-I", "-S", "-c", _PROGRAM, _PACKAGE_PARENT)
+_PATIENCE = 20.0
+"""How long a spawner may take to start [s]."""
+
+
+class Answer(NamedTuple):
+    """What the spawner answered.
+
+    Attributes:
+        record: see ``spawner.Spawner``.
+        payload: bytes beside it.
+        descriptor: what came with it; whoever takes the answer closes it.
+    """
+
+    record: dict[str, Any]
+    payload: bytes
+    descriptor: int | None
+
+
+class Link:
+    """One running spawner.
+
+    Attributes:
+        pid: of the program that started it: a fork of that program needs a link of its own.
+        alive: whether it still answers.
+    """
+
+    def __init__(self, bwrap: str, wheel: str, groups: bool):
+        """Starts a spawner.
+
+        Args:
+            bwrap: path of bubblewrap, relative to ``wheel`` where that is given.
+            wheel: a folder that only this user may be able to reach; or empty.
+            groups: whether to use control groups.
+
+        Raises:
+            SandboxError: it does not start; the message is the kernel's.
+        """
+        self.pid, self.alive = os.getpid(), True
+        self._waiting: dict[int, Future[Answer]] = {0: Future()}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._folder = folder = tempfile.mkdtemp(prefix="k2jax-sandbox-")
+        self._connection, theirs = socket.socketpair()
+        mode = "groups" if groups else "limits"
+        with theirs:
+            self._process = subprocess.Popen(
+                [*_COMMAND, str(theirs.fileno()), folder, bwrap, wheel, mode],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        hello = self._waiting[0]
+        threading.Thread(target=self._listen, name="sandbox-link", daemon=True).start()
+        try:
+            hello.result(_PATIENCE)
+        except (SandboxError, TimeoutError) as error:
+            self.close()
+            raise SandboxError(f"the spawner of sandboxes did not start: {error}") from None
+
+    def ask(self, kind: str, payload: bytes = b"", **record: Any) -> tuple[int, Future[Answer]]:
+        """Sends a request; returns its number and the future of its answer, which fails with SandboxError."""
+        number, future = next(self._numbers), Future()
+        message = wire.encode(wire.Message({"kind": kind, "request": number} | record, payload))
+        with self._lock:
+            if not self.alive:
+                raise SandboxError("the spawner of sandboxes has ended")
+            if kind != "kill":
+                self._waiting[number] = future
+            try:
+                self._connection.sendall(message)
+            except OSError as error:
+                self._waiting.pop(number, None)
+                raise SandboxError(f"the spawner of sandboxes has ended: {error}") from None
+        return number, future
+
+    def close(self) -> None:
+        """Ends the spawner, and with it all its sandboxes."""
+        if os.getpid() != self.pid:
+            return
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE)
+
+    def _listen(self) -> None:
+        decoder, descriptors = wire.Decoder(), []
+        with contextlib.suppress(OSError):
+            while True:
+                data, arrived = wire.receive(self._connection)
+                if not data:
+                    break
+                descriptors += arrived
+                for message in decoder.feed(data):
+                    self._resolve(message, descriptors)
+        with self._lock:
+            self.alive = False
+            self._connection.close()
+            waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if future.set_running_or_notify_cancel():
+                future.set_exception(SandboxError("the spawner of sandboxes has ended"))
+        self._process.wait()
+        with contextlib.suppress(OSError):  # where the spawner could not
+            os.rmdir(self._folder)
+
+    def _resolve(self, message: wire.Message, descriptors: list[int]) -> None:
+        descriptor = descriptors.pop(0) if "box" in message.record else None
+        future = self._waiting.pop(message.record["request"], None)
+        failure = message.record.get("failure")
+        if future is None or not future.set_running_or_notify_cancel():
+            if descriptor is not None:
+                os.close(descriptor)
+                self.ask("close", box=message.record["box"])  # whoever asked for the sandbox is gone
+        elif failure:
+            future.set_exception(SandboxError(failure))
+        else:
+            future.set_result(Answer(message.record, message.payload, descriptor))

@@ -1,0 +1,261 @@
+"""The spawner: a small process of one thread that starts and ends everything that runs in bubblewrap.
+
+It exists because forking a program with a model in it is slow, because bubblewrap ends with the thread that started it,
+and because the sandboxes' files need a mount namespace. It serves one program over a socket (see wire.py) and ends with
+it: then the kernel ends its sandboxes and deletes their files. It imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import contextlib
+import os
+from pathlib import Path
+import resource
+import selectors
+import socket
+import time
+from typing import Any
+
+from k2jax.sandbox import cgroup, seccomp, wire
+from k2jax.sandbox.arguments import root_arguments
+from k2jax.sandbox.job import Job
+from k2jax.sandbox.launch import Plan, set_limits, start
+from k2jax.sandbox.stage import Stage, adopt_orphans
+
+_OWN_PROCESSES = 2
+"""Bubblewrap itself and the first process of the namespace count in the control group."""
+_PATIENCE = 2.0
+"""How long a control group may take to become empty after its processes have ended [s]."""
+
+
+class Box:
+    """One sandbox, as the spawner holds it."""
+
+    def __init__(self, stage: Stage, trees: dict[str, cgroup.Tree], name: str, record: dict[str, Any]):
+        """Makes its files and control groups; see ``Spawner`` for the record."""
+        self.limits = record["limits"]
+        self.processes = self.limits["processes"]
+        self.group = cgroup.Group(trees, name, memory=self.limits["memory"], processes=self.processes + _OWN_PROCESSES)
+        self._stage = stage
+        try:
+            self.path = stage.make_box(name, disk=self.limits["disk"], files=self.limits["files"])
+            read_only = {path: str(stage.visible(path)) for path in record["read_only"]}
+            self.root = root_arguments(stage, self.path, record["image"], read_only)
+        except OSError:
+            self.group.remove()
+            raise
+        self.jobs: set[Job] = set()
+        self.closing: int | None = None
+
+    def memory_kills(self) -> int:
+        """How many processes have been killed for memory so far."""
+        return self.group.memory_kills()
+
+    def limits_of_a_process(self) -> dict[int, int]:
+        """Limits that bubblewrap runs under as well."""
+        return {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_NOFILE: self.limits["open_files"],
+            resource.RLIMIT_FSIZE: self.limits["disk"],
+        }
+
+    def limits_without_groups(self) -> dict[int, int]:
+        """Limits of the command alone, in place of the control groups that are missing."""
+        limits = {}
+        if "memory" not in self.group.controllers:
+            limits[resource.RLIMIT_AS] = self.limits["memory"]
+        if "pids" not in self.group.controllers:
+            limits[resource.RLIMIT_NPROC] = self.processes
+        return limits
+
+    def remove(self) -> None:
+        """Deletes its files and groups."""
+        with contextlib.suppress(OSError):
+            self._stage.remove_box(self.path)
+        end = time.monotonic() + _PATIENCE
+        while not self.group.remove() and time.monotonic() < end:
+            self.group.kill()
+            time.sleep(0.002)
+
+
+class Spawner:
+    """Answers requests until the program that makes them ends.
+
+    Every request has a ``request``, its number, which its answer repeats; a ``failure`` in an answer is a message.
+    Kinds: ``open`` (limits, read_only, image) gives a sandbox's number and a descriptor of its files; ``exec`` (box,
+    argv, cwd, env, timeout, output_limit; the payload is stdin) gives a result whose payload is both outputs; ``kill``
+    (target) ends a command early and has no answer; ``close`` (box).
+    """
+
+    def __init__(self, connection: socket.socket, stage: Stage, bwrap: str, groups: bool):
+        """Serves one connection.
+
+        Args:
+            connection: a Unix socket.
+            stage: where files are.
+            bwrap: path of bubblewrap, or ``visible:FOLDER:PATH`` where it lies in a folder others may not reach.
+            groups: whether to use control groups.
+        """
+        self._connection, self._stage = connection, stage
+        self._bwrap = bwrap
+        self._trees = cgroup.find() if groups else {}
+        self._filter = seccomp.program()
+        self._selector = selectors.DefaultSelector()
+        self._decoder = wire.Decoder()
+        self._boxes: dict[int, Box] = {}
+        self._jobs: dict[int, Job] = {}
+        self._ended = False
+
+    def run(self) -> None:
+        """Serves; returns when the connection ends, with nothing left running."""
+        self._selector.register(self._connection, selectors.EVENT_READ, self._on_request)
+        parent = os.pidfd_open(os.getppid())  # a fork of it may hold the connection open
+        self._selector.register(parent, selectors.EVENT_READ, self._on_end)
+        while not self._ended:
+            self._turn()
+        for job in list(self._jobs.values()):
+            job.kill()
+        end = time.monotonic() + _PATIENCE
+        while self._jobs and time.monotonic() < end:
+            self._turn(0.1)
+        for box in self._boxes.values():
+            box.remove()
+
+    def _turn(self, wait: float | None = None) -> None:
+        nearest = min((job.deadline for job in self._jobs.values()), default=float("inf"))
+        if nearest < float("inf"):
+            wait = min(max(nearest - time.monotonic(), 0), wait if wait is not None else nearest)
+        for key, _ in self._selector.select(wait):
+            if self._selector.get_map().get(key.fd) == key:  # not closed by one before it
+                key.data()
+        now = time.monotonic()
+        for job in list(self._jobs.values()):
+            if job.deadline <= now:
+                job.expire()
+
+    def _on_end(self) -> None:
+        self._ended = True
+
+    def _on_request(self) -> None:
+        try:
+            data, _ = wire.receive(self._connection)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._selector.unregister(self._connection)
+            self._ended = True
+            return
+        for message in self._decoder.feed(data):
+            try:
+                getattr(self, f"_{message.record['kind']}")(message)
+            except (OSError, ValueError, KeyError) as error:
+                self._answer(message.record["request"], {"failure": f"{type(error).__name__}: {error}"})
+
+    def _answer(self, request: int, record: dict[str, Any], payload: bytes = b"", descriptors: tuple = ()) -> None:
+        data = wire.encode(wire.Message({"request": request} | record, payload))
+        try:
+            if descriptors:
+                data = data[socket.send_fds(self._connection, [data], descriptors) :]
+            self._connection.sendall(data)
+        except OSError:
+            self._ended = True
+
+    def _open(self, message: wire.Message) -> None:
+        number = message.record["request"]
+        box = Box(self._stage, self._trees, f"{os.getpid()}-{number}", message.record)
+        self._boxes[number] = box
+        descriptor = os.open(box.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._answer(number, {"box": number}, descriptors=(descriptor,))
+        finally:
+            os.close(descriptor)
+
+    def _exec(self, message: wire.Message) -> None:
+        record, box = message.record, self._boxes[message.record["box"]]
+        late = box.limits_without_groups()
+        entrances = box.group.entrances()
+        plan = Plan(
+            bwrap=self._bwrap,
+            root=box.root,
+            argv=record["argv"],
+            cwd=record["cwd"],
+            env=record["env"],
+            seccomp=self._filter,
+            user=self._stage.user,
+            entrances=entrances,
+            limits=box.limits_of_a_process(),
+            wait=bool(late),
+        )
+        try:
+            child = start(plan)
+        finally:
+            for entrance in entrances:
+                os.close(entrance)
+
+        def done(result: dict[str, Any], outputs: bytes) -> None:
+            del self._jobs[record["request"]]
+            box.jobs.discard(job)
+            self._answer(record["request"], result, outputs)
+            self._remove_if_closing(box)
+
+        def release(pid: int) -> None:
+            set_limits(pid, late, self._stage.user)
+
+        job = Job(
+            self._selector,
+            child,
+            message.payload,
+            box=box,
+            timeout=record["timeout"],
+            output_limit=record["output_limit"],
+            release=release,
+            done=done,
+        )
+        self._jobs[record["request"]] = job
+        box.jobs.add(job)
+
+    def _kill(self, message: wire.Message) -> None:
+        if message.record["target"] in self._jobs:
+            self._jobs[message.record["target"]].kill()
+
+    def _close(self, message: wire.Message) -> None:
+        box = self._boxes.pop(message.record["box"])
+        box.closing = message.record["request"]
+        for job in box.jobs:
+            job.kill()
+        self._remove_if_closing(box)
+
+    def _remove_if_closing(self, box: Box) -> None:
+        if box.closing is not None and not box.jobs:
+            box.remove()
+            self._answer(box.closing, {})
+
+
+def run(words: Sequence[str]) -> None:
+    """The whole life of a spawner.
+
+    Args:
+        words: descriptor of a socket to the program that it serves; an empty folder, which it deletes at its end; path
+            of bubblewrap, relative to the next where that is given; a folder that others may not be able to reach, or
+            empty; ``groups`` to use control groups, ``limits`` not to.
+    """
+    descriptor, folder, bwrap, wheel, mode = words
+    with contextlib.suppress(ValueError, OSError):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    connection = socket.socket(fileno=int(descriptor))
+    connection.set_inheritable(False)
+    try:
+        adopt_orphans()
+        stage = Stage(Path(folder))
+        bwrap = str(stage.visible(wheel) / bwrap) if wheel else bwrap
+        spawner = Spawner(connection, stage, bwrap, mode == "groups")
+    except OSError as error:
+        connection.sendall(wire.encode(wire.Message({"request": 0, "failure": str(error)})))
+        return
+    connection.sendall(wire.encode(wire.Message({"request": 0})))
+    spawner.run()
+    stage.leave()
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)

@@ -1,0 +1,123 @@
+"""Where a spawner keeps the files of its sandboxes: memory file systems that no other process of the host sees.
+
+The spawner has a mount namespace of its own. Root makes only that, and its sandboxes run as the user 65534; any other
+user makes a user namespace too, and the sandboxes run as that user. A sandbox's files are one tmpfs with limits on
+bytes and inodes, which ends with the namespace, however the spawner ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+NOBODY = 65534
+_NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
+_NO_SETUID, _NO_DEVICES, _BIND, _RECURSIVE, _PRIVATE = 2, 4, 0x1000, 0x4000, 1 << 18
+_DETACH, _NO_FOLLOW = 2, 8
+_SUBREAPER = 36
+_ETC = {
+    "passwd": f"root:x:0:0::/work:/bin/sh\nsandbox:x:{NOBODY}:{NOBODY}::/work:/bin/sh\n",
+    "group": f"root:x:0:\nsandbox:x:{NOBODY}:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+_SHARED = {"work": 0o755, "tmp": 0o1777, "shm": 0o1777}
+"""Folders of a sandbox and their modes; inside they are /work, /tmp and /dev/shm."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _mount(source: str, target: Path, kind: str | None, flags: int, options: str = "") -> None:
+    _call(
+        "mount",
+        source.encode(),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        options.encode(),
+    )
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of processes below it whose own parent has ended."""
+    _call("prctl", _SUBREAPER, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+
+
+class Stage:
+    """The folder of all sandboxes of one spawner.
+
+    Attributes:
+        path: an empty folder of the host, where the spawner alone sees the files.
+        user: the host's user and group of processes in sandboxes; None where they stay this process's own.
+    """
+
+    def __init__(self, path: Path):
+        """Enters namespaces of its own and mounts ``path``; only for a process with a single thread.
+
+        Raises:
+            OSError: the machine does not allow it.
+        """
+        self.path = path
+        self.user = NOBODY if os.geteuid() == 0 else None
+        self._visible: dict[str, Path] = {}
+        if self.user is None:
+            self._enter_user_namespace()
+        else:
+            _call("unshare", _NEW_MOUNTS)
+        _mount("none", Path("/"), None, _RECURSIVE | _PRIVATE)
+        _mount("tmpfs", path, "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=0755,size=16m")
+        for folder in ("etc", "boxes", "visible"):
+            (path / folder).mkdir()
+        for name, text in _ETC.items():
+            (path / "etc" / name).write_text(text)
+
+    @staticmethod
+    def _enter_user_namespace() -> None:
+        user, group = os.geteuid(), os.getegid()
+        _call("unshare", _NEW_MOUNTS | _NEW_USERS)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+            Path("/proc/self", name).write_text(text)
+
+    def visible(self, source: str) -> Path:
+        """A path below ``path`` at which the sandboxes' user reaches a file or folder of the host.
+
+        Folders above ``source`` may be closed to that user.
+        """
+        if source not in self._visible:
+            target = self.path / "visible" / str(len(self._visible))
+            if os.path.isdir(source):
+                target.mkdir()
+            else:
+                target.touch()
+            _mount(source, target, None, _BIND | _RECURSIVE)
+            self._visible[source] = target
+        return self._visible[source]
+
+    def make_box(self, name: str, *, disk: int, files: int) -> Path:
+        """A new tmpfs for one sandbox, with its folders ``work``, ``tmp`` and ``shm``."""
+        box = self.path / "boxes" / name
+        box.mkdir()
+        owner = self.user or 0
+        options = f"mode=0755,size={disk},nr_inodes={files + 1 + len(_SHARED)},uid={owner},gid={owner}"
+        _mount("tmpfs", box, "tmpfs", _NO_SETUID | _NO_DEVICES, options)
+        for folder, mode in _SHARED.items():
+            (box / folder).mkdir()
+            os.chown(box / folder, owner, owner)
+            (box / folder).chmod(mode)
+        return box
+
+    def remove_box(self, box: Path) -> None:
+        """Deletes a sandbox's files, as far as nobody has them open."""
+        _call("umount2", os.fsencode(box), _DETACH | _NO_FOLLOW)
+        box.rmdir()
+
+    def leave(self) -> None:
+        """Unmounts everything; afterwards the host's folder can be deleted."""
+        _call("umount2", os.fsencode(self.path), _DETACH | _NO_FOLLOW)
