@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import os
 from pathlib import Path
 
-from k2jax.sandbox.stage import NOBODY, Stage
+from k2jax.sandbox.stage import NOBODY, SandboxStage
 
 _ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
 """Files of the host that programs in /usr need; they hold no names and no keys."""
@@ -19,7 +19,7 @@ _ISOLATION = (
 )
 
 
-def root_arguments(stage: Stage, box: Path, image: str, read_only: Mapping[str, str]) -> list[str]:
+def root_arguments(stage: SandboxStage, box: Path, image: str, read_only: Mapping[str, str]) -> list[str]:
     """Arguments for what is visible inside: the same for every command of a sandbox.
 
     Args:
@@ -38,7 +38,7 @@ def root_arguments(stage: Stage, box: Path, image: str, read_only: Mapping[str, 
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def _host(stage: Stage) -> list[str]:
+def _host(stage: SandboxStage) -> list[str]:
     arguments = ["--ro-bind", "/usr", "/usr"]
     for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
         if os.path.islink(folder):
@@ -52,7 +52,7 @@ def _host(stage: Stage) -> list[str]:
     return arguments
 
 
-def _image(stage: Stage, image: str) -> list[str]:
+def _image(stage: SandboxStage, image: str) -> list[str]:
     root, arguments = stage.visible(image), []
     for entry in sorted(Path(image).iterdir()):
         if entry.is_symlink():

@@ -78,7 +78,7 @@ def _divisible(start: Path, top: Path, limit: str) -> Path | None:
     return None
 
 
-class Group:
+class ControlGroup:
     """The groups of one sandbox: one folder on version 2, one for each controller on version 1.
 
     Attributes:

@@ -19,9 +19,9 @@ from typing import Any
 
 from k2jax.sandbox import cgroup, seccomp, wire
 from k2jax.sandbox.arguments import root_arguments
-from k2jax.sandbox.job import Job
 from k2jax.sandbox.launch import Plan, set_limits, start
-from k2jax.sandbox.stage import Stage, adopt_orphans
+from k2jax.sandbox.running_command import RunningCommand
+from k2jax.sandbox.stage import SandboxStage, adopt_orphans
 
 _OWN_PROCESSES = 2
 """Bubblewrap itself and the first process of the namespace count in the control group."""
@@ -32,11 +32,13 @@ _PATIENCE = 2.0
 class Box:
     """One sandbox, as the spawner holds it."""
 
-    def __init__(self, stage: Stage, trees: dict[str, cgroup.Tree], name: str, record: dict[str, Any]):
+    def __init__(self, stage: SandboxStage, trees: dict[str, cgroup.Tree], name: str, record: dict[str, Any]):
         """Makes its files and control groups; see ``Spawner`` for the record."""
         self.limits = record["limits"]
         self.processes = self.limits["processes"]
-        self.group = cgroup.Group(trees, name, memory=self.limits["memory"], processes=self.processes + _OWN_PROCESSES)
+        self.group = cgroup.ControlGroup(
+            trees, name, memory=self.limits["memory"], processes=self.processes + _OWN_PROCESSES
+        )
         self._stage = stage
         try:
             self.path = stage.make_box(name, disk=self.limits["disk"], files=self.limits["files"])
@@ -45,7 +47,7 @@ class Box:
         except OSError:
             self.group.remove()
             raise
-        self.jobs: set[Job] = set()
+        self.jobs: set[RunningCommand] = set()
         self.closing: int | None = None
 
     def memory_kills(self) -> int:
@@ -88,7 +90,7 @@ class Spawner:
     (target) ends a command early and has no answer; ``close`` (box).
     """
 
-    def __init__(self, connection: socket.socket, stage: Stage, bwrap: str, groups: bool):
+    def __init__(self, connection: socket.socket, stage: SandboxStage, bwrap: str, groups: bool):
         """Serves one connection.
 
         Args:
@@ -104,7 +106,7 @@ class Spawner:
         self._selector = selectors.DefaultSelector()
         self._decoder = wire.Decoder()
         self._boxes: dict[int, Box] = {}
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, RunningCommand] = {}
         self._ended = False
 
     def run(self) -> None:
@@ -202,7 +204,7 @@ class Spawner:
         def release(pid: int) -> None:
             set_limits(pid, late, self._stage.user)
 
-        job = Job(
+        job = RunningCommand(
             self._selector,
             child,
             message.payload,
@@ -248,7 +250,7 @@ def run(words: Sequence[str]) -> None:
     connection.set_inheritable(False)
     try:
         adopt_orphans()
-        stage = Stage(Path(folder))
+        stage = SandboxStage(Path(folder))
         bwrap = str(stage.visible(wheel) / bwrap) if wheel else bwrap
         spawner = Spawner(connection, stage, bwrap, mode == "groups")
     except OSError as error:

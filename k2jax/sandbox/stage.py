@@ -50,7 +50,7 @@ def adopt_orphans() -> None:
     _call("prctl", _SUBREAPER, *map(ctypes.c_ulong, (1, 0, 0, 0)))
 
 
-class Stage:
+class SandboxStage:
     """The folder of all sandboxes of one spawner.
 
     Attributes:

@@ -19,7 +19,7 @@ _NOT_STARTED = (b"bwrap: execvp ", b"bwrap: Can't chdir to ")
 """Complaints of bubblewrap about the command, not about the machine."""
 
 
-class Job:
+class RunningCommand:
     """Watches one command from the spawner's loop.
 
     Attributes:
