@@ -123,6 +123,16 @@ class EngineWeights:
                 checksums[name if first is None else (name, row)] = each
         return checksums
 
+    def leaves(self) -> Iterator[tuple[Name, Array]]:
+        """All weights as ``update`` takes them, layer by layer: the engine's own arrays, or layers of its stacks."""
+        for name, spec in self._specs.items():
+            for first, seeds, array in self._held(name, spec):
+                if first is None:
+                    yield name, array
+                else:
+                    layers = enumerate(array if seeds.ndim else [array], first)
+                    yield from (((name, row), layer) for row, layer in layers)
+
     def _held(self, name: str, spec: ParamSpec) -> Iterator[tuple[int | None, np.ndarray, Array]]:
         """The arrays of a weight: number of the first layer, or None, seeds of the checksum, and the array."""
         group, *path = name.split("/")

@@ -4,11 +4,13 @@
 """
 
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from k2jax import processes
 from k2jax.config.schema import RolloutConfig
 from k2jax.model import cast_params, unstack_layers
 from k2jax.rl.weight_sync import WeightSync, colocated_engine
@@ -42,19 +44,16 @@ def assert_holds(engine, expected):
     jax.tree.map(check, engine.weights.params, expected)
 
 
-def _main() -> None:
-    from k2jax.processes import start
-
-    start()
+def _main() -> int:
     assert len(jax.devices()) == 2 == 2 * len(jax.local_devices())
     _, state, engine, sync = colocated({"parallel.expert": 2}, {"expert": 2})
-    told = []
-    for version in range(2):
-        told.append(sync.push(state.params, version).checksum)
-        state = state.replace(params=jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree))(state.params))
+    told = [sync.push(state.params, 0).checksum]
+    told.append(sync.push(jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree))(state.params), 1).checksum)
     sync.check(1)
     print(json.dumps({"checksums": told, "version": engine.version}), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    _main()
+    processes.start()
+    sys.exit(processes.run_and_exit(_main))
