@@ -1,0 +1,88 @@
+"""Rewards of episodes: by function verifiers in killable processes, or by verifiers with a fresh sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+from k2jax.env.errors import VerifierError
+from k2jax.env.registry import verifiers
+from k2jax.env.task import Task
+from k2jax.env.verdicts import Verdict, VerdictLog, digest_of
+from k2jax.env.verifying import VerifierPool
+from k2jax.errors import InfrastructureError, UserError
+from k2jax.sandbox import SandboxBackend, SandboxSpec
+from k2jax.trajectory import Reward, Trajectory
+
+
+class Scorer:
+    """Judges episodes, once each: a verdict is logged before it is used, and a logged one is not asked for again.
+
+    Attributes:
+        replayed: verdicts that came from the log.
+    """
+
+    def __init__(self, pool: VerifierPool, log: VerdictLog | None = None, backend: SandboxBackend | None = None):
+        """Args: ``log`` is None where nothing resumes; ``backend`` serves verifiers that need a sandbox."""
+        self._pool, self._log, self._backend = pool, log, backend
+        self.replayed = 0
+
+    async def judge(self, task: Task, trajectory: Trajectory) -> None:
+        """Sets the reward of an episode that has ended, or masks it where the infrastructure gave none."""
+        try:
+            trajectory.reward = await self.score(task, trajectory)
+        except InfrastructureError as error:
+            trajectory.status, trajectory.error = "masked", f"{type(error).__name__}: {error}"
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Reward:
+        """The reward of an episode that has ended, from the log where that holds the verdict on the same messages.
+
+        Raises:
+            VerifierError: no verdict after all tries, now or when it was logged.
+            UserError: the verifier is unknown, or needs a sandbox that is not there.
+            ValueError: the episode is unfinished or masked.
+        """
+        if trajectory.status not in ("finished", "truncated"):
+            raise ValueError(f"an episode that is {trajectory.status} has no reward")
+        digest = digest_of(task, trajectory)
+        known = self._log.get(trajectory.key) if self._log is not None else None
+        if known is not None and known.digest == digest:
+            self.replayed += 1
+            verdict = known
+        else:
+            verdict = await self._verdict(task, trajectory, digest)
+            if self._log is not None:
+                self._log.append(trajectory.key, verdict)
+        if verdict.reward is None:
+            raise VerifierError(verdict.error)
+        return verdict.reward
+
+    async def _verdict(self, task: Task, trajectory: Trajectory, digest: str) -> Verdict:
+        verifier = verifiers.get(task.verifier)
+        try:
+            if not getattr(verifier, "needs_sandbox", False):
+                return Verdict(digest, await self._pool.score(task, trajectory))
+            if self._backend is None:
+                raise UserError(f"the verifier {task.verifier!r} needs a sandbox; set rl.scoring.sandbox")
+            return Verdict(digest, await self._pool.submit(self._in_sandboxes, verifier(), task, trajectory))
+        except InfrastructureError as error:
+            return Verdict(digest, None, str(error))
+
+    def _in_sandboxes(self, verifier: Any, task: Task, trajectory: Trajectory) -> Reward:
+        """The verdict of a verifier that runs code, in a new sandbox for every try.
+
+        Each verdict has an event loop of its own, so that the time limits inside do not run out while the caller's
+        loop is busy.
+        """
+        reason = ""
+        for _ in range(1 + self._pool.retries):
+            try:
+                return asyncio.run(self._in_sandbox(verifier, task, trajectory))
+            except InfrastructureError as error:
+                reason = f"{type(error).__name__}: {error}"
+        raise VerifierError(f"no verdict on the task {task.id!r} after {1 + self._pool.retries} tries: {reason}")
+
+    async def _in_sandbox(self, verifier: Any, task: Task, trajectory: Trajectory) -> Reward:
+        async with await self._backend.open(dataclasses.replace(SandboxSpec(), image=task.image)) as sandbox:
+            return await verifier.score(task, trajectory, sandbox)

@@ -1,0 +1,1 @@
+"""The processes behind ``VerifierPool``: a supervisor, and below it the worker in which verifiers run."""

@@ -1,0 +1,77 @@
+"""Processes below this one: found, counted and killed, whatever they have done to get away. Linux only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+import contextlib
+import ctypes
+import os
+from pathlib import Path
+import signal
+import time
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """From now on a descendant whose parent ends becomes a child of this process: none can leave the tree."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """From now on the end of the thread that has started this process kills it."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def descendants() -> list[int]:
+    """Ids of all processes below this one, zombies included, found by a pass over /proc."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                stat = Path(f"/proc/{name}/stat").read_bytes()
+                parent = stat[stat.rindex(b")") :].split()[2]  # the name before it may hold anything
+                children[int(parent)].append(int(name))
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        below = children[waiting.pop()]
+        found += below
+        waiting += below
+    return found
+
+
+def has_children() -> bool:
+    """Whether any process that this one or its adopted orphans have started is left; ended ones are reaped."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def kill_descendants() -> None:
+    """Kills all processes below this one and returns when none is left.
+
+    They are stopped before they are killed, so that what forks all the time cannot stay ahead.
+    """
+    stopped: set[int] = set()
+    while new := set(descendants()) - stopped:
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= new
+    while has_children():  # all descendants are below a child
+        for pid in descendants():
+            _signal(pid, signal.SIGKILL)
+        time.sleep(0.001)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")

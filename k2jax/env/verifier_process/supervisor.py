@@ -1,0 +1,112 @@
+"""The process between the pool and one worker: it measures time, and kills the worker with all its descendants.
+
+It runs no verifier itself, and is not delayed by a pool that is busy. ``python -m
+k2jax.env.verifier_process.supervisor FD MEMORY`` reads requests from the socket FD until its other end is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from k2jax.env.verifier_process import frames
+from k2jax.env.verifier_process.process_tree import adopt_orphans, descendants, kill_descendants
+from k2jax.env.verifier_process.worker import start
+
+LOADING = 120.0
+"""Wall time in which a worker has to import a verifier [s]; it is no part of the time of a verdict."""
+MOST_PROCESSES = 64
+_TICK = 0.1  # [s]
+
+
+class _WorkerError(Exception):
+    """The worker gives no verdict and has to go."""
+
+
+class _PoolGoneError(Exception):
+    """Nobody waits for the verdict any more."""
+
+
+class Supervisor:
+    """Passes requests to a worker, which is replaced whenever it has given no verdict or left processes behind."""
+
+    def __init__(self, pool: socket.socket, memory: int):
+        """Args: ``pool`` sends requests; ``memory`` is the address space of every process of a worker in bytes."""
+        self._pool, self._memory = pool, memory
+        self._worker: socket.socket | None = None
+
+    def serve(self) -> None:
+        """Answers requests until the pool closes its end."""
+        while True:
+            try:
+                request = frames.receive(self._pool)
+                answer = self._answer(request)
+                frames.send(self._pool, answer)
+            except (frames.FrameError, _PoolGoneError, OSError):
+                self._replace()
+                return
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._worker is None:
+            _, self._worker = start(self._memory, self._pool)
+        try:
+            answer = self._ask(request)
+        except (_WorkerError, frames.FrameError, TimeoutError, OSError) as error:
+            self._replace()
+            return {"error": str(error)}
+        if "error" in answer or answer.get("left"):
+            self._replace()
+        return answer
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The worker's verdict, or its report of the user's mistake.
+
+        The time of the verdict begins when the worker has loaded the verifier.
+        """
+        frames.send(self._worker, request)
+        deadline, started = time.monotonic() + LOADING, False
+        while True:
+            self._wait(deadline, request["timeout"] if started else LOADING)
+            answer = frames.receive(self._worker, deadline)
+            if answer.get("id") != request["id"]:
+                raise _WorkerError("the verifier's process sent what was not asked")
+            if not (answer.get("started") and not started):
+                return answer
+            deadline, started = time.monotonic() + request["timeout"], True
+
+    def _wait(self, deadline: float, limit: float) -> None:
+        """Waits until the worker sends something, and looks after it meanwhile."""
+        while True:
+            readable = select.select([self._worker, self._pool], [], [], _TICK)[0]
+            if self._pool in readable:  # one request at a time: this can only be the end
+                raise _PoolGoneError
+            if self._worker in readable:
+                return
+            if time.monotonic() > deadline:
+                raise _WorkerError(f"the verifier gave no verdict in {limit:g} s")
+            if len(descendants()) > MOST_PROCESSES:
+                raise _WorkerError(f"the verifier started more than {MOST_PROCESSES} processes")
+
+    def _replace(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
+        kill_descendants()
+
+
+def main() -> None:
+    """Serves the socket whose descriptor is the first argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is the pool's business
+    adopt_orphans()
+    with socket.socket(fileno=int(sys.argv[1])) as pool:
+        Supervisor(pool, int(sys.argv[2])).serve()
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)

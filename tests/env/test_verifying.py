@@ -1,0 +1,171 @@
+"""Verifiers cost their time limit at most: whatever they do, the pool answers, goes on, and leaves nothing behind."""
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+import time
+
+import pytest
+
+from k2jax.env import Task
+from k2jax.env.errors import VerifierError
+from k2jax.env.registry import verifiers
+from k2jax.env.verifying import VerifierPool
+from k2jax.errors import InfrastructureError, UserError
+from k2jax.trajectory import Reward, Trajectory
+
+TIMEOUT = 0.5  # [s]
+
+
+def task(verifier: str, **metadata) -> Task:
+    return Task("t", "d", ({"role": "user", "content": "?"},), verifier, metadata={"answer": "3", **metadata})
+
+
+def descendants_of(pid: int) -> set[int]:
+    """Processes below one, by /proc; independent of what is tested."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "status").read_text()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields.split("PPid:")[1].split()[0])
+    found, before = {pid}, set()
+    while found != before:
+        before = set(found)
+        found |= {child for child, parent in parents.items() if parent in found}
+    return found - {pid}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hostile_verifiers():
+    from tests.env import hostile
+
+    names = [name for name, value in vars(hostile).items() if callable(value) and value.__module__ == hostile.__name__]
+    for name in names:
+        verifiers.add(name, f"tests.env.hostile:{name}")
+    yield
+    for name in names:
+        del verifiers.added[name]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with VerifierPool(workers=1, timeout=TIMEOUT, retries=0, memory=1 << 30) as pool:
+        yield pool
+
+
+def judged(pool, verifier, answer="3", **metadata):
+    return asyncio.run(pool.score_answer(task(verifier, **metadata), answer))
+
+
+@pytest.mark.parametrize(
+    ("verifier", "reason"),
+    [
+        ("loop", "no verdict in 0.5 s"),
+        ("flood", None),
+        ("fork_many", "more than 64 processes"),
+        ("open_socket", "no verdict in 0.5 s"),
+        ("allocate", r"raised MemoryError|no verdict in"),
+        ("leave", "end of the connection"),
+        ("quit_python", "raised SystemExit"),
+        ("fail", "raised RuntimeError: 'nothing fits'"),
+        ("not_a_number", "no reward of finite numbers"),
+        ("infinite", "no reward of finite numbers"),
+        ("no_reward", "no reward of finite numbers"),
+        ("nothing", "no reward of finite numbers"),
+        ("kill_supervisor", "supervisor of the verifier's process died"),
+        ("write_everywhere", "sent what was not asked"),
+        ("ignore_signals", "no verdict in 0.5 s"),
+        ("come_back_twice", None),
+    ],
+)
+def test_a_hostile_verifier_costs_its_time_limit_and_is_never_a_reward_of_zero(pool, verifier, reason):
+    assert judged(pool, "exact").value == 1
+    began = time.monotonic()
+    if reason is None:  # it may end in time
+        with contextlib.suppress(VerifierError):
+            assert judged(pool, verifier).value == 1
+    else:
+        with pytest.raises(VerifierError, match=reason) as caught:
+            judged(pool, verifier)
+        assert isinstance(caught.value, InfrastructureError)
+    assert time.monotonic() - began < TIMEOUT + 5  # other work on the cores delays the kill
+    assert judged(pool, "exact", "4").value == 0
+    assert judged(pool, "exact").value == 1
+
+
+def test_processes_that_a_verifier_leaves_behind_are_killed(pool):
+    assert judged(pool, "leave_daemon").value == 1
+    assert judged(pool, "exact").value == 1
+    assert len(descendants_of(os.getpid())) == 2  # the supervisor and its worker
+
+
+def test_nothing_is_left_when_a_pool_is_closed():
+    before = descendants_of(os.getpid())
+    with VerifierPool(workers=2, timeout=TIMEOUT, retries=0) as pool:
+        with pytest.raises(VerifierError):
+            judged(pool, "ignore_signals")
+        judged(pool, "exact")
+        assert len(descendants_of(os.getpid()) - before) >= 2
+    assert descendants_of(os.getpid()) == before
+
+
+def test_a_verdict_that_fails_once_is_tried_again_in_a_new_process(tmp_path):
+    with VerifierPool(workers=1, timeout=5, retries=1) as pool:
+        assert judged(pool, "once_hostile", flag=str(tmp_path / "flag")).value == 1
+
+
+def test_the_number_of_tries_is_the_configured_one(tmp_path):
+    with VerifierPool(workers=1, timeout=5, retries=2) as pool, pytest.raises(VerifierError, match="after 3 tries"):
+        judged(pool, "leave")
+
+
+def test_time_counts_from_the_beginning_of_the_work_and_not_of_the_queue():
+    async def many(pool):
+        return await asyncio.gather(*(pool.score_answer(task("slow"), "3") for _ in range(6)))
+
+    with VerifierPool(workers=2, timeout=0.9, retries=0) as pool:
+        assert [reward.value for reward in asyncio.run(many(pool))] == [1] * 6  # the last waits for 0.8 s
+
+
+def test_a_reward_comes_with_its_parts_and_information(pool):
+    assert judged(pool, "explain") == Reward(0.5, {"form": 0.25, "content": 0.25}, {"why": ["because", 1]})
+
+
+def test_workers_have_no_jax_and_a_memory_limit_and_are_kept_between_verdicts(pool):
+    first, second = (judged(pool, "imported").info for _ in range(2))
+    assert first == second and (first["jax"], first["memory"]) == (False, 1 << 30)
+
+
+def test_an_unknown_verifier_is_the_users_mistake_and_is_not_tried_again(pool):
+    with pytest.raises(UserError, match="no verifier 'exat'; did you mean 'exact'"):
+        judged(pool, "exat")
+    assert judged(pool, "exact").value == 1
+
+
+def test_answers_of_any_text_arrive_unchanged(pool):
+    for text in ("", "\ud800", "\x00\n\u2028", "x" * (5 << 20)):
+        same = Task("t", "d", ({"role": "user", "content": "?"},), "exact", metadata={"answer": text})
+        assert asyncio.run(pool.score_answer(same, text)).value == 1
+
+
+def test_an_episode_cut_by_its_budget_has_no_answer_and_an_unfinished_one_no_reward(pool):
+    trajectory = Trajectory("t", "d", (0, 0, 0), status="truncated")
+    assert asyncio.run(pool.score(task("fail"), trajectory)) == Reward(0.0, info={"cut": True})
+    for status in ("unfinished", "masked"):
+        trajectory.status = status
+        with pytest.raises(ValueError, match="has no reward"):
+            asyncio.run(pool.score(task("exact"), trajectory))
+
+
+def test_many_verdicts_in_several_loops_of_events_are_right_and_in_order():
+    async def many(pool, answers):
+        return await asyncio.gather(*(pool.score_answer(task("exact"), answer) for answer in answers))
+
+    answers = ["3", "4"] * 50
+    with VerifierPool(workers=2, timeout=5, retries=0) as pool:
+        for _ in range(2):
+            assert [r.value for r in asyncio.run(many(pool, answers))] == [float(a == "3") for a in answers]
