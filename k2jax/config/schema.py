@@ -231,7 +231,7 @@ class RouterConfig:
 class SourceConfig:
     """One corpus of the mixture."""
 
-    kind: SourceKind = "stdlib"  #: format; text is a set of files
+    kind: SourceKind = "stdlib"  #: format; text is a set of files, chat JSON lines of messages, for sft
     path: str = ""  #: folder, file or glob; for huggingface the data set's name
     field: str = "text"  #: the text column of jsonl, parquet and huggingface records
     subset: str = ""  #: huggingface configuration name
@@ -239,6 +239,7 @@ class SourceConfig:
     weight: PositiveFloat = 1.0  #: relative share of the mixture, by rows
     max_epochs: NonNegativeFloat = 0.0  #: passes over the source before the others take its share; 0 is no limit
     max_documents: NonNegativeInt = 0  #: read at most this many documents; 0 is all
+    filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass
 
 
 def _default_sources() -> dict[str, SourceConfig]:
@@ -285,6 +286,7 @@ class TrainConfig:
     store_fp8: tuple[str, ...] = ()  #: activations kept in FP8 (E4M3): expert_input and *_gate_up
     offload: tuple[str, ...] = ()  #: activations kept in the host's memory
     profile_steps: tuple[int, ...] = ()  #: (first, last) steps to trace with xprof
+    patience: NonNegativeInt = 0  #: validations without a lower held-out loss that end a run; 0 is no end
     spike_factor: PositiveFloat = 1.2  #: a loss above this times its running mean counts as a spike
 
 

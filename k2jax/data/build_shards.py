@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import dataclasses
+import functools
 from pathlib import Path
 import shutil
 import time
 
-import numpy as np
-
 from k2jax.config.schema import DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
+from k2jax.data.chat import tokenised_chats
 from k2jax.data.manifest import FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import Shards, open_shards
-from k2jax.data.sources import CorruptRecords, describe, documents
-from k2jax.data.split import adjusted_threshold, document_hash, threshold_for
+from k2jax.data.sources import CONVERSATIONS, CorruptRecords, describe, documents
+from k2jax.data.split import adjusted_threshold, threshold_for
 from k2jax.data.split_writer import SplitWriter
+from k2jax.data.tokenised import Reader, at_least_one, tokenised_texts
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
 TOKENS_PER_SHARD = 64 * 2**20
-BATCH_CHARACTERS = 4 * 2**20  # text that is encoded at a time: enough to use all cores, and little memory
 LOG_SECONDS = 5.0
+CHAT_FORMAT = 1  # number of the encoding of conversations, raised when the tokens of the same record change
 Log = Callable[[str], None]
 
 
@@ -50,7 +51,8 @@ def prepare_shards(
         UserError: if the source or a record is unusable, the cache cannot be written, or shards are damaged.
     """
     source = config.sources[name]
-    job = _Job(name, source, tokenizer, log or (lambda line: None))
+    marked = source.kind in CONVERSATIONS
+    job = _Job(name, source, tokenizer, _reader(name, config, tokenizer), marked, log or (lambda line: None))
     threshold = threshold_for(config.held_out)
     described = {
         "format": FORMAT,
@@ -58,6 +60,8 @@ def prepare_shards(
         "held_out": config.held_out,
         "tokenizer": [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos],
     }
+    if marked:
+        described["chat"] = [CHAT_FORMAT, config.chat_format, config.sequence_length]
     folder = cache_root(config.cache_dir) / "shards" / f"{source.kind}-{key_of(described)}"
     report = CorruptRecords(config.on_corrupt, job.log)
 
@@ -74,19 +78,30 @@ def prepare_shards(
     return shards
 
 
+def _reader(name: str, config: DataConfig, tokenizer: Tokenizer) -> Reader:
+    """What reads the source, by its kind."""
+    source = config.sources[name]
+    if source.kind not in CONVERSATIONS:
+        return lambda report: tokenised_texts(name, documents(name, source, report), tokenizer)
+    read = functools.partial(tokenised_chats, name, config, tokenizer)
+    return lambda report: at_least_one(name, source, read(report), report)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A source to tokenise, and where to log progress."""
+    """A source to tokenise, whether its values are marked ids, and where to log progress."""
 
     name: str
     source: SourceConfig
     tokenizer: Tokenizer
+    read: Reader
+    marked: bool
     log: Log
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pass:
-    """Result of one pass over a source: its manifest, the range of its documents' hashes, and their number."""
+    """Result of one pass over a source: its manifest, the range of its documents' digests, and their number."""
 
     manifest: dict
     lowest: int
@@ -98,11 +113,7 @@ def _build_folder(folder: Path, job: _Job, report: CorruptRecords, threshold: in
     """Fills a folder; reads a small source a second time if the first pass left a split empty."""
     result = _tokenise(folder, job, report, threshold)
     if result.lowest == result.highest:
-        what = "one document" if result.documents == 1 else f"{result.documents} documents, all with the same text"
-        raise UserError(
-            f"source {job.name!r} has {what}: training and validation need at least two, so cut the text into several "
-            "files"
-        )
+        raise UserError(f"source {job.name!r} has {_alike(job, result.documents)}")
     adjusted = adjusted_threshold(threshold, result.lowest, result.highest)
     if adjusted != threshold:
         shutil.rmtree(folder)
@@ -111,25 +122,35 @@ def _build_folder(folder: Path, job: _Job, report: CorruptRecords, threshold: in
     manifest = result.manifest | {"split_threshold": str(adjusted)}
     write_manifest(folder, manifest)
     train, held_out = manifest["splits"][TRAIN], manifest["splits"][HELD_OUT]
-    counts = f"{train['documents']} documents, {train['tokens']} tokens; held out {held_out['documents']} documents"
+    what = "conversations" if job.marked else "documents"
+    counts = f"{train['documents']} {what}, {train['tokens']} tokens; held out {held_out['documents']} {what}"
     job.log(f"{job.name}: {counts}")
+
+
+def _alike(job: _Job, count: int) -> str:
+    """Why a source cannot be divided into two splits."""
+    if job.marked:
+        what = "one conversation" if count == 1 else f"{count} conversations, all with the same prompt"
+        return f"{what}: training and validation need at least two prompts"
+    what = "one document" if count == 1 else f"{count} documents, all with the same text"
+    return f"{what}: training and validation need at least two, so cut the text into several files"
 
 
 def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -> _Pass:
     """Writes both splits in one pass over the source."""
     tokenizer = job.tokenizer
-    dtype = shard_dtype(tokenizer.vocab_size)
+    dtype = shard_dtype(tokenizer.vocab_size, job.marked)
     writers = {split: SplitWriter(folder, split, dtype, TOKENS_PER_SHARD) for split in (TRAIN, HELD_OUT)}
+    trained = dict.fromkeys(writers, 0)
     measure, lowest, highest, last_log = TextMeasure(), 2**64, -1, time.monotonic()
-    for texts in _batches(documents(job.name, job.source, report)):
-        for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
-            raw = text.encode()
-            digest = document_hash(raw)
-            lowest, highest = min(lowest, digest), max(highest, digest)
-            if digest < threshold:
-                measure.add(raw)
-            split = HELD_OUT if digest < threshold else TRAIN
-            writers[split].add(_document(job, ids), len(raw))
+    for record in job.read(report):
+        lowest, highest = min(lowest, record.digest), max(highest, record.digest)
+        split = HELD_OUT if record.digest < threshold else TRAIN
+        if split == HELD_OUT and record.text is not None:
+            measure.add(record.text)
+        writers[split].add(record.values, record.size)
+        if job.marked:
+            trained[split] += int((record.values[1:] & 1).sum())
         if time.monotonic() > last_log + LOG_SECONDS:
             last_log = time.monotonic()
             job.log(f"tokenising {job.name}: {sum(w.bytes for w in writers.values()) / 1e6:.0f} MB")
@@ -137,7 +158,9 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
     for writer in writers.values():
         files |= writer.finish()
     splits = {split: writer.counts() for split, writer in writers.items()}
-    if splits[HELD_OUT]["documents"]:
+    if job.marked:
+        splits = {split: counts | {"assistant_tokens": trained[split]} for split, counts in splits.items()}
+    elif splits[HELD_OUT]["documents"]:
         splits[HELD_OUT] |= measure.finish()
     source_keys = ("kind", "path", "field", "subset", "split", "max_documents")
     manifest = {
@@ -149,35 +172,6 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         "skipped": {"count": report.count, "first": report.shown},
         "files": files,
     }
+    if job.marked:
+        manifest["marked"] = True
     return _Pass(manifest, lowest, highest, sum(w.documents for w in writers.values()))
-
-
-def _document(job: _Job, ids: np.ndarray) -> np.ndarray:
-    """The tokens of a document, int64 ``[tokens]``, all of them in the vocabulary: a model's embedding has no others.
-
-    Raises:
-        UserError: if the tokenizer has left its vocabulary.
-    """
-    tokenizer = job.tokenizer
-    document = np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.int64)
-    bound = min(tokenizer.vocab_size, 2**31)  # tokens are read as int32
-    if document.min() < 0 or document.max() >= bound:
-        wrong = document[(document < 0) | (document >= bound)][0]
-        raise UserError(
-            f"source {job.name!r}: the tokenizer gave the id {wrong} for a text, outside [0, {bound}): choose another "
-            "one with data.tokenizer"
-        )
-    return document
-
-
-def _batches(named_texts: Iterator[tuple[str, str]]) -> Iterator[list[str]]:
-    """Groups texts into batches of about ``BATCH_CHARACTERS`` characters."""
-    texts, size = [], 0
-    for _, text in named_texts:
-        texts.append(text)
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            yield texts
-            texts, size = [], 0
-    if texts:
-        yield texts

@@ -12,13 +12,15 @@ import numpy as np
 from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.config.fields import check_fields
 from k2jax.config.schema import SourceConfig
+from k2jax.data.conversation_rows import ConversationRows
 from k2jax.data.mixture import MixturePlan
 from k2jax.data.packing import RowSource, bits_per_byte
-from k2jax.data.shards import TokenStream
 from k2jax.errors import UserError
 
 READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
 PREFETCHED_BATCHES = 4
+SplitRows = RowSource | ConversationRows
+"""Rows of a split of a source, by the source's kind."""
 
 
 class DataLoader:
@@ -26,7 +28,7 @@ class DataLoader:
 
     def __init__(
         self,
-        rows: Mapping[str, RowSource],
+        rows: Mapping[str, SplitRows],
         sources: Mapping[str, SourceConfig],
         *,
         batch_size: int,
@@ -105,28 +107,22 @@ class HeldOut:
         targets: number of predicted tokens: all tokens but the first of each document.
     """
 
-    def __init__(
-        self,
-        streams: Mapping[str, TokenStream],
-        sequence_length: int,
-        *,
-        local_rows: Sequence[int] | None = None,
-    ):
-        """Divides the streams into rows.
+    def __init__(self, rows: Mapping[str, SplitRows], *, local_rows: Sequence[int] | None = None):
+        """Takes the rows of every source.
 
         Args:
-            streams: held-out documents of each source.
-            sequence_length: tokens of a row.
+            rows: held-out rows of each source.
             local_rows: indices of a batch's rows that this process reads, all by default.
         """
-        self._length, self._local_rows = sequence_length, local_rows
-        ordered = self._streams = [streams[name] for name in sorted(streams)]
-        self._sources = [RowSource(stream, sequence_length) for stream in ordered]
+        self._local_rows = local_rows
+        self._sources = [rows[name] for name in sorted(rows)]
+        self._length = self._sources[0].length
         self._starts = np.cumsum([0] + [len(source) for source in self._sources])
+        streams = [source.stream for source in self._sources]
         self.rows = int(self._starts[-1])
-        self.documents = sum(stream.documents for stream in ordered)
-        self.bytes = sum(stream.bytes for stream in ordered)
-        self.targets = sum(stream.targets for stream in ordered)
+        self.documents = sum(stream.documents for stream in streams)
+        self.bytes = sum(stream.bytes for stream in streams)
+        self.targets = sum(stream.targets for stream in streams)
 
     def batches(self, batch_size: int, rows: int = 0) -> Iterator[PackedBatch]:
         """Iterates over the validation batches, the same ones at every call; the last may have rows of padding.
@@ -148,19 +144,18 @@ class HeldOut:
         )
 
     def beginnings(self, count: int, tokens: int) -> list[np.ndarray]:
-        """The first tokens of documents that are evenly spaced over all sources, beginning-of-document token included.
+        """The first tokens of documents, or the prompts of conversations, evenly spaced over all sources.
 
         Args:
             count: number of documents, at most those that there are.
-            tokens: most tokens of each.
+            tokens: most tokens of each document.
         """
-        ends = np.cumsum([stream.documents for stream in self._streams])
+        ends = np.cumsum([source.stream.documents for source in self._sources])
         count, parts = min(count, self.documents), []
         for number in (np.arange(count) * self.documents // max(count, 1)).tolist():
-            source = int(np.searchsorted(ends, number, side="right"))
-            stream, document = self._streams[source], number - int(ends[source]) + self._streams[source].documents
-            first, end = (int(offset) for offset in stream.offsets[document : document + 2])
-            parts.append(stream.read(first, min(first + tokens, end)))
+            index = int(np.searchsorted(ends, number, side="right"))
+            source = self._sources[index]
+            parts.append(source.beginning(number - int(ends[index]) + source.stream.documents, tokens))
         return parts
 
     def bits_per_byte(self, nll: float, targets: float) -> float:

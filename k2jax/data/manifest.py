@@ -47,9 +47,9 @@ def read_manifest(folder: Path) -> dict:
     return manifest
 
 
-def shard_dtype(vocab_size: int) -> str:
-    """The narrowest type that the tokens of a vocabulary fit into."""
-    return "uint16" if vocab_size <= 2**16 else "uint32"
+def shard_dtype(vocab_size: int, marked: bool = False) -> str:
+    """The narrowest type that the tokens of a vocabulary fit into, with a bit more where they are marked."""
+    return "uint16" if vocab_size << marked <= 2**16 else "uint32"
 
 
 def _checksum(contents: dict) -> str:
@@ -63,11 +63,12 @@ def _is_complete(manifest: dict) -> bool:
         numbers = [manifest["splits"][split][key] for split in (TRAIN, HELD_OUT) for key in COUNTS]
         numbers += [entry["bytes"] for entry in manifest["files"].values()]
         digests = [entry["sha256"] for entry in manifest["files"].values()]
-        vocab_size = manifest["tokenizer"]["vocab_size"]
+        vocab_size, marked = manifest["tokenizer"]["vocab_size"], manifest.get("marked", False)
     except (AttributeError, KeyError, TypeError):
         return False
     return (
         all(type(number) is int and number > 0 for number in [*numbers, vocab_size])
         and all(isinstance(digest, str) for digest in digests)
-        and manifest.get("dtype") == shard_dtype(vocab_size)
+        and isinstance(marked, bool)
+        and manifest.get("dtype") == shard_dtype(vocab_size, marked)
     )

@@ -14,18 +14,23 @@ from k2jax.errors import UserError
 
 
 class RowSource:
-    """Rows of ``sequence_length`` tokens of a split; a random-access source for grain."""
+    """Rows of ``sequence_length`` tokens of a split; a random-access source for grain.
+
+    Attributes:
+        stream: the split.
+        length: tokens of a row.
+    """
 
     def __init__(self, stream: TokenStream, sequence_length: int):
         """Raises UserError if a row, or the whole split, is too short for a token and its target."""
         check_length(sequence_length)
         if stream.tokens < 2:
             raise UserError(f"a split holds {stream.tokens} tokens: it needs at least 2, a token and its target")
-        self._stream, self.length = stream, sequence_length
+        self.stream, self.length = stream, sequence_length
 
     def __len__(self) -> int:
         """Number of rows; the last one may be padded."""
-        return -(-(self._stream.tokens - 1) // (self.length - 1))
+        return -(-(self.stream.tokens - 1) // (self.length - 1))
 
     def __getitem__(self, index: int) -> PackedBatch:
         """Row ``index``, a PackedBatch of NumPy arrays ``[sequence_length]``.
@@ -36,11 +41,16 @@ class RowSource:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         start = index * (self.length - 1)
-        stop = min(start + self.length, self._stream.tokens)
-        tokens, offsets = self._stream.read(start, stop), self._stream.offsets
+        stop = min(start + self.length, self.stream.tokens)
+        tokens, offsets = self.stream.read(start, stop), self.stream.offsets
         first = np.searchsorted(offsets, start, side="right")  # the first document that begins after ``start``
         last = np.searchsorted(offsets, stop, side="left")
         return pack_row(np.split(tokens, offsets[first:last] - start), self.length)
+
+    def beginning(self, number: int, tokens: int) -> np.ndarray:
+        """The first tokens of document ``number``, beginning-of-document token included, at most ``tokens``."""
+        first, end = (int(offset) for offset in self.stream.offsets[number : number + 2])
+        return self.stream.read(first, min(first + tokens, end))
 
 
 def check_length(sequence_length: int) -> None:

@@ -7,6 +7,7 @@ import importlib
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from k2jax.errors import UserError
 
@@ -30,27 +31,39 @@ def whole_file(path: Path, field: str, report: Report) -> Documents:
 
 def jsonl(path: Path, field: str, report: Report) -> Documents:
     """Reads one document per line: the string at ``field`` of a JSON object. Blank lines are ignored."""
+    for name, where, record, _ in json_lines(path, report):
+        if (text := checked_text(record, field, where, report)) is not None:
+            yield name, text
+
+
+def json_lines(path: Path, report: Report) -> Iterator[tuple[str, str, Any, int]]:
+    """Reads one JSON value per line: its name, its place in words, the value and its length [bytes]."""
     try:
         with path.open("rb") as file:
             offset = 0
             for number, line in enumerate(file, start=1):
                 where, offset = f"{path}, line {number}, byte {offset}", offset + len(line)
-                if line.strip() and (text := _from_json(line, field, where, report)) is not None:
-                    yield f"{path}:{number}", text
+                if not line.strip():
+                    continue
+                value, why = _from_json(line)
+                if why:
+                    report(where, why)
+                else:
+                    yield f"{path}:{number}", where, value, len(line)
     except OSError as error:
         report(str(path), f"cannot be read: {error.strerror}")
 
 
-def _from_json(line: bytes, field: str, where: str, report: Report) -> str | None:
+def _from_json(line: bytes) -> tuple[Any, str]:
+    """The value of a line, and why it has none."""
     try:
-        record = json.loads(line.decode())
+        return json.loads(line.decode()), ""
     except UnicodeDecodeError as error:
-        return report(where, f"not UTF-8 at byte {error.start} of the line")
+        return None, f"not UTF-8 at byte {error.start} of the line"
     except json.JSONDecodeError as error:
-        return report(where, f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}")
+        return None, f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
     except (ValueError, RecursionError) as error:
-        return report(where, f"not usable JSON: {error}")
-    return checked_text(record, field, where, report)
+        return None, f"not usable JSON: {error}"
 
 
 def parquet(path: Path, field: str, report: Report) -> Documents:

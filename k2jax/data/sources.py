@@ -20,6 +20,10 @@ from k2jax.errors import UserError
 
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 LINES_SHOWN = 10
+CONVERSATIONS = ("chat", "trajectories")
+"""Kinds of sources whose records are conversations."""
+SUFFIXES = {"jsonl": ".jsonl", "parquet": ".parquet", "chat": ".jsonl", "trajectories": ".k2t"}
+"""Ends of the names of a folder's files that a kind of source reads."""
 
 
 class CorruptRecords:
@@ -92,6 +96,8 @@ def describe(name: str, source: SourceConfig) -> dict:
         UserError: if the source is missing.
     """
     settings = {key: getattr(source, key) for key in ("kind", "field", "max_documents")}
+    if source.filters:
+        settings["filters"] = list(source.filters)
     if source.kind == "huggingface":
         settings |= {"path": source.path, "subset": source.subset, "split": source.split}
         if not Path(source.path).exists():
@@ -112,7 +118,7 @@ def files(name: str, source: SourceConfig) -> list[Path]:
     if not source.path:
         raise UserError(f"source {name!r} of kind {source.kind} needs a path: set data.sources.{name}.path")
     path = Path(source.path).expanduser()
-    suffix = f".{source.kind}" if source.kind in ("jsonl", "parquet") else ""
+    suffix = SUFFIXES.get(source.kind, "")
     if path.is_dir():
         paths = [p for p in path.rglob(f"*{suffix}") if not _is_hidden(p.relative_to(path))]
     elif path.exists():

@@ -11,9 +11,11 @@ from pathlib import Path
 from k2jax.config.fields import check_fields
 from k2jax.config.schema import DataConfig
 from k2jax.data.build_shards import prepare_shards
+from k2jax.data.conversation_rows import ConversationRows
 from k2jax.data.loader import DataLoader, HeldOut, check_shares
 from k2jax.data.packing import RowSource
 from k2jax.data.shards import Shards
+from k2jax.data.sources import CONVERSATIONS
 from k2jax.data.split_writer import BLOCKS
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.text.tokenizer import Tokenizer
@@ -45,6 +47,7 @@ def prepare_data(
     seed: int,
     steps: int,
     local_rows: Sequence[int] | None = None,
+    tokenizer: Tokenizer | None = None,
     builder: bool = True,
     log: Callable[[str], None] | None = None,
     wait_seconds: float = 3600.0,
@@ -59,6 +62,7 @@ def prepare_data(
         seed: seed of the order of rows.
         steps: optimizer steps of the run; the data must suffice for them.
         local_rows: indices of a batch's rows that this process reads, all by default; see ``DataLoader``.
+        tokenizer: takes the place of the configured one, which is then not read.
         builder: whether this process builds missing folders.
         log: receives lines of progress.
         wait_seconds: how long the other processes wait for each folder [s].
@@ -70,16 +74,27 @@ def prepare_data(
     check_fields(config, "data")  # Reject invalid values before the long work.
     check_shares(config.sources)
     options = {"builder": builder, "wait_seconds": wait_seconds, "log": log}
-    tokenizer = prepare_tokenizer(config, **options)
+    tokenizer = tokenizer or prepare_tokenizer(config, **options)
     shards = {name: prepare_shards(name, config, tokenizer, **options) for name in sorted(config.sources)}
+    rows_of = {name: _rows_of(source.kind) for name, source in config.sources.items()}
     length = config.sequence_length
-    row_sources = {name: RowSource(source.train, length) for name, source in shards.items()}
     loader = DataLoader(
-        row_sources, config.sources, batch_size=batch_size, seed=seed, steps=steps, local_rows=local_rows
+        {name: rows_of[name](source.train, length) for name, source in shards.items()},
+        config.sources,
+        batch_size=batch_size,
+        seed=seed,
+        steps=steps,
+        local_rows=local_rows,
     )
-    held_out = HeldOut({name: source.held_out for name, source in shards.items()}, length, local_rows=local_rows)
+    held_out = HeldOut(
+        {name: rows_of[name](source.held_out, length) for name, source in shards.items()}, local_rows=local_rows
+    )
     manifests = {name: source.manifest for name, source in shards.items()}
     return TrainingData(tokenizer, loader, held_out, manifests, _fingerprint(tokenizer, shards))
+
+
+def _rows_of(kind: str) -> type[RowSource] | type[ConversationRows]:
+    return ConversationRows if kind in CONVERSATIONS else RowSource
 
 
 def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards]) -> str:

@@ -121,7 +121,7 @@ def targets(batches):
 
 
 def test_validation_covers_every_held_out_target_once():
-    held_out = HeldOut({"b": STREAMS["b"], "a": STREAMS["a"]}, 4)
+    held_out = HeldOut({"b": ROWS["b"], "a": ROWS["a"]})
     batches = list(held_out.batches(4))
     assert [batch.tokens.shape for batch in batches] == [(4, 4)] * 5  # 19 rows and one of padding
     assert targets(batches) == sorted([*range(2, 38), *range(2, 23)])
@@ -132,21 +132,21 @@ def test_validation_covers_every_held_out_target_once():
 
 
 def test_a_subset_of_validation_rows_is_evenly_spaced():
-    held_out = HeldOut({"a": ListStream([301])}, 4)  # 100 rows
+    held_out = HeldOut({"a": RowSource(ListStream([301]), 4)})  # 100 rows
     firsts = [int(row[0]) for batch in held_out.batches(2, rows=5) for row in batch.tokens if row[0]]
     assert firsts == [1 + 3 * row for row in (0, 20, 40, 60, 80)]
     assert targets(held_out.batches(8, rows=1000)) == list(range(2, 302))
 
 
 def test_processes_share_validation_batches():
-    whole = list(HeldOut(STREAMS, 4).batches(4, rows=6))
-    parts = [list(HeldOut(STREAMS, 4, local_rows=rows).batches(4, rows=6)) for rows in ((0, 1), (2, 3, 4))]
+    whole = list(HeldOut(ROWS).batches(4, rows=6))
+    parts = [list(HeldOut(ROWS, local_rows=rows).batches(4, rows=6)) for rows in ((0, 1), (2, 3, 4))]
     for batch, first, second in zip(whole, *parts, strict=True):
         assert np.array_equal(batch.tokens, np.concatenate([first.tokens, second.tokens[:2]]))
         assert not second.targets["weights"][2].any()  # row 4 of a batch of 4
 
 
 def test_bits_per_byte_of_the_held_out_split():
-    held_out = HeldOut(STREAMS, 4)  # 57 targets, 177 bytes
+    held_out = HeldOut(ROWS)  # 57 targets, 177 bytes
     assert held_out.bits_per_byte(57 * np.log(2), 57) == pytest.approx(57 / 177)
     assert held_out.bits_per_byte(10 * np.log(2), 10) == pytest.approx(57 / 177)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.data import build_shards
+from k2jax.data import build_shards, tokenised
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.manifest import write_manifest
 from k2jax.data.measure import TextMeasure
@@ -50,7 +50,7 @@ def cache_folder(tmp_path):
 
 def test_every_document_is_stored_once_whole_and_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(build_shards, "TOKENS_PER_SHARD", 100)
-    monkeypatch.setattr(build_shards, "BATCH_CHARACTERS", 50)
+    monkeypatch.setattr(tokenised, "BATCH_CHARACTERS", 50)
     texts = [*words(60), "[BOS][EOS] spelled out", "long " * 100]
     shards = prepared(tmp_path, texts)
     train, held_out = stored(shards.train), stored(shards.held_out)

@@ -1,0 +1,94 @@
+"""Conversations of a source as token ids with a mark on what the assistant wrote, which alone is trained on.
+
+Written conversations are encoded by the chat format of the run; sampled ones keep the ids that were sampled. The split
+is decided by the tokens that precede the assistant's first one: all answers to a prompt are on one side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from k2jax.config.schema import DataConfig
+from k2jax.data.conversation_rows import marked
+from k2jax.data.records import json_lines
+from k2jax.data.sources import CorruptRecords, files
+from k2jax.data.split import document_hash
+from k2jax.data.tokenised import Tokenised, outside_vocabulary
+from k2jax.errors import UserError, abbreviate
+from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat
+from k2jax.text.tokenizer import Tokenizer
+
+
+def tokenised_chats(name: str, config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords) -> Iterator[Tokenised]:
+    """Encodes the conversations of JSON lines ``{"messages": [...], "tools": [...]}``.
+
+    A line may also be ``{"prompt": "...", "completion": "..."}``: one message of the user, one of the assistant.
+
+    Args:
+        name: name of the source.
+        config: the ``data`` group of a configuration.
+        tokenizer: the vocabulary.
+        report: receives conversations that are malformed, too long for a row, or without a word of the assistant.
+
+    Raises:
+        UserError: the source is missing, or the vocabulary has no chat format.
+    """
+    chat = configured_chat(tokenizer, config.chat_format)
+    for file in files(name, config.sources[name]):
+        for _, where, record, size in json_lines(file, report):
+            try:
+                builder = conversation(record, chat)
+                ids, trained = np.array(builder.tokens), np.array(builder.by_assistant)
+                yield checked(ids, trained, size, config.sequence_length, tokenizer)
+            except UserError as error:
+                report(where, str(error))
+
+
+def conversation(record: Any, chat: ChatFormat) -> ChatBuilder:
+    """The conversation of a record, built.
+
+    Raises:
+        UserError: the record, or a message, is malformed, or the format does not support it.
+    """
+    if not isinstance(record, Mapping):
+        raise UserError(f"a JSON {type(record).__name__}, not an object")
+    messages, tools = record.get("messages"), record.get("tools") or None
+    if messages is None and isinstance(record.get("prompt"), str) and isinstance(record.get("completion"), str):
+        messages = [
+            {"role": "user", "content": record["prompt"]},
+            {"role": "assistant", "content": record["completion"]},
+        ]
+    if not isinstance(messages, list) or not messages:
+        raise UserError(f"messages is {abbreviate(messages)}, not a list of messages")
+    if tools is not None and not isinstance(tools, list):
+        raise UserError(f"tools is {abbreviate(tools)}, not a list")
+    builder = ChatBuilder(chat, tools)
+    for message in messages:
+        builder.add(message)
+    return builder
+
+
+def checked(ids: np.ndarray, trained: np.ndarray, size: int, longest: int, tokenizer: Tokenizer) -> Tokenised:
+    """A conversation to store.
+
+    Args:
+        ids: token ids ``[tokens]``.
+        trained: bool ``[tokens]``, the assistant's.
+        size: UTF-8 bytes of its text.
+        longest: tokens of a row, which holds whole conversations.
+        tokenizer: the vocabulary.
+
+    Raises:
+        UserError: it does not fit a row, has nothing to train on, or holds a token outside the vocabulary.
+    """
+    if len(ids) > longest:
+        raise UserError(f"{len(ids):,} tokens, more than the {longest:,} of config.data.sequence_length")
+    if not trained[1:].any():  # nothing predicts the first token
+        raise UserError("nothing that the assistant wrote")
+    if (wrong := outside_vocabulary(ids, tokenizer)) is not None:
+        raise UserError(f"the token {wrong}, which the vocabulary of {tokenizer.vocab_size:,} does not have")
+    prompt = ids[: np.argmax(trained)].astype("<i4").tobytes()
+    return Tokenised(marked(ids, trained), size, document_hash(prompt))

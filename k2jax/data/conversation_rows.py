@@ -1,0 +1,98 @@
+"""Rows of whole conversations: none is cut, and only what the assistant wrote has weight.
+
+A stored value is twice a token's id, plus one where the token is trained on. Conversations are packed by best fit, the
+longest first: each goes into the fullest row that still has room for it. The packing depends on the lengths alone.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+import numpy as np
+
+from k2jax.batch import PackedBatch, pack_row
+from k2jax.data.shards import TokenStream
+
+
+def marked(ids: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    """The values that are stored, int64 ``[tokens]``, of token ids and of whether each is trained on."""
+    return 2 * np.asarray(ids, np.int64) + np.asarray(trained, np.bool_)
+
+
+def unmarked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids int32 ``[tokens]`` and whether each is trained on, bool ``[tokens]``, of stored values."""
+    return values >> 1, (values & 1).astype(np.bool_)
+
+
+class ConversationRows:
+    """Rows of ``length`` tokens of a split of conversations; a random-access source for grain.
+
+    Attributes:
+        stream: the split.
+        length: tokens of a row.
+    """
+
+    def __init__(self, stream: TokenStream, length: int):
+        """Packs the conversations, each of at most ``length`` tokens."""
+        self.stream, self.length = stream, length
+        self._rows = best_fit(np.diff(stream.offsets), length)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> PackedBatch:
+        """Row ``index``, a PackedBatch of NumPy arrays ``[length]``; weights are 1 on what the assistant wrote.
+
+        Raises:
+            IndexError: if the index is outside ``[0, len)``.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        parts = [self._conversation(number) for number in self._rows[index]]
+        row = pack_row([ids for ids, _ in parts], self.length)
+        trained = np.concatenate([part for _, part in parts])
+        row.targets["weights"][: len(trained)] *= trained  # a conversation's first token has no weight as it is
+        return row
+
+    def beginning(self, number: int, tokens: int) -> np.ndarray:
+        """The prompt of conversation ``number``: all that precedes the assistant's first token, of any length."""
+        ids, trained = self._conversation(number)
+        return ids[: np.argmax(trained)]
+
+    def _conversation(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        start, end = (int(offset) for offset in self.stream.offsets[number : number + 2])
+        return unmarked(self.stream.read(start, end))
+
+
+def best_fit(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
+    """Packs items into rows, the longest first, each into the fullest row that has room.
+
+    Args:
+        lengths: of the items, each at most ``capacity``.
+        capacity: of a row.
+
+    Returns:
+        The items of every row, ascending, and the rows in the order of their first items.
+    """
+    rows: list[list[int]] = []
+    with_room: dict[int, list[int]] = {}  # rows by the room that they have left
+    rooms: list[int] = []  # the keys of with_room, ascending
+    for item in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        length = int(lengths[item])
+        at = bisect.bisect_left(rooms, length)
+        if at < len(rooms):
+            room = rooms[at]
+            row = with_room[room].pop()
+            if not with_room[room]:
+                del with_room[room], rooms[at]
+        else:
+            room, row = capacity, len(rows)
+            rows.append([])
+        rows[row].append(item)
+        if room - length not in with_room:
+            with_room[room - length] = []
+            bisect.insort(rooms, room - length)
+        with_room[room - length].append(row)
+    return sorted(sorted(row) for row in rows)
