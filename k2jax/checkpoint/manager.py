@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 import re
@@ -28,6 +29,20 @@ from k2jax.config.schema import Config
 from k2jax.errors import UserError
 
 FOLDER = "checkpoints"
+BEST = "best"
+"""Name, in place of ``checkpoints/STEP``, of the step that a run marked as its best."""
+
+
+@dataclasses.dataclass
+class _Retention:
+    """Which checkpoints stay: the newest ``keep`` (None: all) and the step ``kept``; a policy of orbax."""
+
+    keep: int | None
+    kept: int | None = None
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        oldest = 0 if self.keep is None else len(checkpoints) - self.keep
+        return [index >= oldest or info.step == self.kept for index, info in enumerate(checkpoints)]
 
 
 class Checkpoints:
@@ -41,7 +56,9 @@ class Checkpoints:
 
     def __init__(self, workdir: str | Path, keep: int | None = None, read_only: bool = False):
         self.folder = Path(workdir).absolute() / FOLDER
-        options = {"read_only": True} if read_only else {"max_to_keep": keep, "cleanup_tmp_directories": True}
+        self._retention = _Retention(keep)
+        owned = {"preservation_policy": self._retention, "cleanup_tmp_directories": True}
+        options = {"read_only": True} if read_only else owned
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(**options),
@@ -56,6 +73,10 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Committed steps, ascending; a save that is under way does not count."""
         return committed_steps(self.folder.parent)
+
+    def keep_step(self, step: int | None) -> None:
+        """Lets a step stay beside the newest ones, from the next save on and instead of the one kept so far."""
+        self._retention.kept = step
 
     def save(self, step: int, params: Any, optimizer: Any, meta: dict, extra: Any = None) -> None:
         """Starts a save; ``wait`` or ``close`` returns when it is committed.
@@ -271,21 +292,25 @@ def run_config(workdir: str | Path) -> Config:
 
 
 def run_folder(checkpoint: str | Path) -> Path:
-    """The workdir of a checkpoint argument: a workdir, or ``WORKDIR/checkpoints/STEP``."""
+    """The workdir of a checkpoint argument: a workdir, ``WORKDIR/checkpoints/STEP`` or ``WORKDIR/best``."""
     path = Path(checkpoint).absolute()
+    if path.name == BEST and not path.exists() and (path.parent / FOLDER).is_dir():
+        return path.parent
     is_step = re.fullmatch(r"\d+", path.name) and path.parent.name == FOLDER
     return path.parent.parent if is_step else path
 
 
 def checkpoint_step(checkpoint: str | Path) -> Path:
-    """The folder of one step, of this version's format: the one that is named, or the newest of a workdir.
+    """The folder of one step, of this version's format: the one that is named, the best or the newest of a workdir.
 
     Raises:
         UserError: there is none, or it is damaged or of another format.
     """
     path, workdir = Path(checkpoint).absolute(), run_folder(checkpoint)
     config, steps = run_config(workdir), committed_steps(workdir)
-    step = int(path.name) if workdir != path else (steps[-1] if steps else None)
+    step = steps[-1] if steps else None
+    if workdir != path:
+        step = _best_step(workdir, step) if path.name == BEST else int(path.name)
     if step not in steps:
         raise UserError(f"no checkpoint {path}; there are steps {steps}")
     folder = workdir / FOLDER / str(step)
@@ -293,6 +318,14 @@ def checkpoint_step(checkpoint: str | Path) -> Path:
     note_unchecked(meta, folder)
     check_config(meta, config, f"{folder} does not belong to {workdir / 'config.json'}")
     return folder
+
+
+def _best_step(workdir: Path, newest: int | None) -> int | None:
+    """The step that the newest checkpoint names as the best so far; it is committed, since saves are in order."""
+    best = None if newest is None else read_meta(workdir / FOLDER / str(newest)).get("best")
+    if best is None:
+        raise UserError(f"{workdir} marks no step as its best; that takes config.train.patience and a validation")
+    return best
 
 
 def check_config(meta: dict, config: Config, what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k2jax.config.activations import check_activations
-from k2jax.config.schema import Config, ModelConfig, PolicyLossConfig
+from k2jax.config.schema import CONVERSATIONS, Config, ModelConfig, PolicyLossConfig
 from k2jax.errors import UserError
 
 
@@ -21,9 +21,34 @@ def check_combinations(config: Config) -> None:
     check_activations(config)
     _check_router(config.model)
     _check_policy_loss(config.rl.loss)
+    _check_sources(config)
     profile = config.train.profile_steps
     if profile and not (len(profile) == 2 and 1 <= profile[0] <= profile[1]):
         raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
+
+
+def _check_sources(config: Config) -> None:
+    """Rules about the kinds of sources of a stage that trains on them."""
+    conversations = [name for name, source in config.data.sources.items() if source.kind in CONVERSATIONS]
+    texts = [name for name in config.data.sources if name not in conversations]
+    if config.stage == "sft" and texts:
+        raise UserError(
+            f"config.data.sources.{texts[0]}.kind is {config.data.sources[texts[0]].kind!r}, and stage sft trains on "
+            f"{' and '.join(CONVERSATIONS)}; set its kind and path"
+        )
+    if config.stage == "pretrain" and conversations:
+        raise UserError(
+            f"config.data.sources.{conversations[0]}.kind is {config.data.sources[conversations[0]].kind!r}, which is "
+            "for stage sft"
+        )
+    if conversations and config.data.tokenizer.kind == "bpe":
+        raise UserError(
+            "config.data.tokenizer.kind bpe is trained on texts, which conversations are not; set it to file and "
+            "config.data.tokenizer.path to the checkpoint that init_from names"
+        )
+    for name, source in config.data.sources.items():
+        if source.filters and source.kind != "trajectories":
+            raise UserError(f"config.data.sources.{name}.filters are for kind trajectories, not {source.kind}")
 
 
 def _check_layers(model: ModelConfig) -> None:

@@ -39,6 +39,8 @@ SandboxKind = Literal["bubblewrap", "unsafe"]
 SourceKind = Literal["stdlib", "text", "jsonl", "parquet", "huggingface", "chat", "trajectories"]
 Stage = Literal["pretrain", "sft", "rl", "eval"]
 TokenizerKind = Literal["bpe", "file", "bytes"]
+CONVERSATIONS = ("chat", "trajectories")
+"""Kinds of sources whose records are conversations."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +254,7 @@ class TokenizerConfig:
     """Text to tokens."""
 
     kind: TokenizerKind = "bpe"  #: bpe is byte-level and trained once on the corpus; file is a tokenizer.json
-    path: str = ""  #: the tokenizer.json, for kind=file
+    path: str = ""  #: for kind=file: a tokenizer.json, or the checkpoint that has it
     vocab: PositiveInt = 4096  #: vocabulary to train, special tokens included, for kind=bpe
     train_bytes: PositiveInt = 16_000_000  #: text read to train on, for kind=bpe [bytes]
 
@@ -330,7 +332,7 @@ class EvalConfig:
 
     every: PositiveInt = 100  #: interval between validations; the last step is always validated [steps]
     rows: NonNegativeInt = 64  #: held-out rows per validation during training; 0 is all of them
-    final_rows: NonNegativeInt = 0  #: held-out rows of the last validation; 0 is all of them
+    final_rows: NonNegativeInt = 0  #: held-out rows of the last validation; 0 is all; with train.patience as rows
     sample_tokens: NonNegativeInt = 120  #: length of each text sample; 0 turns samples off [tokens]
     sample_temperature: NonNegativeFloat = 0.7  #: sampling temperature
     prompts: tuple[str, ...] = ()  #: prompts of the samples; by default the beginnings of three held-out documents

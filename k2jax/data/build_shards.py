@@ -9,13 +9,13 @@ from pathlib import Path
 import shutil
 import time
 
-from k2jax.config.schema import DataConfig, SourceConfig
+from k2jax.config.schema import CONVERSATIONS, DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
 from k2jax.data.chat import tokenised_chats
 from k2jax.data.manifest import FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import Shards, open_shards
-from k2jax.data.sources import CONVERSATIONS, CorruptRecords, describe, documents
+from k2jax.data.sources import CorruptRecords, describe, documents
 from k2jax.data.split import adjusted_threshold, threshold_for
 from k2jax.data.split_writer import SplitWriter
 from k2jax.data.tokenised import Reader, at_least_one, tokenised_texts

@@ -20,8 +20,6 @@ from k2jax.errors import UserError
 
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 LINES_SHOWN = 10
-CONVERSATIONS = ("chat", "trajectories")
-"""Kinds of sources whose records are conversations."""
 SUFFIXES = {"jsonl": ".jsonl", "parquet": ".parquet", "chat": ".jsonl", "trajectories": ".k2t"}
 """Ends of the names of a folder's files that a kind of source reads."""
 

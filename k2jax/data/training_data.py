@@ -9,13 +9,12 @@ import json
 from pathlib import Path
 
 from k2jax.config.fields import check_fields
-from k2jax.config.schema import DataConfig
+from k2jax.config.schema import CONVERSATIONS, DataConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.conversation_rows import ConversationRows
 from k2jax.data.loader import DataLoader, HeldOut, check_shares
 from k2jax.data.packing import RowSource
 from k2jax.data.shards import Shards
-from k2jax.data.sources import CONVERSATIONS
 from k2jax.data.split_writer import BLOCKS
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.text.tokenizer import Tokenizer

@@ -88,7 +88,8 @@ def _result(s: RunSummary) -> str:
     bits = [] if s.val_bits_per_byte is None else [("this model", s.val_bits_per_byte)]
     rows = [*bits, *s.baselines.items()]
     if not rows:
-        return ""
+        facts = [("held-out loss", _format_known(s.val_loss, "{:.4f} nats per token".format)), ("held out", s.held_out)]
+        return _facts(facts) if s.val_loss is not None else ""
     entropy = s.baselines.unigram_entropy
     if entropy:
         table = markdown_table(
@@ -129,6 +130,7 @@ def _training(s: RunSummary) -> str:
                 _format_known(s.mean_loss, "{:.3f} nats per token".format),
             ),
             ("validation loss", _format_known(s.val_loss, _validation_loss(s))),
+            ("best checkpoint", _format_known(s.best_step, "step {:,}, which `init_from` calls `WORKDIR/best`".format)),
             ("loss spikes", _format_known(s.spikes, "{:,}".format)),
         ]
     )

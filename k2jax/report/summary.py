@@ -59,6 +59,7 @@ class RunSummary:
     parameters_active: int | None = None  #: parameters used per token
     total_steps: int | None = None  #: steps the configuration asks for
     held_out: str | None = None  #: the validation text in words, e.g. "2 % of the documents, 251 kB"
+    best_step: int | None = None  #: step of the lowest held-out loss, where the run marks it
     baselines: Baselines = NO_BASELINES  #: on the same held-out text
     sources: Sequence[DataSource] = ()  #: training data
     newton_schulz_share: float | None = None  #: FLOPs of Newton-Schulz over the training FLOPs of its matrices

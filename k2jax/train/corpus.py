@@ -8,10 +8,11 @@ from pathlib import Path
 from k2jax import processes
 from k2jax.batch import PackedBatch
 from k2jax.checkpoint import committed_steps
-from k2jax.config.schema import Config
+from k2jax.config.schema import Config, TokenizerConfig
 from k2jax.convert.loading import tokenizer_folder, tokenizer_of
 from k2jax.data import TrainingData, prepare_data
 from k2jax.errors import UserError
+from k2jax.text.tokenizer import Tokenizer
 from k2jax.train.run import say
 
 _SEEN_SECONDS = 60.0  # until a shared disk shows to one host what another one has written
@@ -55,6 +56,7 @@ def shared_data(config: Config, rows: Sequence[int]) -> TrainingData:
         seed=config.train.seed,
         steps=config.train.steps,
         local_rows=rows,
+        tokenizer=_named_tokenizer(config.data.tokenizer),
         builder=processes.is_first(),
         log=say,
         wait_seconds=_SEEN_SECONDS,
@@ -62,6 +64,11 @@ def shared_data(config: Config, rows: Sequence[int]) -> TrainingData:
     if processes.is_first():
         processes.barrier("built", None)
     return data
+
+
+def _named_tokenizer(config: TokenizerConfig) -> Tokenizer | None:
+    """The tokenizer of ``kind=file``, whose path is any checkpoint argument; None for the other kinds."""
+    return tokenizer_of(config.path) if config.kind == "file" and config.path else None
 
 
 def held_out_batches(config: Config, data: TrainingData, final: bool) -> Iterator[PackedBatch]:

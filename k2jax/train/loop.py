@@ -1,4 +1,4 @@
-"""The loop of pretraining: next-token prediction on a corpus, validated on its held-out part.
+"""The loop of pretraining and supervised fine-tuning: next-token prediction, validated on held-out data.
 
 Data order is a function of the step and randomness one of the seed, so a run that is killed at any moment and started
 again repeats the same losses bit for bit, and on other numbers of processes or another mesh the same but for rounding.
@@ -13,15 +13,16 @@ from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.losses import NLL
 from k2jax.train.corpus import open_corpus
+from k2jax.train.patience import Patience
 from k2jax.train.program import Program
 from k2jax.train.report import print_start, write_results
 from k2jax.train.run import Run
-from k2jax.train.validation import Validation
+from k2jax.train.validation import VALIDATIONS
 from k2jax.train.workdir import claimed
 
 
 def train(config: Config, workdir: str | Path, command: str | None = None) -> int:
-    """Trains to ``config.train.steps``, resuming from the workdir's newest checkpoint.
+    """Trains to ``config.train.steps`` or as far as its patience goes, resuming from the workdir's newest checkpoint.
 
     Args:
         config: the experiment.
@@ -34,8 +35,8 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
     Raises:
         UserError: for a mistake in the config, the data or the workdir.
     """
-    if config.stage != "pretrain":
-        raise UserError(f"config.stage is {config.stage!r}, which has no command yet; k2jax.train runs 'pretrain'")
+    if config.stage not in VALIDATIONS:
+        raise UserError(f"config.stage is {config.stage!r}, and k2jax.train runs {' and '.join(VALIDATIONS)}")
     with claimed(workdir, config) as path:
         program = Program(config, loss=NLL())
         data = open_corpus(config, program.batch_sharding().rows, path)
@@ -43,12 +44,14 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
         with Run(program, path, identity) as run:
             if processes.is_first():
                 print_start(config, data, run.start)
-            validation = Validation(run, data)
+            validation, patience = VALIDATIONS[config.stage](run, data), Patience(run)
             batches = data.loader.batches(run.start)
             for step in run.steps():
                 run.update(next(batches))
-                run.log(step, validation.when_due(step))
-                run.save_when_due(step)
+                record = validation.when_due(step)
+                run.log(step, record)
+                best = patience.is_best(step, record)
+                run.save_when_due(step, patience.extra, best)
                 if processes.is_first() and step % config.log.plots_every == 0 and step != config.train.steps:
                     write_results(run, data, "running", command)
         if processes.is_first():

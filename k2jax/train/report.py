@@ -15,7 +15,7 @@ from k2jax.data import TrainingData
 from k2jax.model import active_parameters, model_specs, total_parameters
 from k2jax.report.markdown import write_report
 from k2jax.report.plots import draw_plots
-from k2jax.report.summary import Baselines, DataSource, RunSummary
+from k2jax.report.summary import NO_BASELINES, Baselines, DataSource, RunSummary
 from k2jax.report.table import percent, quantity, text_table
 
 if TYPE_CHECKING:
@@ -53,15 +53,18 @@ def print_start(config: Config, data: TrainingData, start: int) -> None:
             f"{config.train.batch_size * config.data.sequence_length:,} tokens a step"
         )
     for name, epochs in data.loader.epochs(config.train.steps).items():
-        tokens = data.manifests[name]["splits"]["train"]["tokens"]
-        print(f"data {name}: {quantity(tokens)} tokens, {epochs:.2f} epochs over the run")
+        train = data.manifests[name]["splits"]["train"]
+        written = f", {quantity(train['assistant_tokens'])} of them the assistant's" * ("assistant_tokens" in train)
+        print(f"data {name}: {quantity(train['tokens'])} tokens{written}, {epochs:.2f} epochs over the run")
     if start == 0:
         print("compiling; the first step takes a while")
 
 
 def baselines(data: TrainingData) -> Baselines:
-    """Entropy and compressors on the held-out text; over several sources their means by bytes."""
+    """Entropy and compressors on the held-out text; over several sources their means by bytes; none of answers."""
     parts = [m["splits"]["held_out"] for m in data.manifests.values()]
+    if any("assistant_tokens" in part for part in parts):
+        return NO_BASELINES
     total = sum(part["bytes"] for part in parts)
 
     def mean(key: str) -> float:
@@ -83,7 +86,6 @@ def write_results(run: Run, data: TrainingData, status: str, command: str | None
     tau = config.optimizer.qk_clip_tau if config.optimizer.name == "muonclip" else None
     yardsticks = baselines(data)
     draw_plots(run.workdir, baselines=yardsticks, qk_clip_tau=tau)
-    held_out = data.held_out
     summary = RunSummary(
         title=f"{config.stage} {run.workdir.name}",
         stage=config.stage,
@@ -98,13 +100,23 @@ def write_results(run: Run, data: TrainingData, status: str, command: str | None
         parameters_total=total_parameters(config.model),
         parameters_active=active_parameters(config.model),
         total_steps=config.train.steps,
-        held_out=f"{held_out.documents:,} documents, {held_out.bytes / 1e3:,.0f} kB",
+        held_out=_held_out(data),
+        best_step=run.best,
         baselines=yardsticks,
         sources=_sources(data, step),
         newton_schulz_share=newton_schulz_share(config),
         qk_clip_tau=tau,
     )
     write_report(run.workdir, summary)
+
+
+def _held_out(data: TrainingData) -> str:
+    """The held-out data in words."""
+    parts = [m["splits"]["held_out"] for m in data.manifests.values()]
+    if any("assistant_tokens" in part for part in parts):
+        written = sum(part["assistant_tokens"] for part in parts)
+        return f"{data.held_out.documents:,} conversations with {quantity(written)} tokens of the assistant"
+    return f"{data.held_out.documents:,} documents, {data.held_out.bytes / 1e3:,.0f} kB"
 
 
 def _sources(data: TrainingData, step: int) -> list[DataSource]:

@@ -70,7 +70,8 @@ class Run:
         step: the step that is being computed, or the last one.
         done: the last step that was completed.
         start: the step that was restored; 0 in an empty workdir.
-        extra: the extra item of the restored checkpoint, or None.
+        extra: what the loop keeps beside the state: of the restored checkpoint, or None, and then as it last gave it.
+        best: the step that the loop marked as its best; its checkpoint stays. None for none.
         changes: what was changed in the configuration since the run was begun.
         recorder: what spans steps.
         exit_code: 0, ``NON_FINITE``, 143 after SIGTERM or 130 after an interrupt.
@@ -87,11 +88,14 @@ class Run:
         self._checkpoints = Checkpoints(workdir, self.config.checkpoint.keep)
         self._checkpoint_layout = program.checkpoint_layout()
         self.exit_code, self._stop_signal, self.extra = 0, None, None
+        self._ended = ""  # by the loop, and why
         newest = self._newest()
         self.state, meta = self._initial_state() if newest is None else self._restore(newest)
         self.step = self.start = self.done = newest or 0
         self._record: dict[str, Any] = {}
         self._updates = 0  # in the step that is being computed
+        self.best: int | None = meta.get("best")
+        self._checkpoints.keep_step(self.best)
         processes.report_position(lambda: (self.step, self._newest()))
         known, new = changes_of(meta, self.start, self.config)
         self.changes = known + new
@@ -107,7 +111,7 @@ class Run:
     @property
     def status(self) -> str:
         """How the run ended, in words for the report."""
-        return _STATUS[self.exit_code]
+        return self._ended if self._ended and not self.exit_code else _STATUS[self.exit_code]
 
     def __enter__(self) -> Run:
         return self
@@ -127,6 +131,8 @@ class Run:
     def steps(self) -> Iterator[int]:
         """Numbers of the steps to do; ends after the last one, or when the run was asked to stop and has saved."""
         last = self.config.train.steps
+        if self._ended:
+            return
         if self.start >= last:
             say(f"already at step {self.start:,}; raise config.train.steps to train on")
             return
@@ -135,8 +141,16 @@ class Run:
         for step in range(self.start + 1, last + 1):
             self._began, self.step, self._updates, self._record = time.perf_counter(), step, 0, {}
             yield step
-            if self.exit_code:
+            if self.exit_code or self._ended:
                 return
+
+    def end(self, reason: str) -> None:
+        """Ends the run well before its last step: the step at hand is the last one, and is saved.
+
+        Args:
+            reason: how the run ended, in words for the report.
+        """
+        self._ended = reason
 
     def update(self, batch: PackedBatch) -> StepMetrics:
         """Does one optimizer step with this process's rows ``[B, S]`` of a batch, NumPy arrays.
@@ -204,17 +218,22 @@ class Run:
         """Prints a line beside the progress bar, on the first process."""
         self._progress.note(text)
 
-    def save_when_due(self, step: int, extra: Any = None) -> None:
-        """Saves at the checkpoint interval, at the last step, and where the run was asked to stop.
+    def save_when_due(self, step: int, extra: Any = None, best: bool = False) -> None:
+        """Saves at the checkpoint interval, at the last step, a new best step, and where the run was asked to stop.
 
         Args:
             step: the step that was done.
             extra: see ``Checkpoints.save``.
+            best: whether the step is the best so far; its checkpoint stays until another one is.
         """
+        self.extra = extra
+        if best:
+            self.best = step
+            self._checkpoints.keep_step(step)
         if processes.stop_requested(step):
             self._stop_signal = signal.SIGTERM
         due = step % self.config.checkpoint.every == 0 or step == self.config.train.steps
-        if due or self._stop_signal:
+        if due or best or self._ended or self._stop_signal:
             self._save(step, extra)
         if self._stop_signal:
             self.note(f"stopping at step {step:,} as asked; the checkpoint is being saved")
@@ -307,6 +326,8 @@ class Run:
         meta = {**self.recorder.meta(), "identity": self._identity, "config": fixed_keys(self.config)}
         meta |= {"updates": int(self.state.step), "settings": settings(self.config)}
         meta |= {"changes": [list(change) for change in self.changes]}
+        if self.best is not None:
+            meta["best"] = self.best
         params, opt_state = self._checkpoint_layout.save(self.state.params, self.state.opt_state)
         self._checkpoints.save(step, params, opt_state, meta, extra)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
@@ -13,6 +14,7 @@ import numpy as np
 from k2jax.config.schema import Config
 from k2jax.data.loader import HeldOut
 from k2jax.model import cast_params, forward, head_weight, model_specs
+from k2jax.text.chat import ChatBuilder, configured_chat
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.train.state import compute_dtype
 
@@ -38,29 +40,56 @@ def make_sampler(config: Config):
     return sample
 
 
-def prompts_of(config: Config, held_out: HeldOut, tokenizer: Tokenizer) -> tuple[str, ...]:
+class Prompt(NamedTuple):
+    """What a sample continues: its text as a person reads it, and its token ids."""
+
+    text: str
+    ids: list[int]
+
+
+def text_prompts(config: Config, held_out: HeldOut, tokenizer: Tokenizer) -> list[Prompt]:
     """The configured prompts, or else the beginnings of held-out documents."""
-    if config.eval.prompts:
-        return config.eval.prompts
-    texts = (tokenizer.decode(ids) for ids in held_out.beginnings(BEGINNINGS, BEGINNING_TOKENS))
-    return tuple(dict.fromkeys(text.rstrip("\ufffd") for text in texts))  # a character may have been cut
+    texts = config.eval.prompts
+    if not texts:
+        beginnings = (tokenizer.decode(ids) for ids in held_out.beginnings(BEGINNINGS, BEGINNING_TOKENS))
+        texts = tuple(dict.fromkeys(text.rstrip("\ufffd") for text in beginnings))  # a character may have been cut
+    return [Prompt(text, [tokenizer.bos, *tokenizer.encode(text)]) for text in texts]
+
+
+def chat_prompts(config: Config, held_out: HeldOut, tokenizer: Tokenizer) -> list[Prompt]:
+    """The configured prompts as messages of the user, or else what precedes the answers of held-out conversations."""
+    prompts = []
+    for text in config.eval.prompts:
+        builder = ChatBuilder(configured_chat(tokenizer, config.data.chat_format))
+        builder.add({"role": "user", "content": text})
+        builder.open_assistant()
+        prompts.append(Prompt(text, builder.tokens))
+    if prompts:
+        return prompts
+    beginnings = [part.tolist() for part in held_out.beginnings(BEGINNINGS, BEGINNING_TOKENS) if len(part)]
+    return list({tuple(ids): Prompt(_spelled(ids, tokenizer), ids) for ids in beginnings}.values())
+
+
+def _spelled(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text of ids with the names of special tokens."""
+    runs = itertools.groupby(ids, tokenizer.special_name)
+    return "".join(name * len(list(part)) if name else tokenizer.decode(part) for name, part in runs)
 
 
 def sample_texts(
-    sampler, params: Any, tokenizer: Tokenizer, prompts: Sequence[str], config: Config, step: int
+    sampler, params: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt], config: Config, step: int, *, end: int
 ) -> list[tuple[str, str]]:
-    """(prompt, continuation) pairs; a continuation ends at the end-of-document token."""
-    asked, prompts = prompts, [[tokenizer.bos, *tokenizer.encode(text)] for text in prompts]
-    width = max(map(len, prompts)) + config.eval.sample_tokens
+    """(prompt, continuation) pairs; a continuation stops before the token ``end``."""
+    width = max(len(prompt.ids) for prompt in prompts) + config.eval.sample_tokens
     tokens = np.zeros((len(prompts), width), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
-        row[: len(prompt)] = prompt
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+        row[: len(prompt.ids)] = prompt.ids
+    lengths = np.array([len(prompt.ids) for prompt in prompts], np.int32)
     key = jax.random.fold_in(jax.random.key(config.train.seed), step)
     drawn = np.asarray(sampler(params, tokens, lengths, key))
     texts = []
-    for text, row, length in zip(asked, drawn, lengths, strict=True):
+    for prompt, row, length in zip(prompts, drawn, lengths, strict=True):
         new = row[length : length + config.eval.sample_tokens]
-        end = np.flatnonzero(new == tokenizer.eos)
-        texts.append((text, tokenizer.decode(new[: end[0]] if len(end) else new)))
+        ends = np.flatnonzero(new == end)
+        texts.append((prompt.text, tokenizer.decode(new[: ends[0]] if len(ends) else new)))
     return texts

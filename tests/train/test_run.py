@@ -163,7 +163,7 @@ def test_a_changed_corpus_is_refused(folder, finished, tmp_path):
         ("train.stepz=3", "did you mean 'train.steps'"),
         ("data.sources.one.path=nowhere", "nowhere"),
         ("train.micro_batches=3", "micro-batches"),
-        ("stage=rl", "which has no command yet"),
+        ("stage=rl", "k2jax.train runs pretrain and sft"),
         ("stage=pretain", "did you mean 'pretrain'"),
     ],
 )
