@@ -12,7 +12,7 @@ import time
 from k2jax.config.schema import CONVERSATIONS, DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
 from k2jax.data.chat import tokenised_chats
-from k2jax.data.manifest import FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
+from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import Shards, open_shards
 from k2jax.data.sources import CorruptRecords, describe, documents
@@ -159,7 +159,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         files |= writer.finish()
     splits = {split: writer.counts() for split, writer in writers.items()}
     if job.marked:
-        splits = {split: counts | {"assistant_tokens": trained[split]} for split, counts in splits.items()}
+        splits = {split: counts | {ASSISTANT: trained[split]} for split, counts in splits.items()}
     elif splits[HELD_OUT]["documents"]:
         splits[HELD_OUT] |= measure.finish()
     source_keys = ("kind", "path", "field", "subset", "split", "max_documents")

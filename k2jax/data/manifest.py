@@ -12,6 +12,8 @@ from k2jax.data.split_writer import flush_to_disk
 FORMAT = 2
 NAME = "manifest.json"
 TRAIN, HELD_OUT = "train", "held_out"
+ASSISTANT = "assistant_tokens"
+"""Key of a split of conversations: tokens that the assistant wrote, which are the targets."""
 COUNTS = ("documents", "tokens", "bytes")
 
 

@@ -12,6 +12,7 @@ from k2jax import optim
 from k2jax.chips import PEAK_FLOPS
 from k2jax.config.schema import Config
 from k2jax.data import TrainingData
+from k2jax.data.manifest import ASSISTANT
 from k2jax.model import active_parameters, model_specs, total_parameters
 from k2jax.report.markdown import write_report
 from k2jax.report.plots import draw_plots
@@ -54,7 +55,7 @@ def print_start(config: Config, data: TrainingData, start: int) -> None:
         )
     for name, epochs in data.loader.epochs(config.train.steps).items():
         train = data.manifests[name]["splits"]["train"]
-        written = f", {quantity(train['assistant_tokens'])} of them the assistant's" * ("assistant_tokens" in train)
+        written = f", {quantity(train[ASSISTANT])} of them the assistant's" if ASSISTANT in train else ""
         print(f"data {name}: {quantity(train['tokens'])} tokens{written}, {epochs:.2f} epochs over the run")
     if start == 0:
         print("compiling; the first step takes a while")
@@ -63,7 +64,7 @@ def print_start(config: Config, data: TrainingData, start: int) -> None:
 def baselines(data: TrainingData) -> Baselines:
     """Entropy and compressors on the held-out text; over several sources their means by bytes; none of answers."""
     parts = [m["splits"]["held_out"] for m in data.manifests.values()]
-    if any("assistant_tokens" in part for part in parts):
+    if any(ASSISTANT in part for part in parts):
         return NO_BASELINES
     total = sum(part["bytes"] for part in parts)
 
@@ -113,8 +114,8 @@ def write_results(run: Run, data: TrainingData, status: str, command: str | None
 def _held_out(data: TrainingData) -> str:
     """The held-out data in words."""
     parts = [m["splits"]["held_out"] for m in data.manifests.values()]
-    if any("assistant_tokens" in part for part in parts):
-        written = sum(part["assistant_tokens"] for part in parts)
+    if any(ASSISTANT in part for part in parts):
+        written = sum(part[ASSISTANT] for part in parts)
         return f"{data.held_out.documents:,} conversations with {quantity(written)} tokens of the assistant"
     return f"{data.held_out.documents:,} documents, {data.held_out.bytes / 1e3:,.0f} kB"
 
