@@ -72,7 +72,7 @@ class PolicyLoss(Loss):
         self, scores: TokenScores, targets: PolicyTargets, rows: Rows
     ) -> dict[str, tuple[Array | None, Metrics]]:
         """The sum of minus the weighted gains, and the metrics."""
-        log_ratio_BS = jnp.where(targets.mask > 0, scores.logprob - targets.old_logprob, 0.0)
+        log_ratio_BS = _where_sampled(targets, scores.logprob - targets.old_logprob)
         gain = self.gain(self.log_ratios(log_ratio_BS, targets, rows), self.advantages(targets))
         weight = self.weights(targets)
         units = {name: rows.sum(weight * value) for name, value in self.report(gain, targets).items()}
@@ -89,11 +89,15 @@ def held_ratio(log_ratio: Array) -> Array:
     return jnp.exp(jnp.clip(log_ratio, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
 
 
+def _where_sampled(targets: PolicyTargets, values_BS: Array) -> Array:
+    return jnp.where(targets.mask > 0, values_BS, 0.0)
+
+
 def _of_tokens(log_ratio_BS: Array, scores: TokenScores, targets: PolicyTargets) -> list[tuple[str, Array]]:
     """Statistics ``[B, S]`` by name."""
     held_BS = jnp.clip(log_ratio_BS, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     return [
-        ("mismatch", jnp.abs(scores.logprob - targets.behavior_logprob)),
+        ("mismatch", jnp.abs(_where_sampled(targets, scores.logprob - targets.behavior_logprob))),
         ("drift", jnp.abs(log_ratio_BS)),
         ("kl", jnp.expm1(held_BS) - held_BS),
         *([] if scores.entropy is None else [("entropy", scores.entropy)]),

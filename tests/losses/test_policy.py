@@ -163,6 +163,17 @@ def test_rows_of_padding_and_micro_batches_change_nothing(loss):
     jax.tree.map(lambda a, b, c: np.testing.assert_allclose(a, b + c, rtol=1e-5, atol=1e-6), whole, *parts)
 
 
+@pytest.mark.parametrize("loss", LOSSES, ids=CASES)
+def test_the_scores_of_tokens_that_were_not_sampled_do_not_matter(loss):
+    _, targets, logprob = problem(10)
+    logprob = np.where(targets.mask > 0, logprob, 0.0)
+    impossible = np.where(targets.mask > 0, logprob, -np.inf)
+    expected, found = (value_and_gradient(loss, logprob, targets) for logprob in (logprob, impossible))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    metrics = shares(loss, jnp.asarray(impossible, jnp.float32), targets)[1]
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
 def test_metrics_are_means_over_sampled_tokens():
     _, targets, logprob = problem(8)
     sampled, entropy = targets.mask > 0, np.random.default_rng(1).uniform(1, 2, logprob.shape)

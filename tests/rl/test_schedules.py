@@ -24,9 +24,9 @@ def test_without_decay_the_temperature_stays():
 def test_a_temperature_lies_between_its_ends_and_is_a_float32(first, last, share, iteration, iterations):
     task = TaskConfig(temperature=first, temperature_final=last, temperature_decay=share)
     found = sampling_temperature(task, iteration, iterations)
-    assert found == np.float32(found)
+    assert found == float(np.float32(found))
     assert min(first, last) * (1 - 1e-6) <= found <= max(first, last) * (1 + 1e-6)
-    assert share == 0 or iteration < share * iterations or found == np.float32(last)
+    assert share == 0 or iteration < share * iterations or found == float(np.float32(last))
 
 
 @pytest.mark.parametrize(("iteration", "iterations"), [(-1, 10), (0, 0)])
