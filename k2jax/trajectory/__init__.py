@@ -1,8 +1,28 @@
 """Trajectories of agents as token trees: what was sampled, what was observed, and what it was worth. NumPy alone."""
 
+from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.encoding import EncodingError
+from k2jax.trajectory.filters import demonstrations, filter_named, register_filter
+from k2jax.trajectory.formats import exported, format_named, format_rows, register_format, write_jsonl
+from k2jax.trajectory.rows import TrajectoryRow
 from k2jax.trajectory.store import TrajectoryStore, read_trajectories
 from k2jax.trajectory.types import Node, Reward, Trajectory
-from k2jax.trajectory.verify import verify
 
-__all__ = ["EncodingError", "Node", "Reward", "Trajectory", "TrajectoryStore", "read_trajectories", "verify"]
+__all__ = [
+    "EncodingError",
+    "Node",
+    "Reward",
+    "Trajectory",
+    "TrajectoryRow",
+    "TrajectoryStore",
+    "demonstrations",
+    "exported",
+    "filter_named",
+    "format_named",
+    "format_rows",
+    "read_trajectories",
+    "register_filter",
+    "register_format",
+    "verify",
+    "write_jsonl",
+]

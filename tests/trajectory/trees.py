@@ -74,7 +74,7 @@ def nodes(draw, index):
         array(np.float32),
         array(np.int64),
         draw(st.integers(-1, 9)),
-        draw(FINITE),
+        draw(st.floats(0, 100, width=32)),
         draw(st.sampled_from(["", "stop", "length"])),
         draw(st.none() | OBJECT),
         experts,
