@@ -49,6 +49,7 @@ PURPOSES = {
     "synthesis": "synthetic tasks",
     "text": "tokenizers, chat, tools",
     "train": "steps, runs, workdir",
+    "trajectories": "pages of rollouts",
     "trajectory": "rollouts as data",
 }
 KERNELS = ("mla_attention", "mla_decode", "routed_experts", "expert_exchange", "grouped_matmul", "newton_schulz")

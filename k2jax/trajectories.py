@@ -1,0 +1,128 @@
+"""Shows, checks and exports the trajectories of a run.
+
+Writes a page with the run's curves, the groups and rewards of an iteration, and every token with its mask,
+log-probability and version:
+
+    python -m k2jax.trajectories runs/post --step=40 --out=iteration40.html
+
+Checks that tokens, masks, versions and rewards of all stored iterations are consistent:
+
+    python -m k2jax.trajectories runs/post --verify
+
+Exports training rows, or demonstrations for supervised fine-tuning by rejection sampling:
+
+    python -m k2jax.trajectories runs/post --step=40 --format=turns --out=rows.jsonl
+    python -m k2jax.trajectories runs/post --filters=finished,correct_answer --out=demonstrations.jsonl
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import itertools
+from pathlib import Path
+
+from absl import flags
+
+from k2jax import cli
+from k2jax.errors import UserError
+from k2jax.report.metrics import read_metrics
+from k2jax.text.tokenizer import Tokenizer, load_tokenizer
+from k2jax.trajectory import Trajectory, TrajectoryStore, demonstrations, exported, verify, write_jsonl
+from k2jax.trajectory.store import FOLDER
+from k2jax.trajectory.viewer import MOST_TOKENS, write_page
+
+PROBLEMS = 1
+"""Exit code of a check that has found some."""
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Adds the command's flags to ``values``."""
+    flags.DEFINE_integer("step", None, "Iteration; the newest, or for --verify and --filters all.", flag_values=values)
+    flags.DEFINE_integer("prompt", None, "Show the samples of this prompt alone.", lower_bound=0, flag_values=values)
+    flags.DEFINE_string("out", None, "File to write; trajectories.html in the run's folder.", flag_values=values)
+    flags.DEFINE_integer("tokens", MOST_TOKENS, "Most tokens of a page.", lower_bound=1, flag_values=values)
+    flags.DEFINE_bool("verify", False, "Check the stored trajectories.", flag_values=values)
+    flags.DEFINE_string("format", None, "Export rows: tree, paths, turns or flat.", flag_values=values)
+    flags.DEFINE_integer("length", None, "Most tokens of an exported row.", lower_bound=1, flag_values=values)
+    flags.DEFINE_list("filters", None, "Export demonstrations that pass these filters.", flag_values=values)
+
+
+def main(values: flags.FlagValues, workdir: str) -> int:
+    """Runs the command; returns its exit code."""
+    store = TrajectoryStore(Path(workdir) / FOLDER)
+    if not store.steps():
+        raise UserError(f"{workdir} has no trajectories; give the folder of a run of reinforcement learning")
+    if sum((values.verify, values.format is not None, values.filters is not None)) > 1:
+        raise UserError("--verify, --format and --filters exclude each other; run the command once for each")
+    if values.verify:
+        return _verify(store, values.step)
+    if values.format is not None:
+        return _export(values, exported(store.read(_step(store, values.step)), values.format, values.length))
+    if values.filters is not None:
+        return _export(values, demonstrations(_all(store, values.step), values.filters))
+    return _show(values, store, Path(workdir))
+
+
+def _step(store: TrajectoryStore, step: int | None) -> int:
+    return store.steps()[-1] if step is None else step
+
+
+def _all(store: TrajectoryStore, step: int | None) -> Iterator[Trajectory]:
+    return itertools.chain.from_iterable(
+        store.read(number) for number in ([step] if step is not None else store.steps())
+    )
+
+
+def _verify(store: TrajectoryStore, step: int | None) -> int:
+    count, inconsistent = 0, 0
+    for trajectory in _all(store, step):
+        problems = verify(trajectory)
+        for problem in problems:
+            print(f"{trajectory.key} {trajectory.task!a}: {problem}")
+        count, inconsistent = count + 1, inconsistent + bool(problems)
+    print(f"{count:,} trajectories, {inconsistent:,} of them inconsistent")
+    return PROBLEMS if inconsistent else 0
+
+
+def _export(values: flags.FlagValues, records: Iterator[dict]) -> int:
+    cli.require(values, "out")
+    print(f"{values.out}: {write_jsonl(values.out, records):,} lines")
+    return 0
+
+
+def _show(values: flags.FlagValues, store: TrajectoryStore, workdir: Path) -> int:
+    step = _step(store, values.step)
+    chosen = (t for t in store.read(step) if values.prompt is None or t.key[1] == values.prompt)
+    path = write_page(
+        values.out or workdir / "trajectories.html",
+        chosen,
+        decoder(load_tokenizer(workdir / "tokenizer")),
+        title=f"{workdir.resolve().name}, iteration {step}",
+        records=read_metrics(workdir, most_lists=1),
+        most_tokens=values.tokens,
+    )
+    print(path)
+    return 0
+
+
+def decoder(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """A function that gives the text of one token, a special one's name, and bytes that are no text in hexadecimal."""
+
+    def decode(token: int) -> str:
+        if (name := tokenizer.special_name(token)) is not None:
+            return name
+        if not 0 <= token < tokenizer.vocab_size:
+            return f"[{token}]"
+        if not tokenizer.is_byte_level:
+            return tokenizer.decode([token])
+        data = tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:  # a part of a character
+            return "".join(chr(byte) if byte < 0x80 else f"\\x{byte:02x}" for byte in data)
+
+    return decode
+
+
+if __name__ == "__main__":
+    cli.run(main, define_flags, __doc__, ("WORKDIR",))
