@@ -61,7 +61,7 @@ class Link:
         self._waiting: dict[int, Future[Answer]] = {0: Future()}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._folder = folder = tempfile.mkdtemp(prefix="k2jax-sandbox-")
+        self._folder = folder = tempfile.mkdtemp(prefix="k2jax-sandbox-", dir=_temporary())
         self._connection, theirs = socket.socketpair()
         mode = "groups" if groups else "limits"
         with theirs:
@@ -140,3 +140,12 @@ class Link:
             future.set_exception(SandboxError(failure))
         else:
             future.set_result(Answer(message.record, message.payload, descriptor))
+
+
+def _temporary() -> str:
+    """A folder for temporary files that the user of root's sandboxes can reach as well."""
+    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        places = [Path(folder), *Path(folder).parents]
+        if os.geteuid() != 0 or all(place.is_dir() and place.stat().st_mode & 1 for place in places):
+            return folder
+    raise SandboxError("other users can reach no folder for temporary files")
