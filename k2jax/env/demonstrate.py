@@ -1,0 +1,44 @@
+"""Writes demonstrations of character problems as chat data for supervised fine-tuning.
+
+Example:
+    python -m k2jax.env.demonstrate --to=runs/characters.jsonl
+    python -m k2jax.env.demonstrate --to=runs/clean.jsonl --kinds=add3,sort6 --count=5000 --direct=0
+
+Each line is a conversation of one question and one answer. The teacher writes the share --direct of its answers at
+once, without working, which a small model learns badly: what reinforcement learning can then improve.
+"""
+
+import json
+from pathlib import Path
+
+from absl import flags
+
+from k2jax import cli
+from k2jax.env.tasks.characters import CharacterTasks
+from k2jax.env.tasks.teacher import demonstrations
+from k2jax.report.files import write_atomic
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    to = {"flag_values": values}
+    flags.DEFINE_string("to", None, "File to write, JSON lines.", **to)
+    flags.DEFINE_list("kinds", ["add3", "sum6", "sort6"], "Kinds of problems, each with its size.", **to)
+    flags.DEFINE_integer("count", 24000, "Number of problems, all distinct.", **to, lower_bound=2)
+    flags.DEFINE_float("direct", 0.6, "Share of answers without working.", **to)
+    flags.DEFINE_integer("seed", 0, "Seed of problems and styles.", **to)
+
+
+def main(values: flags.FlagValues) -> None:
+    """Runs the command."""
+    cli.require(values, "to")
+    tasks = CharacterTasks(tuple(values.kinds), values.count, values.seed).load()
+    lines = [json.dumps(record) + "\n" for record in demonstrations(tasks, values.direct, values.seed)]
+    path = Path(values.to)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, "".join(lines))
+    print(f"{len(lines):,} conversations in {path}")
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__)
