@@ -241,7 +241,7 @@ class SourceConfig:
     weight: PositiveFloat = 1.0  #: relative share of the mixture, by rows
     max_epochs: NonNegativeFloat = 0.0  #: passes over the source before the others take its share; 0 is no limit
     max_documents: NonNegativeInt = 0  #: read at most this many documents; 0 is all
-    filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass
+    filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass; empty is all
 
 
 def _default_sources() -> dict[str, SourceConfig]:

@@ -11,7 +11,7 @@ import time
 
 from k2jax.config.schema import CONVERSATIONS, DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
-from k2jax.data.chat import tokenised_chats
+from k2jax.data.chat import tokenised_chats, tokenised_trajectories
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import Shards, open_shards
@@ -83,7 +83,8 @@ def _reader(name: str, config: DataConfig, tokenizer: Tokenizer) -> Reader:
     source = config.sources[name]
     if source.kind not in CONVERSATIONS:
         return lambda report: tokenised_texts(name, documents(name, source, report), tokenizer)
-    read = functools.partial(tokenised_chats, name, config, tokenizer)
+    tokenised = tokenised_chats if source.kind == "chat" else tokenised_trajectories
+    read = functools.partial(tokenised, name, config, tokenizer)
     return lambda report: at_least_one(name, source, read(report), report)
 
 

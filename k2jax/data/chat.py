@@ -20,6 +20,8 @@ from k2jax.data.tokenised import Tokenised, outside_vocabulary
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer
+from k2jax.trajectory.filters import demonstrations
+from k2jax.trajectory.store import read_trajectories
 
 
 def tokenised_chats(name: str, config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords) -> Iterator[Tokenised]:
@@ -45,6 +47,35 @@ def tokenised_chats(name: str, config: DataConfig, tokenizer: Tokenizer, report:
                 yield checked(ids, trained, size, config.sequence_length, tokenizer)
             except UserError as error:
                 report(where, str(error))
+
+
+def tokenised_trajectories(
+    name: str, config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
+) -> Iterator[Tokenised]:
+    """The sampled conversations of a trajectory store that pass the source's filters: rejection sampling.
+
+    Nothing is encoded again: ids and marks are those of the trajectories. Every path from the root to a leaf is a
+    conversation; a token that two paths share is trained on in the first of them.
+
+    Args:
+        name: name of the source; without ``filters`` a trajectory must pass all filters that there are.
+        config: the ``data`` group of a configuration.
+        tokenizer: the vocabulary that the ids are of.
+        report: receives conversations that are too long for a row, and an incomplete last record.
+
+    Raises:
+        UserError: the source is missing, there is no such filter, or a file is damaged.
+    """
+    source = config.sources[name]
+    chosen = {"filters": source.filters} if source.filters else {}
+    for file in files(name, source):
+        trajectories = read_trajectories(file, lambda line, file=file: report(str(file), line))
+        for record in demonstrations(trajectories, **chosen):
+            ids, trained = np.array(record["tokens"]), np.array(record["mask"])
+            try:
+                yield checked(ids, trained, ids.astype(np.int32).nbytes, config.sequence_length, tokenizer)
+            except UserError as error:
+                report(f"{file}, trajectory {tuple(record['key'])}", str(error))
 
 
 def conversation(record: Any, chat: ChatFormat) -> ChatBuilder:

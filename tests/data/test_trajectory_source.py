@@ -1,0 +1,100 @@
+"""Stored trajectories as training data: the ids that were sampled, weighted where they were."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from k2jax.config.schema import SourceConfig
+from k2jax.data.build_shards import prepare_shards
+from k2jax.data.conversation_rows import ConversationRows
+from k2jax.errors import UserError
+from k2jax.text import byte_tokenizer
+from k2jax.trajectory import Node, Reward, Trajectory, TrajectoryStore
+from tests.data.corpora import data_config
+from tests.data.test_conversations import conversations
+
+BYTES = byte_tokenizer()
+
+
+def sampled(prompt, answers, value=1.0, sample=0):
+    """A prompt with a branch for each answer; ids are not those of any text's encoding."""
+    trajectory = Trajectory("t", "d", (0, prompt, sample), status="finished", reward=Reward(value))
+    root = trajectory.add(Node.observed(-1, [0, 100 + prompt, 101]))
+    for turn, ids in enumerate(answers):
+        count = len(ids)
+        trajectory.add(
+            Node(
+                root,
+                np.array(ids, np.int32),
+                np.ones(count, np.bool_),
+                np.full(count, -0.5, np.float32),
+                np.zeros(count, np.int64),
+                turn=turn,
+                finish="stop",
+            )
+        )
+    return trajectory
+
+
+def prepared(tmp_path, trajectories, **fields):
+    filters = fields.pop("filters", ())
+    store = TrajectoryStore(tmp_path / "trajectories")
+    store.write(0, trajectories[::2])
+    store.write(1, trajectories[1::2])
+    source = SourceConfig(kind="trajectories", path=str(store.folder), filters=filters)
+    config = data_config(tmp_path / "cache", {"s": source}, **fields)
+    return config, prepare_shards("s", config, BYTES)
+
+
+def test_what_was_sampled_is_what_is_trained_on(tmp_path):
+    trajectories = [sampled(prompt, [[7, 7, prompt, 1]]) for prompt in range(20)]
+    _, shards = prepared(tmp_path, trajectories)
+    found = [pair for split in (shards.train, shards.held_out) for pair in conversations(ConversationRows(split, 16))]
+    expected = [([0, 100 + prompt, 101, 7, 7, prompt, 1], [0.0] * 3 + [1.0] * 4) for prompt in range(20)]
+    assert sorted(found) == sorted(expected)
+
+
+def test_a_trajectory_that_a_filter_refuses_is_no_data(tmp_path):
+    right = [sampled(prompt, [[5, 1]]) for prompt in range(10)]
+    wrong = [sampled(prompt, [[6, 1]], value=0.0) for prompt in range(10)]
+    cut = [dataclasses.replace(sampled(prompt, [[8, 8]]), status="truncated") for prompt in range(10)]
+    counts = {}
+    for filters in ((), ("correct_answer",), ("finished",)):
+        folder = tmp_path / "-".join(("f", *filters))
+        folder.mkdir()
+        _, shards = prepared(folder, right + wrong + cut, filters=filters)
+        answers = [
+            ids[3] for split in (shards.train, shards.held_out) for ids, _ in conversations(ConversationRows(split, 16))
+        ]
+        counts[filters] = tuple(answers.count(token) for token in (5, 6, 8))
+    assert counts == {(): (10, 0, 0), ("correct_answer",): (10, 0, 10), ("finished",): (10, 10, 0)}
+
+
+def test_every_branch_is_a_conversation_and_both_are_in_one_split(tmp_path):
+    _, shards = prepared(tmp_path, [sampled(prompt, [[5, prompt, 1], [6, prompt, 1]]) for prompt in range(12)])
+    prompts = []
+    for split in (shards.train, shards.held_out):
+        found = conversations(ConversationRows(split, 16))
+        assert all(weights == [0.0] * 3 + [1.0] * 3 for _, weights in found)
+        prompts.append(sorted(ids[1] for ids, _ in found))
+        assert prompts[-1][::2] == prompts[-1][1::2]  # each twice
+    assert sorted(prompts[0] + prompts[1]) == sorted(2 * [100 + prompt for prompt in range(12)])
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"), [([5] * 20, "more than the 16 of config.data.sequence_length"), ([300, 1], "the token 300")]
+)
+def test_an_unusable_trajectory_is_counted_with_its_name(tmp_path, ids, reason):
+    _, shards = prepared(tmp_path, [sampled(prompt, [[5, 1]]) for prompt in range(8)] + [sampled(40, [ids])])
+    skipped = shards.manifest["skipped"]
+    assert skipped["count"] == 1 and reason in skipped["first"][0] and "trajectory (0, 40, 0)" in skipped["first"][0]
+
+
+def test_an_unknown_filter_and_an_empty_folder_are_refused_in_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"no trajectory filter 'correct'.*did you mean"):
+        prepared(tmp_path, [sampled(prompt, [[5, 1]]) for prompt in range(4)], filters=("correct",))
+    (tmp_path / "empty").mkdir()
+    source = SourceConfig(kind="trajectories", path=str(tmp_path / "empty"))
+    with pytest.raises(UserError, match=r"holds no \*.k2t files"):
+        prepare_shards("s", data_config(tmp_path / "cache", {"s": source}), BYTES)
