@@ -10,6 +10,7 @@ Example:
     python -m k2jax.bench serving       # SmolLM2 behind the server against transformers, 1 and 16 streams
     python -m k2jax.bench collectives   # bytes that Muon's update sends between chips, against optax (extra [tpu])
     python -m k2jax.bench integrity     # what checking checkpoints and a corpus costs
+    python -m k2jax.bench sync          # weights from the trainer to the engine and to the store, against plain copies
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -23,7 +24,7 @@ from k2jax import cli, runtime
 from k2jax.errors import UserError, nearest
 from k2jax.report.table import significant, text_table
 
-NAMES = ("pretrain", "experts", "muon", "attention", "decode", "serving", "kernels", "collectives", "integrity")
+NAMES = ("pretrain", "experts", "muon", "attention", "decode", "serving", "kernels", "collectives", "integrity", "sync")
 
 
 def define(values: flags.FlagValues) -> None:

@@ -212,11 +212,22 @@ class Engine:
                 nothing until an update is complete.
         """
         checked = self._weights.check(leaves)
+        self._forget_cache()
+        self._weights.update(checked, donate)
+        self.version = version
+
+    def release(self) -> None:
+        """Gives the devices' memory back, for a training step: weights and cache. Requests stay.
+
+        The engine goes on when ``update_params`` has brought weights, the same or others.
+        """
+        self._forget_cache()
+        self._programs.release()
+
+    def _forget_cache(self) -> None:
         for sequence in reversed(self._scheduler.running[:]):
             self._preempt(sequence)
         self._scheduler.drop_prefixes()
-        self._weights.update(checked, donate)
-        self.version = version
 
     def generate(
         self, prompts: abc.Sequence[abc.Sequence[int]], sampling: Sampling | abc.Sequence[Sampling]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -64,9 +65,15 @@ class Programs:
         self.weights = EngineWeights(params, model, mesh, donate=donate)
         self._model, self._mesh = model, mesh
         pages = sizes.pages + sizes.devices  # with a scratch page on every device
-        self._cache = empty_cache(model, pages, sizes.page_size, self.weights.dtype, mesh)
+        self._empty_cache = functools.partial(empty_cache, model, pages, sizes.page_size, self.weights.dtype, mesh)
+        self._cache = self._empty_cache()
         self.row_sizes = shapes.growing_sizes(1, sizes.slots // sizes.devices)
         self.context_sizes = shapes.growing_sizes(min(4, sizes.longest), sizes.longest)
+
+    def release(self) -> None:
+        """Gives the memory of the weights and of the cache back, until the next update and the next run."""
+        self.weights.release()
+        self._cache = None
 
     def run(self, sequences: abc.Sequence[Sequence], width: int) -> list[RowResult]:
         """Computes the next ``width`` ids of each sequence, and draws a token where these were its last."""
@@ -79,6 +86,8 @@ class Programs:
         top = shapes.at_least(TOP_SIZES, rows.most_alternatives()) if scored else 0
         variant = {"config": self._model, "prompt_logprobs": scored, "return_experts": routed, "mesh": self._mesh}
         variant["prompt_top"] = min(top, self._model.vocab)
+        if self._cache is None:
+            self._cache = self._empty_cache()
         output = run_chunk(self.weights.params, self._cache, chunk, targets, **variant)
         self._cache = output.cache
         drawn = self._sample(output.logits, rows) if any(rows.done()) else None

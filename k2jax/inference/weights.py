@@ -71,8 +71,9 @@ class EngineWeights:
         self._dtypes = {name: leaf.dtype for name, leaf in named_leaves(_cast_dtypes(params, specs))}
         platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
         stacked = platform != "cpu" if stacked is None else stacked
-        self.params = {group: _without_arrays(part, stacked) for group, part in specs.items()}
-        self.dtype, self.complete = self._dtypes["embed"], False
+        self._stacked, self._tree = stacked, specs
+        self.dtype = self._dtypes["embed"]
+        self.release()
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for _, leaf in named):
             self.update(_deleted_after_use(leaves) if donate else leaves)
 
@@ -103,6 +104,11 @@ class EngineWeights:
             self._replace(name, array, donate)
             del array  # before the next is made
         self.complete = True
+
+    def release(self) -> None:
+        """Gives the memory of all weights back; they are incomplete until the next update."""
+        self.params = {group: _without_arrays(part, self._stacked) for group, part in self._tree.items()}
+        self.complete = False
 
     def target(self, name: str) -> jax.ShapeDtypeStruct:
         """Shape, dtype and sharding of a weight, or of one of its layers if it has layers, as an update puts it."""

@@ -11,20 +11,20 @@ cast, before it is moved, and of what each of the engine's devices holds afterwa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import functools
 import time
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 import numpy as np
 
 from k2jax.config.schema import RolloutConfig
 from k2jax.inference.checksum import bit_sum, digest, seed_of
 from k2jax.inference.engine import Engine
-from k2jax.inference.mesh import make_engine_mesh
+from k2jax.inference.mesh import AXES, make_engine_mesh
 from k2jax.inference.weights import Name, named_leaves
 from k2jax.model import cast_params
 from k2jax.parallel.layout import Layout
@@ -81,7 +81,7 @@ def colocated_engine(program: Program, rollout: RolloutConfig) -> Engine:
     """
     config, devices = program.config, list(program.mesh.devices.flat)
     alone = rollout.data * rollout.expert == 1 and devices[0] == jax.devices()[0]
-    mesh = None if alone else make_engine_mesh(rollout.data, rollout.expert, devices)
+    mesh = None if alone else colocated_mesh(program.mesh, rollout)
     dtype = compute_dtype(config.train.compute_dtype, program.layout.platform)
     logical = program.layout.logical
     return Engine(
@@ -95,6 +95,21 @@ def colocated_engine(program: Program, rollout: RolloutConfig) -> Engine:
     )
 
 
+def colocated_mesh(training: Mesh, rollout: RolloutConfig) -> Mesh:
+    """The engine's mesh over the devices of the training.
+
+    On all of them it has the training's order, so that one program leads from one mesh to the other: the devices that
+    share the engine's experts are then neighbours of the training's mesh, along ``expert`` first.
+
+    Raises:
+        UserError: there are fewer devices.
+    """
+    if rollout.data * rollout.expert != training.size:
+        return make_engine_mesh(rollout.data, rollout.expert, list(training.devices.flat))
+    grid = training.devices.reshape(rollout.data, rollout.expert)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
 class WeightSync:
     """Pushes the trainer's weights to the engine on the same devices, and tells whether the engine still has them.
 
@@ -106,13 +121,8 @@ class WeightSync:
     def __init__(self, program: Program, engine: Engine):
         self._engine, layout = engine, program.layout
         self.buckets = list(make_buckets(layout))
-        logical = dict(named_leaves(layout.shardings(logical_partition(layout))))
-        stored = dict(named_leaves(layout.shardings(layout.storage)))
-        self._programs = {}
-        for name, spec in named_specs(layout.specs):
-            target = engine.weights.target(name)
-            kind = BucketKind(len(spec.layer_axes), stored[name], logical[name], target.dtype, target.sharding)
-            self._programs[name] = bucket_program(kind)
+        kinds = bucket_kinds(layout, engine.weights.target)
+        self._programs = {name: bucket_program(kind) for name, kind in kinds.items()}
         self._version: int | None = None
         self._sums: dict[Name, int] = {}
 
@@ -199,6 +209,22 @@ class BucketKind(NamedTuple):
     logical: NamedSharding
     dtype: np.dtype
     target: Sharding
+
+
+def bucket_kinds(layout: Layout, target: Callable[[str], jax.ShapeDtypeStruct]) -> dict[str, BucketKind]:
+    """The kind of every weight's buckets.
+
+    Args:
+        layout: of the training.
+        target: what a layer of a weight, or the weight, is in the engine, by name.
+    """
+    logical = dict(named_leaves(layout.shardings(logical_partition(layout))))
+    stored = dict(named_leaves(layout.shardings(layout.storage)))
+    kinds = {}
+    for name, spec in named_specs(layout.specs):
+        wanted = target(name)
+        kinds[name] = BucketKind(len(spec.layer_axes), stored[name], logical[name], wanted.dtype, wanted.sharding)
+    return kinds
 
 
 def make_buckets(layout: Layout) -> Iterator[Bucket]:

@@ -139,6 +139,22 @@ def test_a_stream_that_breaks_off_stops_the_engine_until_a_whole_update():
     np.testing.assert_allclose(request.logprobs[2:], expected, atol=1e-4)
 
 
+def test_an_engine_that_gave_its_memory_back_goes_on_with_the_next_weights():
+    """Nothing of the weights and the cache is left meanwhile; the running request is computed anew."""
+    before = live_bytes()
+    run = engine(**SIZES)
+    request = run.submit(PROMPT, GREEDY)
+    run.step()
+    run.release()
+    assert live_bytes() == before and not run.has_work()
+    run.update_params(named_leaves(weights(MLA, 3)), 2)
+    while run.has_work():
+        run.step()
+    assert list(request.versions) == [0] * 2 + [2] * 4
+    expected = oracle(MLA, request.ids, seed=3)[np.arange(13, 17), list(request.tokens)[2:]]
+    np.testing.assert_allclose(request.logprobs[2:], expected, atol=1e-4)
+
+
 def test_a_stream_whose_first_array_is_wrong_changes_nothing():
     run = engine(**SIZES)
     with pytest.raises(UserError, match="there is no weight"):

@@ -74,8 +74,10 @@ def test_the_engine_holds_the_logical_weights_bit_for_bit_after_every_step(overr
 
 @EIGHT
 def test_an_engine_whose_devices_are_in_another_order_gets_its_weights(monkeypatch):
-    backwards = lambda data, expert, devices: make_engine_mesh(data, expert, devices[::-1])  # noqa: E731
-    monkeypatch.setattr(weight_sync, "make_engine_mesh", backwards)
+    backwards = lambda mesh, rollout: make_engine_mesh(  # noqa: E731
+        rollout.data, rollout.expert, list(mesh.devices.flat)[::-1]
+    )
+    monkeypatch.setattr(weight_sync, "colocated_mesh", backwards)
     program, state, engine, sync = colocated({"parallel.data": 2, "parallel.expert": 4}, {"data": 4, "expert": 2})
     sync.push(state.params, 0)
     assert_holds(engine, logical(program, state.params, "float32"))
