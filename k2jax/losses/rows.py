@@ -13,6 +13,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from k2jax.sharding import CONTEXT
+from pallas_kernels.vma import vary_tree
 
 
 class Rows(NamedTuple):
@@ -34,6 +35,14 @@ class Rows(NamedTuple):
         if not _varies(self.exit_BS) or _varies(values):
             return values.sum()
         return jnp.where(lax.axis_index(CONTEXT) == 0, values.sum(), 0)
+
+    def max(self, values: Array) -> Array:
+        """The maximum ``[]`` over rows of values that are not negative, per token, turn or branch.
+
+        On a mesh it is that of this device's part; the executors combine the maxima of all devices.
+        """
+        like = self.exit_BS if _varies(self.exit_BS) else values
+        return vary_tree(values.max(), like=like)
 
     def segment_sum(self, values_BS: Array, ids_BS: Array, count: int) -> Array:
         """Sums per turn ``[B, count]`` of values per token; every device has those of the whole row.

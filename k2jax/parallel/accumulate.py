@@ -15,7 +15,7 @@ from k2jax.model import ModelStats, combine_stats, forward, head_weight
 from k2jax.model.collectives import is_sharded
 from k2jax.model.feed_forward import Experts
 from k2jax.model.remat import Remat
-from k2jax.parallel.objective import LossShares, Objective
+from k2jax.parallel.objective import LossShares, Objective, combine_shares
 from k2jax.sharding import TENSOR
 from pallas_kernels.vma import vary_tree
 
@@ -90,7 +90,7 @@ def accumulate(
     def add(sums, part):
         shares, stats, grads = micro_batch(part)
         summed = jax.tree.map(lambda a, g: a + g.astype(dtype), sums[2], grads)
-        return (jax.tree.map(jnp.add, sums[0], shares), combine_stats(sums[1], stats), summed), None
+        return (combine_shares(sums[0], shares), combine_stats(sums[1], stats), summed), None
 
     like = (params["final_norm"], batch.tokens)
     empty_BSD = functools.partial(jnp.zeros, (*first.tokens.shape, config.model.d_model), params["final_norm"].dtype)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from k2jax.batch import PackedBatch
-from k2jax.parallel.objective import LossShares
+from k2jax.parallel.objective import LossShares, fold_shares
 from k2jax.parallel.one_f_one_b import Pipeline, PipelineSums
 from k2jax.parallel.schedule import Schedule
 from k2jax.parallel.stage import ChunkStats, micro_batch
@@ -89,7 +89,7 @@ def forward(pipeline: Pipeline, layers: Any, outside: Any, batch: PackedBatch) -
     ran = chunk_rounds[:, None] == jnp.arange(rounds)  # which of the stage's chunks each tick ran
     max_logit = jnp.where(ran[..., None, None], stats.max_logit[:, None], -jnp.inf).max(0)
     counts = (jnp.tensordot(ran.T.astype(jnp.int32), counted, 1) for counted in stats[1:])
-    total = jax.tree.map(lambda share: share.sum(), shares)
+    total = fold_shares(shares)
     return ForwardSums(total, balances.sum(), ChunkStats(max_logit, *counts), embed_max_logit.max(0))
 
 

@@ -21,7 +21,7 @@ from k2jax.parallel import autodiff_pipeline, one_f_one_b
 from k2jax.parallel.accumulate import ACCUMULATE, accumulate, loss_shares
 from k2jax.parallel.layout import Layout, entries, padded_shape
 from k2jax.parallel.mesh import TOKEN_AXES, batch_partitions
-from k2jax.parallel.objective import LossShares, Objective, undivided
+from k2jax.parallel.objective import LossShares, Objective, fold_shares, reduce_shares, undivided
 from k2jax.parallel.schedule import Schedule, build_pipeline_schedule
 from k2jax.parallel.stage import make_stage
 from k2jax.params import ParamSpec, is_spec, map_specs
@@ -106,7 +106,7 @@ def make_loss_sums(config: Config, layout: Layout, loss: Loss) -> Callable[[Any,
             params, batch, undivided(make_objective(config, loss, loss.denominators(batch.targets))), config, None
         )
     return lambda params, batch: jax.shard_map(
-        lambda params, batch: lax.psum(local(params, batch), layout.marked_axes),
+        lambda params, batch: reduce_shares(local(params, batch), layout.marked_axes),
         mesh=layout.mesh,
         in_specs=(layout.compute, batch_partitions(layout.mesh, batch)),
         out_specs=P(),
@@ -146,7 +146,7 @@ def make_experts(config: Config, layout: Layout, slots: float) -> Experts | None
 def _each(params: Any, batch: PackedBatch, objective: Objective, config: Config, experts: Experts | None) -> LossShares:
     """Sums over micro-batches, one after the other."""
     shares = lax.map(lambda micro: loss_shares(params, micro, objective, config, experts)[0], batch)
-    return jax.tree.map(lambda share: share.sum(), shares)
+    return fold_shares(shares)
 
 
 def _without_stages(config: Config, layout: Layout):
@@ -221,7 +221,7 @@ def _reduce(
     grads = map_specs(reduce, layout.specs, layout.compute, reduced, grads)
     if layout.stages == 1:
         max_logit, *sums = stats
-        return lax.psum(shares, axes), (lax.pmax(max_logit, axes), *lax.psum(sums, axes)), grads
+        return reduce_shares(shares, axes), (lax.pmax(max_logit, axes), *lax.psum(sums, axes)), grads
     embed_max_logit, max_logit, balance, counts = stats
     tokens = tuple(axis for axis in TOKEN_AXES if axis in axes)
     stats = (
@@ -230,7 +230,7 @@ def _reduce(
         lax.psum(balance, axes),
         lax.psum(counts, tokens),
     )
-    return lax.psum(shares, axes), stats, grads
+    return reduce_shares(shares, axes), stats, grads
 
 
 def _reduce_gradient(

@@ -7,7 +7,7 @@ import operator
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 from k2jax.batch import PackedBatch
@@ -15,17 +15,22 @@ from k2jax.losses import Loss, Rows
 from k2jax.model import token_scores
 from k2jax.model.collectives import token_indices
 
+MAXIMUM = "_max"
+"""The end of the name of a metric that is a maximum: not negative, and combined by the maximum instead of the sum."""
+
 
 class LossShares(NamedTuple):
-    """This device's shares of a batch's loss; those of micro-batches and devices add up.
+    """This device's shares of a batch's loss; those of micro-batches and devices add up, maxima apart.
 
     Attributes:
         terms: by name, ``[]`` float32, sum over denominator.
         metrics: by ``term/name``, ``[]`` float32, sum over the term's denominator.
+        maxima: by ``term/name``, ``[]`` float32, not negative, over tokens, turns or branches.
     """
 
     terms: dict[str, Array]
     metrics: dict[str, Array]
+    maxima: dict[str, Array]
 
     @property
     def total(self) -> Array:
@@ -59,12 +64,34 @@ class Objective(NamedTuple):
         options = {"entropy": self.loss.entropy, **shards}
         scores = token_scores(hidden_BSD, batch.parent, batch.tokens, head_VD, temperature, **options)
         rows = Rows(batch.exit, jnp.broadcast_to(token_indices(batch.exit), batch.exit.shape[1:]))
-        terms, metrics = {}, {}
-        for term, (total, sums) in self.loss(scores, batch.targets, rows).items():
+        terms, metrics, maxima = {}, {}, {}
+        for term, (total, reported) in self.loss(scores, batch.targets, rows).items():
             if total is not None:
                 terms[term] = total / self.denominators[term]
-            metrics |= {f"{term}/{name}": value / self.denominators[term] for name, value in sums.items()}
-        return LossShares(terms, metrics)
+            for name, value in reported.items():
+                if name.endswith(MAXIMUM):
+                    maxima[f"{term}/{name}"] = lax.stop_gradient(value)
+                else:
+                    metrics[f"{term}/{name}"] = value / self.denominators[term]
+        return LossShares(terms, metrics, maxima)
+
+
+def combine_shares(a: LossShares, b: LossShares) -> LossShares:
+    """The shares of two micro-batches together."""
+    terms, metrics = (jax.tree.map(jnp.add, x, y) for x, y in zip(a[:2], b[:2], strict=True))
+    return LossShares(terms, metrics, jax.tree.map(jnp.maximum, a.maxima, b.maxima))
+
+
+def fold_shares(shares: LossShares) -> LossShares:
+    """The shares of all micro-batches along the leading axis together."""
+    terms, metrics = jax.tree.map(lambda share: share.sum(0), shares[:2])
+    return LossShares(terms, metrics, jax.tree.map(lambda share: share.max(0), shares.maxima))
+
+
+def reduce_shares(shares: LossShares, axes: tuple[str, ...]) -> LossShares:
+    """The shares of all devices along mesh axes together, inside a ``shard_map``."""
+    terms, metrics = lax.psum(shares[:2], axes)
+    return LossShares(terms, metrics, lax.pmax(shares.maxima, axes) if shares.maxima else {})
 
 
 def undivided(objective: Objective) -> Objective:

@@ -19,7 +19,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from k2jax.batch import PackedBatch
-from k2jax.parallel.objective import LossShares
+from k2jax.parallel.objective import LossShares, combine_shares
 from k2jax.parallel.schedule import Phase, Schedule
 from k2jax.parallel.stage import ChunkStats, Stage, micro_batch
 from k2jax.sharding import STAGE
@@ -183,7 +183,8 @@ class _Machine:
             y_BSD = lax.psum(jnp.where(self.rank == self.last, top_BSD, 0), STAGE)
             gradient = jax.grad(objective, (0, 1), has_aux=True)
             (d_outside, d_top_BSD), shares = gradient(self.outside, y_BSD, micro_batch(self.batch, index))
-            totals = jax.tree.map(lambda total, share: total + jnp.where(self.rank == 0, share, 0.0), totals, shares)
+            own = jax.tree.map(lambda share: jnp.where(self.rank == 0, share, 0.0), shares)
+            totals = combine_shares(totals, own)
             return totals, _add(grads, d_outside), d_top_BSD
 
         kept = (sums.loss, sums.outside, jnp.zeros_like(top_BSD))

@@ -131,7 +131,7 @@ class Recorder:
         terms = {name: float(share) for name, share in metrics.shares.terms.items()}
         if len(terms) > 1:
             record |= {f"loss/{name}": share for name, share in terms.items()}
-        record |= {name: float(share) for name, share in metrics.shares.metrics.items()}
+        record |= {name: float(share) for name, share in (metrics.shares.metrics | metrics.shares.maxima).items()}
         if self._config.optimizer.name == "muonclip":
             gamma = np.asarray(qk_clip_gamma(max_logit, self._config.optimizer.qk_clip_tau))
             record |= {"clipped_heads": int((gamma < 1).sum()), "qk_clip_gamma": gamma}

@@ -16,7 +16,7 @@ from k2jax.losses import Loss
 from k2jax.model import ModelStats, combine_stats
 from k2jax.parallel.gradients import make_loss_and_gradients, make_loss_sums
 from k2jax.parallel.layout import Layout
-from k2jax.parallel.objective import LossShares
+from k2jax.parallel.objective import LossShares, combine_shares
 from k2jax.train.state import TrainState, all_finite, compute_dtype
 
 
@@ -94,8 +94,8 @@ def make_gradient_step(
 
 def add_sums(a: GradientSums, b: GradientSums) -> GradientSums:
     """The sums of two parts of a batch together."""
-    shares, grads = (jax.tree.map(jnp.add, x, y) for x, y in ((a.shares, b.shares), (a.grads, b.grads)))
-    return GradientSums(shares, combine_stats(a.stats, b.stats), grads, a.tokens + b.tokens)
+    grads = jax.tree.map(jnp.add, a.grads, b.grads)
+    return GradientSums(combine_shares(a.shares, b.shares), combine_stats(a.stats, b.stats), grads, a.tokens + b.tokens)
 
 
 def make_apply_step(

@@ -53,4 +53,4 @@ def test_terms_have_their_temperature_and_their_denominator():
 
 
 def test_the_total_is_the_sum_of_the_terms():
-    assert float(LossShares({"a": jnp.float32(1.5), "b": jnp.float32(-0.5)}, {}).total) == 1.0
+    assert float(LossShares({"a": jnp.float32(1.5), "b": jnp.float32(-0.5)}, {}, {}).total) == 1.0

@@ -31,7 +31,10 @@ class TurnLoss(Loss):
         path = rows.path_sum(mask * scores.logprob, targets["leaves"])
         entropy = rows.sum(mask * scores.entropy)
         return {
-            "turns": (-rows.sum(ratio * advantage) - 0.1 * rows.sum(per_token), {"ratio": rows.sum(ratio)}),
+            "turns": (
+                -rows.sum(ratio * advantage) - 0.1 * rows.sum(per_token),
+                {"ratio": rows.sum(ratio), "shift_max": rows.max(jnp.abs(shift))},
+            ),
             "branches": (rows.sum(1e-3 * path**2), {}),
             "entropy": (-0.1 * entropy, {"nats": entropy}),
         }
