@@ -36,7 +36,7 @@ class PolicyLoss(Loss):
     """Minus the mean gain of sampled tokens, turns or responses, as the term ``policy``; by default of tokens.
 
     Metrics of the term ``tokens``, means over sampled tokens [nats]: ``mismatch``, abs(log pi - log mu), which before
-    the first update of an iteration is that of engine and trainer; ``drift``, abs(log pi - log pi_old); ``kl``, the
+    the first update of an iteration is that of engine and trainer, and its maximum ``mismatch_max``; ``drift``, abs(log pi - log pi_old); ``kl``, the
     estimate ratio - 1 - log ratio of KL(pi_old, pi), without bias; ``entropy`` where it is asked for.
     """
 
@@ -77,6 +77,7 @@ class PolicyLoss(Loss):
         weight = self.weights(targets)
         units = {name: rows.sum(weight * value) for name, value in self.report(gain, targets).items()}
         tokens = {name: rows.sum(targets.mask * value) for name, value in _of_tokens(log_ratio_BS, scores, targets)}
+        tokens["mismatch_max"] = rows.max(targets.mask * jnp.abs(scores.logprob - targets.behavior_logprob))
         return {"policy": (-rows.sum(weight * gain.value), units), "tokens": (None, tokens)}
 
     def temperature(self, targets: PolicyTargets) -> Array:
