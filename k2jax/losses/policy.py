@@ -36,8 +36,9 @@ class PolicyLoss(Loss):
     """Minus the mean gain of sampled tokens, turns or responses, as the term ``policy``; by default of tokens.
 
     Metrics of the term ``tokens``, means over sampled tokens [nats]: ``mismatch``, abs(log pi - log mu), which before
-    the first update of an iteration is that of engine and trainer, and its maximum ``mismatch_max``; ``drift``, abs(log pi - log pi_old); ``kl``, the
-    estimate ratio - 1 - log ratio of KL(pi_old, pi), without bias; ``entropy`` where it is asked for.
+    the first update of an iteration is that of engine and trainer, and its maximum ``mismatch_max``; ``drift``,
+    abs(log pi - log pi_old); ``kl``, the estimate ratio - 1 - log ratio of KL(pi_old, pi), without bias; ``entropy``
+    where it is asked for.
     """
 
     def __init__(self, *, entropy: bool = False):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -192,6 +193,6 @@ class _Row:
 def in_updates(groups: Sequence[Sequence[Sample]], updates: int) -> Iterator[list[Sample]]:
     """Samples of each optimizer update: whole groups, in order, as evenly as they divide; empty ones are left out."""
     ends = np.linspace(0, len(groups), updates + 1).round().astype(int)
-    for start, end in zip(ends[:-1], ends[1:], strict=True):
+    for start, end in itertools.pairwise(ends):
         if samples := [sample for group in groups[start:end] for sample in group]:
             yield samples
