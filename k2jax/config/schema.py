@@ -415,6 +415,8 @@ class RLConfig:
     loss: PolicyLossConfig = PolicyLossConfig()  #: objective
     updates: PositiveInt = 1  #: optimizer steps of an iteration; its groups are divided among them
     scoring: ScoringConfig = ScoringConfig()  #: verifiers
+    skip_flat_groups: bool = False  #: leave groups whose rewards are all equal out of the batch and its denominators
+    correct_reward: float = 1.0  #: reward from which on a response counts as right
     eval_prompts: NonNegativeInt = 128  #: held-out tasks of an evaluation; 0 turns it off
     eval_samples: PositiveInt = 8  #: responses to each of them at temperature 1 (pass@k, Avg@k, pass^k)
     keep_trajectories: PositiveInt = 10  #: iterations whose trajectories stay in the workdir

@@ -229,6 +229,10 @@ class Engine:
             self._preempt(sequence)
         self._scheduler.drop_prefixes()
 
+    def drop_prefixes(self) -> None:
+        """Forgets the prefixes of finished sequences: what follows does not depend on what was generated before."""
+        self._scheduler.drop_prefixes()
+
     def generate(
         self, prompts: abc.Sequence[abc.Sequence[int]], sampling: Sampling | abc.Sequence[Sampling]
     ) -> list[Request]:

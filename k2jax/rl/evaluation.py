@@ -1,0 +1,60 @@
+"""Held-out accuracy of the model of a step: greedy, and of several samples at temperature 1."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from k2jax.config.schema import Config
+from k2jax.evaluate.pass_at_k import proportion, summarize_samples
+from k2jax.rl.rollouts import Group, Rollouts
+from k2jax.rl.tasks import TaskMixture
+
+
+class HeldOutTasks:
+    """Evaluates on the first held-out tasks of the mixture, with the run's own engine and verifiers.
+
+    A response counts as right where its reward is at least ``config.rl.correct_reward``; one whose verdict the
+    infrastructure withheld does not count at all.
+    """
+
+    def __init__(self, config: Config, mixture: TaskMixture, rollouts: Rollouts):
+        self._config, self._rollouts = config, rollouts
+        self._prompts = mixture.held_out(config.rl.eval_prompts) if config.rl.eval_prompts else []
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is evaluated: at the interval, before the first one and after the last."""
+        last = self._config.train.steps
+        return bool(self._prompts) and (step in (0, last) or step % self._config.eval.every == 0)
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Metrics ``eval/...``: greedy accuracy, Avg@k, pass@k and pass^k with 95 % intervals, and response lengths."""
+        samples = self._config.rl.eval_samples
+        groups = [
+            Group(-1, (-step, place), prompt, [None] * (1 + samples)) for place, prompt in enumerate(self._prompts)
+        ]
+        await self._rollouts.run(-step, groups, greedy=1)
+        return self._record(groups)
+
+    def _record(self, groups: Sequence[Group]) -> dict[str, float]:
+        first = [group for group in groups if group.trajectories[0].reward is not None]
+        greedy = proportion(sum(self._is_right(group, 0) for group in first), max(1, len(first)))
+        k = self._config.rl.eval_samples
+        drawn, right = [], []
+        for group in groups:
+            scored = [i for i in range(1, k + 1) if group.trajectories[i].reward is not None]
+            drawn.append(len(scored))
+            right.append(sum(self._is_right(group, i) for i in scored))
+        record = {}
+        for name, share in {"greedy": greedy, **summarize_samples(np.array(right), np.array(drawn), k)}.items():
+            record |= {f"eval/{name}": share.value, f"eval/{name}/low": share.low, f"eval/{name}/high": share.high}
+        record["eval/length"] = float(np.mean([group.trajectories[0].sampled_tokens for group in groups]))
+        kinds = defaultdict(list)
+        for group in first:
+            kinds[group.prompt.task.domain].append(self._is_right(group, 0))
+        return record | {f"eval/greedy/{domain}": float(np.mean(marks)) for domain, marks in sorted(kinds.items())}
+
+    def _is_right(self, group: Group, sample: int) -> bool:
+        return group.trajectories[sample].reward.value >= self._config.rl.correct_reward

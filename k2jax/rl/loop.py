@@ -1,0 +1,86 @@
+"""The loop of reinforcement learning: roll out, score, train, bring the new weights to the engine.
+
+It is the loop of Kimi K1.5, K2 and K2.5 (K2, section 3.2; K2.5, section 4). An iteration is a function of the
+checkpoint and its number: a run that is killed at any moment and started again repeats it bit for bit. Verdicts of
+verifiers are read back from their log, and rollouts that were under way are sampled again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+import time
+
+from k2jax import processes
+from k2jax.config.schema import Config
+from k2jax.inference import LockstepClient
+from k2jax.losses.registry import make_policy_loss
+from k2jax.rl.evaluation import HeldOutTasks
+from k2jax.rl.measure import iteration_record
+from k2jax.rl.report import write_results
+from k2jax.rl.rollouts import Rollouts
+from k2jax.rl.setup import check_config, open_chat, open_scores
+from k2jax.rl.tasks import TaskMixture
+from k2jax.rl.updates import Updates
+from k2jax.rl.weight_sync import WeightSync, colocated_engine
+from k2jax.trajectory.store import TrajectoryStore
+from k2jax.train.program import Program
+from k2jax.train.run import Run
+from k2jax.train.workdir import claimed
+
+
+def train(config: Config, workdir: str | Path, command: str | None = None) -> int:
+    """Trains to ``config.train.steps`` iterations, resuming from the workdir's newest checkpoint.
+
+    Args:
+        config: the experiment.
+        workdir: the run's folder; see the package's documentation for what it holds.
+        command: the command line that started it, for the report.
+
+    Returns:
+        The exit code of ``python -m k2jax.rl``.
+
+    Raises:
+        UserError: for a mistake in the config, the tasks or the workdir.
+    """
+    check_config(config)
+    with claimed(workdir, config) as path, contextlib.ExitStack() as opened:
+        tokenizer, chat = open_chat(config, path)
+        mixture = TaskMixture(config.rl.tasks, config.train.seed)
+        scores = opened.enter_context(open_scores(config, path))
+        program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
+        identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
+        with Run(program, path, identity) as run:
+            engine = colocated_engine(program, config.rl.rollout)
+            sync, updates = WeightSync(program, engine), Updates(run)
+            runner = opened.enter_context(asyncio.Runner())
+            rollouts = Rollouts(config, mixture, LockstepClient(engine), chat, tokenizer, scores)
+            if run.extra:
+                rollouts.restore(run.extra)
+            held_out = HeldOutTasks(config, mixture, rollouts)
+            store = TrajectoryStore(path / "trajectories", keep=config.rl.keep_trajectories)
+            sync.push(run.state.params, run.start)
+            for step in run.steps():
+                if step == 1 and held_out.is_due(0):
+                    run.log(0, runner.run(held_out.evaluate(0)))
+                sync.check(step - 1)
+                began = time.perf_counter()
+                groups = runner.run(rollouts.collect(step))
+                record = iteration_record(config, groups, time.perf_counter() - began)
+                if processes.is_first():
+                    store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
+                began = time.perf_counter()
+                record |= updates.train(step, groups)
+                record["train_seconds"] = time.perf_counter() - began
+                synced = sync.push(run.state.params, step)
+                record |= {"sync_seconds": synced.seconds, "sync_gb_per_second": synced.bytes / synced.seconds / 1e9}
+                if held_out.is_due(step):
+                    record |= runner.run(held_out.evaluate(step))
+                run.log(step, record)
+                run.save_when_due(step, extra=rollouts.extra())
+                if processes.is_first() and step % config.log.plots_every == 0 and step != config.train.steps:
+                    write_results(run, "running", command)
+        if processes.is_first():
+            write_results(run, run.status, command)
+        return run.exit_code

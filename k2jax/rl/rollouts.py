@@ -1,0 +1,199 @@
+"""The rollouts of an iteration: groups of responses by the engine, scored while others are still generated.
+
+What an iteration samples is a function of the weights, the step and the responses that wait to go on. Engine and
+coroutines run in lockstep, so that a run that is killed and resumed samples the same tokens with the same rounding.
+Verdicts do not influence generation: they are awaited outside of the lockstep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import Any, Protocol
+
+import numpy as np
+
+from k2jax import processes
+from k2jax.client import Sampling
+from k2jax.config.schema import Config
+from k2jax.env.registry import environments
+from k2jax.env.rollout import run_episode
+from k2jax.env.task import Task
+from k2jax.errors import InfrastructureError
+from k2jax.inference import LockstepClient
+from k2jax.rl.schedules import sampling_temperature
+from k2jax.rl.tasks import Prompt, TaskMixture
+from k2jax.text.chat import ChatFormat
+from k2jax.text.tokenizer import Tokenizer
+from k2jax.trajectory import Reward, Trajectory
+from k2jax.trajectory.encoding import decode, encode
+
+
+class Scores(Protocol):
+    """Whatever scores trajectories: a scorer with a log of verdicts, a pool of verifiers."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Reward:
+        """The reward; raises InfrastructureError where it cannot be found out."""
+        ...
+
+
+@dataclasses.dataclass(eq=False)
+class Group:
+    """The responses to one prompt.
+
+    Attributes:
+        number: of the prompt in the run.
+        key: (step in which it began, place among that step's prompts).
+        prompt: class and task.
+        trajectories: one for each sample; None before it began.
+    """
+
+    number: int
+    key: tuple[int, int]
+    prompt: Prompt
+    trajectories: list[Trajectory | None]
+
+    @property
+    def complete(self) -> bool:
+        """Whether no response goes on in a later iteration."""
+        return all(trajectory is not None and trajectory.status != "unfinished" for trajectory in self.trajectories)
+
+
+class Rollouts:
+    """Generates and scores the groups of each iteration.
+
+    Args:
+        config: the experiment.
+        mixture: prompts.
+        client: over the engine.
+        chat: format of conversations.
+        tokenizer: its vocabulary.
+        scores: verifiers; only the first process asks them.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mixture: TaskMixture,
+        client: LockstepClient,
+        chat: ChatFormat,
+        tokenizer: Tokenizer,
+        scores: Scores,
+    ):
+        self._config, self._mixture, self._client = config, mixture, client
+        self._chat, self._tokenizer, self._scores = chat, tokenizer, scores
+        self._drawn = 0
+        self._waiting: list[Group] = []
+
+    async def collect(self, step: int) -> list[Group]:
+        """Runs an iteration's rollouts and returns the groups whose members are all done, the oldest first.
+
+        Prompts in flight are always ``rl.rollout.prompts``: new ones are drawn where groups have left.
+        """
+        rollout = self._config.rl.rollout
+        fresh = rollout.prompts - len(self._waiting)
+        groups = [*self._waiting, *(self._begin(step, place) for place in range(fresh))]
+        await self._client.call(lambda engine: engine.drop_prefixes())
+        await self.run(step, groups, rollout.token_cap)
+        self._waiting = [group for group in groups if not group.complete]
+        return [group for group in groups if group.complete]
+
+    async def run(self, step: int, groups: list[Group], token_cap: int = 0, greedy: int = 0) -> None:
+        """Samples and scores every response of some groups that is not done.
+
+        Args:
+            step: names the verdicts, and decides the temperature of responses that begin.
+            groups: their trajectories are replaced.
+            token_cap: tokens that a response may grow by; 0 is no cap.
+            greedy: so many samples of each group, from the first, are not drawn but take the most likely tokens.
+        """
+        scoring: list[asyncio.Task] = []
+
+        async def respond(group: Group, sample: int) -> None:
+            temperature = 0.0 if sample < greedy else self._temperature(group.prompt.kind, step)
+            trajectory = await self._episode(group, sample, temperature, token_cap)
+            group.trajectories[sample] = trajectory
+            if trajectory.status in ("finished", "truncated") and processes.is_first():
+                scoring.append(asyncio.create_task(self._score(group.prompt.task, trajectory)))
+
+        unfinished = [
+            (group, sample)
+            for group in groups
+            for sample, trajectory in enumerate(group.trajectories)
+            if trajectory is None or trajectory.status == "unfinished"
+        ]
+        await self._client.gather(*(respond(group, sample) for group, sample in unfinished))
+        await asyncio.gather(*scoring)
+        _share_verdicts(f"verdicts/{step}/{greedy}", [group.trajectories[sample] for group, sample in unfinished])
+
+    def extra(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the rollouts: prompts drawn, and groups that wait to go on."""
+        waiting = [
+            {
+                "number": group.number,
+                "key": list(group.key),
+                "trajectories": [np.frombuffer(encode(trajectory), np.uint8) for trajectory in group.trajectories],
+            }
+            for group in self._waiting
+        ]
+        return {"drawn": self._drawn, "waiting": waiting}
+
+    def restore(self, extra: dict[str, Any]) -> None:
+        """Goes on from what ``extra`` returned."""
+        self._drawn = extra["drawn"]
+        self._waiting = [
+            Group(
+                saved["number"],
+                tuple(saved["key"]),
+                self._mixture.prompt(saved["number"]),
+                [decode(array.tobytes()) for array in saved["trajectories"]],
+            )
+            for saved in extra["waiting"]
+        ]
+
+    def _begin(self, step: int, place: int) -> Group:
+        number, self._drawn = self._drawn, self._drawn + 1
+        return Group(number, (step, place), self._mixture.prompt(number), [None] * self._config.rl.rollout.samples)
+
+    async def _episode(self, group: Group, sample: int, temperature: float, token_cap: int) -> Trajectory:
+        task = group.prompt.task
+        tokens = self._config.rl.tasks[group.prompt.kind].max_tokens
+        return await run_episode(
+            task,
+            self._client,
+            self._chat,
+            self._tokenizer,
+            environments.get(task.environment)(),
+            key=(*group.key, sample),
+            seed=self._config.train.seed,
+            sampling=Sampling(max_tokens=tokens, temperature=temperature),
+            token_cap=token_cap,
+            trajectory=group.trajectories[sample],
+        )
+
+    def _temperature(self, kind: str, step: int) -> float:
+        if step <= 0:  # an evaluation
+            return 1.0
+        return sampling_temperature(self._config.rl.tasks[kind], step - 1, self._config.train.steps)
+
+    async def _score(self, task: Task, trajectory: Trajectory) -> None:
+        """Sets the reward. A response that a budget has cut has no end to judge, and is worth 0."""
+        if trajectory.status == "truncated":
+            trajectory.reward = Reward(0.0, info={"truncated": True})
+            return
+        try:
+            trajectory.reward = await self._scores.score(task, trajectory)
+        except InfrastructureError as error:
+            trajectory.status, trajectory.error = "masked", f"{type(error).__name__}: {error}"
+
+
+def _share_verdicts(name: str, trajectories: list[Trajectory | None]) -> None:
+    """Gives every process the verdicts of the first one."""
+    if processes.count() == 1:
+        return
+    own = [(each.status, each.error, each.reward) for each in trajectories]
+    shared = json.loads(processes.broadcast_from_first(name, json.dumps(own)))
+    for trajectory, (status, error, reward) in zip(trajectories, shared, strict=True):
+        trajectory.status, trajectory.error = status, error
+        trajectory.reward = None if reward is None else Reward(*reward)

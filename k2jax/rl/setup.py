@@ -1,0 +1,73 @@
+"""What a run of reinforcement learning opens before its first iteration."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from k2jax import processes
+from k2jax.config.schema import Config
+from k2jax.convert.loading import tokenizer_of
+from k2jax.data.vocabulary import prepare_tokenizer
+from k2jax.env.verifying.pool import VerifierPool
+from k2jax.errors import UserError
+from k2jax.text.chat import ChatFormat, configured_chat
+from k2jax.text.tokenizer import Tokenizer, load_tokenizer
+from k2jax.train.run import say
+
+
+def check_config(config: Config) -> None:
+    """Rejects what this loop cannot run, before anything is opened.
+
+    Raises:
+        UserError: in one line that names the keys.
+    """
+    rl, length = config.rl, config.data.sequence_length
+    if config.stage != "rl":
+        raise UserError(f"config.stage is {config.stage!r}; k2jax.rl runs 'rl', and k2jax.train the others")
+    if rl.rollout.max_length > length:
+        raise UserError(
+            f"config.rl.rollout.max_length {rl.rollout.max_length} is longer than a row of config.data.sequence_length "
+            f"{length}; a response is trained on in one row"
+        )
+    for name, task in rl.tasks.items():
+        if task.max_tokens >= rl.rollout.max_length:
+            raise UserError(
+                f"config.rl.tasks.{name}.max_tokens {task.max_tokens} leaves no room for a prompt in "
+                f"config.rl.rollout.max_length {rl.rollout.max_length}"
+            )
+    if config.router.balance_loss:
+        raise UserError("config.router.balance_loss counts rows of pretraining; set it to 0 for reinforcement learning")
+    if bool(rl.loss.ptx) != bool(rl.loss.ptx_rows):
+        raise UserError("config.rl.loss.ptx and config.rl.loss.ptx_rows go together; set both, or both to 0")
+    if rl.updates > rl.rollout.prompts:
+        raise UserError(f"config.rl.updates {rl.updates} is more than config.rl.rollout.prompts {rl.rollout.prompts}")
+
+
+def open_chat(config: Config, workdir: Path) -> tuple[Tokenizer, ChatFormat]:
+    """The tokenizer of the weights that the run starts from, which it keeps in its workdir, and its chat format.
+
+    Raises:
+        UserError: there is no tokenizer, or its vocabulary is larger than the model's.
+    """
+    folder = workdir / "tokenizer"
+    if folder.exists():
+        tokenizer = load_tokenizer(folder)
+    elif config.init_from:
+        tokenizer = tokenizer_of(config.init_from)
+    else:
+        tokenizer = prepare_tokenizer(config.data, builder=processes.is_first(), log=say)
+    if tokenizer.vocab_size > config.model.vocab:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, config.model.vocab only {config.model.vocab}; raise it"
+        )
+    processes.barrier("tokenizer", None)
+    if processes.is_first():
+        tokenizer.save(folder)
+    return tokenizer, configured_chat(tokenizer, config.data.chat_format)
+
+
+def open_scores(config: Config, workdir: Path) -> AbstractContextManager:
+    """The verifiers of the run."""
+    scoring = config.rl.scoring
+    return VerifierPool(scoring.workers, scoring.timeout, scoring.retries)

@@ -1,0 +1,71 @@
+"""The prompts of a run: a mixture of classes of tasks, as a function of the seed and a prompt's number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import functools
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+
+from k2jax.config.schema import TaskConfig
+from k2jax.data.mixture import MixturePlan
+from k2jax.env.registry import load_tasks
+from k2jax.env.task import Task
+from k2jax.errors import UserError
+
+
+class Prompt(NamedTuple):
+    """A task and the name of its class in ``config.rl.tasks``."""
+
+    kind: str
+    task: Task
+
+
+class TaskMixture:
+    """Training prompts without end, and held-out ones.
+
+    Attributes:
+        fingerprint: hash of all training tasks and of their order.
+
+    Raises:
+        UserError: there is no class of tasks, or a dataset cannot be loaded.
+    """
+
+    def __init__(self, tasks: Mapping[str, TaskConfig], seed: int):
+        if not tasks:
+            raise UserError("config.rl.tasks is empty: name at least one class of tasks")
+        self._configs, self._seed, self._names = tasks, seed, sorted(tasks)
+        self._train = {name: self._load(name, "train") for name in self._names}
+        self._plan = MixturePlan([tasks[name].weight for name in self._names], [None] * len(tasks))
+        digest = hashlib.sha256(repr([(name, tasks[name].weight, seed) for name in self._names]).encode())
+        for name in self._names:
+            for task in self._train[name]:
+                digest.update(task.to_json().encode())
+        self.fingerprint = digest.hexdigest()
+
+    def prompt(self, number: int) -> Prompt:
+        """Training prompt ``number``, from 0; a class is shuffled anew in each of its epochs."""
+        source, index = self._plan[number]
+        name = self._names[source]
+        epoch, place = divmod(index, len(self._train[name]))
+        return Prompt(name, self._train[name][int(self._order(name, epoch)[place])])
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """At most ``count`` held-out prompts, the same ones at every call, with the shares of training."""
+        tasks = {name: self._load(name, "test") for name in self._names}
+        plan = MixturePlan(
+            [self._configs[name].weight for name in self._names], [len(tasks[name]) for name in self._names]
+        )
+        chosen = (plan[number] for number in range(min(count, len(plan))))
+        return [Prompt(self._names[source], tasks[self._names[source]][index]) for source, index in chosen]
+
+    def _load(self, name: str, split: str) -> list[Task]:
+        config = self._configs[name]
+        return load_tasks(config.dataset, config.options, split)
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 (a run has one mixture)
+    def _order(self, name: str, epoch: int) -> np.ndarray:
+        seed = hashlib.blake2b(f"{self._seed}/{name}/{epoch}".encode(), digest_size=8).digest()
+        return np.random.default_rng(int.from_bytes(seed, "little")).permutation(len(self._train[name]))
