@@ -189,7 +189,7 @@ def learning_rate_figure(records: Records) -> Figure | None:
         ("learning_rate", "Learning rate", "rate", PALETTE[2], False),
         ("grad_norm", "Gradient norm before clipping", "global L2 norm", PALETTE[4], True),
     ]
-    return _curves(records, panels)
+    return curves(records, panels)
 
 
 def throughput_figure(records: Records) -> Figure | None:
@@ -199,10 +199,11 @@ def throughput_figure(records: Records) -> Figure | None:
         ("mfu", "Model FLOPs utilisation", "fraction of peak", PALETTE[2], True),
         ("memory_gb", "Peak memory", "GB", PALETTE[5], False),
     ]
-    return _curves(records, panels)
+    return curves(records, panels)
 
 
-def _curves(records: Records, panels: list[tuple[str, str, str, str, bool]]) -> Figure | None:
+def curves(records: Records, panels: list[tuple[str, str, str, str, bool]]) -> Figure | None:
+    """Returns panels of (key, title, unit, color, whether it is noisy), of the keys that are recorded."""
     recorded = [(scalars(records, key), *rest) for key, *rest in panels]
     recorded = [panel for panel in recorded if panel[0] is not None]
     if not recorded:

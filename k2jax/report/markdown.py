@@ -40,6 +40,7 @@ def write_report(workdir: Path | str, summary: RunSummary) -> Path:
         f"# {summary.title}\n",
         _headline(summary),
         _section("Result", _result(summary)),
+        _section("Held-out tasks", _shares(summary)),
         _section("Run", _run(summary)),
         _section("Training", _training(summary)),
         _section("Changes", _changes(summary)),
@@ -99,6 +100,10 @@ def _result(s: RunSummary) -> str:
     else:
         table = markdown_table(("held-out text", "bits per byte"), [(name, f"{value:.3f}") for name, value in rows])
     return table + (f"\nHeld-out text: {s.held_out}.\n" if s.held_out else "")
+
+
+def _shares(s: RunSummary) -> str:
+    return markdown_table(("share", "first", "last"), s.held_out_shares) if s.held_out_shares else ""
 
 
 def _run(s: RunSummary) -> str:

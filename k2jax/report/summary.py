@@ -82,6 +82,7 @@ class RunSummary:
     max_violation_first: float | None = None  #: mean of the first tenth of the records, at most 20
     max_violation_last: float | None = None  #: mean of the last tenth of the records, at most 20
     spikes: int | None = None  #: loss spikes
+    held_out_shares: Sequence[tuple[str, str, str]] = ()  #: name, first and last value of each share on held-out tasks
 
 
 def complete(summary: RunSummary, records: Records) -> RunSummary:

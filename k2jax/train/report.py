@@ -92,7 +92,7 @@ def write_results(run: Run, data: TrainingData, status: str, command: str | None
         stage=config.stage,
         status=status,
         command=command,
-        config=_highlights(config),
+        config=highlights(config),
         changes=[(f"{step:,}", key, str(before), str(now)) for step, key, before, now in run.changes],
         versions={name: version(name) for name in PACKAGES},
         device=device_name(),
@@ -128,7 +128,8 @@ def _sources(data: TrainingData, step: int) -> list[DataSource]:
     ]
 
 
-def _highlights(config: Config) -> dict[str, object]:
+def highlights(config: Config) -> dict[str, object]:
+    """What a report shows of a configuration, by a short name of each key."""
     model, optimizer, train = config.model, config.optimizer, config.train
     return {
         "layers": f"{model.layers} ({model.dense_layers} dense)",

@@ -1,0 +1,53 @@
+"""Plots of reinforcement learning: rewards and held-out accuracy, responses, and how far the policy moves."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+import numpy as np
+
+from k2jax.report.figures import curves
+from k2jax.report.series import Records, scalars
+from k2jax.report.style import PALETTE, legend, new_figure, style_axes
+
+
+def accuracy_figure(records: Records) -> Figure | None:
+    """Returns the training reward and, if recorded, held-out accuracies with their 95 % intervals."""
+    reward = scalars(records, "reward")
+    if reward is None:
+        return None
+    figure, axes = new_figure(1, height=3.6)
+    axes = axes[0, 0]
+    axes.plot(*reward, color=PALETTE[3], linewidth=1.0, alpha=0.6, label="training reward, sampled")
+    names = sorted({key for record in records for key in record if key.startswith("eval/") and key.count("/") == 1})
+    shown = [name for name in names if name == "eval/greedy" or name.startswith(("eval/avg@", "eval/pass@"))]
+    for name, color in zip(shown, (PALETTE[1], PALETTE[0], PALETTE[2]), strict=False):
+        steps, values = scalars(records, name)
+        low, high = scalars(records, f"{name}/low"), scalars(records, f"{name}/high")
+        axes.plot(steps, values, color=color, marker="o", label=f"held-out {name.removeprefix('eval/')}")
+        if low is not None and high is not None:
+            axes.fill_between(steps, low[1], high[1], color=color, alpha=0.15, linewidth=0)
+    style_axes(axes, title="Reward and accuracy", x="iteration", y="share of right responses")
+    axes.set_ylim(min(0.0, float(np.nanmin(reward[1]))), 1.02)
+    legend(axes)
+    return figure
+
+
+def responses_figure(records: Records) -> Figure | None:
+    """Returns the length of responses, the share that was cut, and the entropy of the policy."""
+    panels = [
+        ("length", "Response length", "tokens", PALETTE[0], True),
+        ("truncated", "Responses cut at their budget", "share", PALETTE[4], True),
+        ("tokens/entropy", "Entropy", "nats per token", PALETTE[2], True),
+        ("rollout_tokens_per_second", "Rollout", "tokens/s", PALETTE[5], True),
+    ]
+    return curves(records, panels)
+
+
+def drift_figure(records: Records) -> Figure | None:
+    """Returns how the trainer's log-probabilities differ from the engine's, and the policy from its old self."""
+    panels = [
+        ("mismatch", "Engine against trainer, mean", "abs difference [nats]", PALETTE[0], True),
+        ("tokens/kl", "KL to the old policy", "nats per token", PALETTE[2], True),
+        ("policy/clipped", "Outside the band", "share of units", PALETTE[4], True),
+    ]
+    return curves(records, panels)

@@ -1,0 +1,70 @@
+"""What a run of reinforcement learning says about itself: plots and ``report.md``."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import jax
+
+from k2jax.chips import PEAK_FLOPS
+from k2jax.model import active_parameters, total_parameters
+from k2jax.report.markdown import write_report
+from k2jax.report.metrics import read_metrics
+from k2jax.report.plots import draw_plots
+from k2jax.report.series import Records, scalars
+from k2jax.report.summary import RunSummary
+from k2jax.train.report import PACKAGES, device_name, highlights
+from k2jax.train.run import Run
+
+
+def write_results(run: Run, status: str, command: str | None) -> None:
+    """Redraws the plots and rewrites ``report.md``.
+
+    Args:
+        run: the run.
+        status: how it stands, in words.
+        command: the command line that goes on with it, or None.
+    """
+    config, rl = run.config, run.config.rl
+    tau = config.optimizer.qk_clip_tau if config.optimizer.name == "muonclip" else None
+    draw_plots(run.workdir, qk_clip_tau=tau)
+    records = read_metrics(run.workdir, most_lists=1)
+    summary = RunSummary(
+        title=f"{config.stage} {run.workdir.name}",
+        stage=config.stage,
+        status=status,
+        command=command,
+        config=highlights(config)
+        | {
+            "tasks": ", ".join(sorted(rl.tasks)),
+            "rollouts": f"{rl.rollout.prompts} prompts x {rl.rollout.samples} responses, {rl.updates} updates",
+            "objective": rl.loss.name,
+            "init_from": config.init_from,
+        },
+        changes=[(f"{step:,}", key, str(before), str(now)) for step, key, before, now in run.changes],
+        versions={name: version(name) for name in PACKAGES},
+        device=device_name(),
+        peak_flops=run.recorder.peak_flops,
+        peak_is_measured=jax.devices()[0].device_kind not in PEAK_FLOPS,
+        parameters_total=total_parameters(config.model),
+        parameters_active=active_parameters(config.model),
+        total_steps=config.train.steps,
+        qk_clip_tau=tau,
+        held_out_shares=_shares(records),
+    )
+    write_report(run.workdir, summary)
+
+
+def _shares(records: Records) -> list[tuple[str, str, str]]:
+    """(name, first, last) of every held-out share, each with its interval."""
+    names = sorted({key for record in records for key in record if key.startswith("eval/")})
+    return [
+        (name.removeprefix("eval/"), *(_with_interval(records, name, which) for which in (0, -1)))
+        for name in names
+        if f"{name}/low" in names
+    ]
+
+
+def _with_interval(records: Records, name: str, which: int) -> str:
+    value, low, high = (scalars(records, key)[1][which] for key in (name, f"{name}/low", f"{name}/high"))
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
