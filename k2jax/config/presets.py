@@ -31,6 +31,16 @@ _DEEPSEEK_V3 = ModelConfig(
 
 PRESETS: dict[str, ModelConfig] = {
     "nano": ModelConfig(),
+    "micro": ModelConfig(
+        layers=3,
+        dense_layers=1,
+        d_model=128,
+        heads=4,
+        mla=MLAConfig(q_lora_rank=48, kv_lora_rank=32, qk_nope_dim=32, qk_rope_dim=16, v_dim=32),
+        dense_ffn=384,
+        moe=MoEConfig(expert_ffn=64, experts=16, active_experts=4, shared_experts=1),
+        vocab=258,
+    ),
     "moonlight": ModelConfig(
         layers=27,
         dense_layers=1,

@@ -23,6 +23,7 @@ from k2jax.config.ranges import (
     ShareBelowOne,
 )
 
+AdvantageBaseline = Literal["mean", "leave_one_out", "none"]
 AdvantageScale = Literal["none", "std"]
 Aggregation = Literal["token", "sequence"]
 AttentionKind = Literal["mla", "gqa"]
@@ -377,7 +378,7 @@ class RolloutConfig:
 class AdvantageConfig:
     """From the rewards of a group of responses to advantages."""
 
-    leave_one_out: bool = False  #: the baseline of a response is the mean of the others, not of all
+    baseline: AdvantageBaseline = "mean"  #: mean of the group, of the others in it, or none (rejection sampling)
     scale: AdvantageScale = "none"  #: std divides by the standard deviation of the group
 
 

@@ -10,16 +10,18 @@ from k2jax.config.schema import AdvantageConfig
 def group_advantages(rewards_PK: np.ndarray, counted_PK: np.ndarray, config: AdvantageConfig) -> np.ndarray:
     """Rewards less a baseline of their group: the mean of all (Kimi K1.5, K2 and K2.5) or of the others.
 
-    Computed in float64. A group whose counted rewards are equal, or that has fewer than two, has no signal and gives
-    exact zeros, whatever the rounding of its mean.
+    Computed in float64. With a baseline, a group whose counted rewards are equal, or that has fewer than two, has no
+    signal and gives exact zeros, whatever the rounding of its mean.
 
     Args:
         rewards_PK: float ``[P, K]``, of K responses to each of P prompts.
         counted_PK: bool ``[P, K]``, False for samples that an error of the infrastructure has masked: they enter no
             baseline and get 0.
-        config: ``leave_one_out`` takes the mean of the other samples, which makes the estimate of the gradient unbiased
-            and its values ``n / (n - 1)`` times as large; ``scale`` std divides by the standard deviation of the group
-            (of its n counted rewards, divided by n), as GRPO does (arXiv:2402.03300, section 4.1.2).
+        config: baseline ``leave_one_out`` takes the mean of the other samples, which makes the estimate of the gradient
+            unbiased and its values ``n / (n - 1)`` times as large; with ``none`` the advantage is the reward itself, so
+            that rewards of 0 and 1 train on the likelihood of right responses (online rejection sampling). ``scale``
+            std divides by the standard deviation of the group (of its n counted rewards, divided by n), as GRPO does
+            (arXiv:2402.03300, section 4.1.2).
 
     Returns:
         Float32 ``[P, K]``.
@@ -33,6 +35,8 @@ def group_advantages(rewards_PK: np.ndarray, counted_PK: np.ndarray, config: Adv
     if not np.isfinite(rewards_PK[counted_PK]).all():
         raise ValueError("a reward that counts is not finite")
     rewards_PK = np.where(counted_PK, rewards_PK, 0.0)
+    if config.baseline == "none":
+        return rewards_PK.astype(np.float32)
     samples_P1 = counted_PK.sum(1, keepdims=True)
     has_signal_P1 = ~flat_groups(rewards_PK, counted_PK)[:, None]
     mean_P1 = rewards_PK.sum(1, keepdims=True) / np.maximum(samples_P1, 1)
@@ -40,7 +44,7 @@ def group_advantages(rewards_PK: np.ndarray, counted_PK: np.ndarray, config: Adv
     if config.scale == "std":
         deviation_P1 = np.sqrt((advantages_PK**2).sum(1, keepdims=True) / np.maximum(samples_P1, 1))
         advantages_PK = advantages_PK / np.where(has_signal_P1, deviation_P1, 1.0)
-    if config.leave_one_out:
+    if config.baseline == "leave_one_out":
         advantages_PK = advantages_PK * samples_P1 / np.maximum(samples_P1 - 1, 1)
     return advantages_PK.astype(np.float32)
 

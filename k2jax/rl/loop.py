@@ -24,10 +24,10 @@ from k2jax.rl.setup import check_config, open_chat, open_scores
 from k2jax.rl.tasks import TaskMixture
 from k2jax.rl.updates import Updates
 from k2jax.rl.weight_sync import WeightSync, colocated_engine
-from k2jax.trajectory.store import TrajectoryStore
 from k2jax.train.program import Program
 from k2jax.train.run import Run
 from k2jax.train.workdir import claimed
+from k2jax.trajectory.store import TrajectoryStore
 
 
 def train(config: Config, workdir: str | Path, command: str | None = None) -> int:

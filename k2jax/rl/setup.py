@@ -9,7 +9,7 @@ from k2jax import processes
 from k2jax.config.schema import Config
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.vocabulary import prepare_tokenizer
-from k2jax.env.verifying.pool import VerifierPool
+from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -38,8 +38,8 @@ def check_config(config: Config) -> None:
             )
     if config.router.balance_loss:
         raise UserError("config.router.balance_loss counts rows of pretraining; set it to 0 for reinforcement learning")
-    if bool(rl.loss.ptx) != bool(rl.loss.ptx_rows):
-        raise UserError("config.rl.loss.ptx and config.rl.loss.ptx_rows go together; set both, or both to 0")
+    if rl.advantage.baseline == "none" and rl.advantage.scale != "none":
+        raise UserError("config.rl.advantage.scale divides what a baseline has centred; set it to none, or a baseline")
     if rl.updates > rl.rollout.prompts:
         raise UserError(f"config.rl.updates {rl.updates} is more than config.rl.rollout.prompts {rl.rollout.prompts}")
 

@@ -11,7 +11,7 @@ from k2jax import processes
 from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
 from k2jax.data import prepare_data
-from k2jax.rl.advantages import flat_groups, group_advantages
+from k2jax.rl.advantages import group_advantages
 from k2jax.rl.packing import Sample, in_updates, pack, parts_of, ptx_row
 from k2jax.rl.rewards import group_rewards
 from k2jax.rl.rollouts import Group
@@ -37,17 +37,16 @@ class Updates:
     def train(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Updates the weights, and returns metrics of the updates.
 
-        An iteration without signal, where the rewards of every group are equal, is left out: the size of an update of
-        Muon or Adam does not depend on that of the gradient, and it would be a step into a random direction.
+        Updates without signal, in which every advantage is 0, are left out: the size of an update of Muon or Adam does
+        not depend on that of the gradient, and it would be a step into a random direction.
         """
         rl, data = self._config.rl, self._config.data
         samples, flat = [], 0
         for group in groups:
             rewards, counted = group_rewards(group.trajectories, rl.tasks[group.prompt.kind])
-            is_flat = bool(flat_groups(rewards[None], counted[None])[0])
-            flat += is_flat
-            if not (is_flat and rl.skip_flat_groups):
-                advantages = group_advantages(rewards[None], counted[None], rl.advantage)[0]
+            advantages = group_advantages(rewards[None], counted[None], rl.advantage)[0]
+            flat += not advantages.any()
+            if advantages.any() or not rl.skip_flat_groups:
                 samples.append(_counted(group, advantages, counted))
         record = {"flat_groups": flat / max(1, len(groups))}
         if flat == len(groups):

@@ -20,14 +20,14 @@ def groups(draw):
 
 
 @given(groups(), st.booleans(), st.sampled_from(["none", "std"]))
-def test_the_baseline_of_a_sample_is_made_of_counted_samples_of_its_group(problem, leave_one_out, scale):
+def test_the_baseline_of_a_sample_is_made_of_counted_samples_of_its_group(problem, baseline, scale):
     rewards, counted = problem
-    found = group_advantages(rewards, counted, AdvantageConfig(leave_one_out, scale))
+    found = group_advantages(rewards, counted, AdvantageConfig(baseline, scale))
     assert found.dtype == np.float32 and found.shape == rewards.shape
     for row in range(len(rewards)):
         members = np.flatnonzero(counted[row])
         for sample in range(rewards.shape[1]):
-            others = [rewards[row, other] for other in members if other != sample or not leave_one_out]
+            others = [rewards[row, other] for other in members if other != sample or baseline == "mean"]
             expected = 0.0
             if sample in members and len({rewards[row, other] for other in members}) > 1:
                 deviation = np.std(rewards[row, members]) if scale == "std" else 1.0
@@ -35,13 +35,13 @@ def test_the_baseline_of_a_sample_is_made_of_counted_samples_of_its_group(proble
             np.testing.assert_allclose(found[row, sample], expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("leave_one_out", [False, True])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("scale", ["none", "std"])
-def test_groups_without_signal_give_exact_zeros(leave_one_out, scale):
+def test_groups_without_signal_give_exact_zeros(baseline, scale):
     rewards = np.array([[0.1] * 3 + [7.0], [1.0, 0.0, np.nan, np.inf], [0.0] * 4])  # the mean of three 0.1 is not 0.1
     counted = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]], bool)
     assert flat_groups(rewards, counted).all()
-    assert not group_advantages(rewards, counted, AdvantageConfig(leave_one_out, scale)).any()
+    assert not group_advantages(rewards, counted, AdvantageConfig(baseline, scale)).any()
 
 
 def test_advantages_of_a_group_sum_to_zero_and_one_difference_is_a_signal():
@@ -61,3 +61,9 @@ def test_advantages_of_a_group_sum_to_zero_and_one_difference_is_a_signal():
 def test_rewards_that_are_no_rewards_are_refused(rewards, counted, words):
     with pytest.raises(ValueError, match=words):
         group_advantages(rewards, counted, PLAIN)
+
+
+def test_without_a_baseline_the_advantage_is_the_reward():
+    rewards, counted = np.array([[1.0, 0.0, 5.0], [1.0, 1.0, 1.0]]), np.array([[True, True, False], [True] * 3])
+    found = group_advantages(rewards, counted, AdvantageConfig("none"))
+    np.testing.assert_array_equal(found, [[1, 0, 0], [1, 1, 1]])
