@@ -19,7 +19,7 @@ def groups(draw):
     return rewards, rng.random((prompts, samples)) < draw(st.sampled_from([0.2, 0.7, 1.0]))
 
 
-@given(groups(), st.booleans(), st.sampled_from(["none", "std"]))
+@given(groups(), st.sampled_from(["mean", "leave_one_out"]), st.sampled_from(["none", "std"]))
 def test_the_baseline_of_a_sample_is_made_of_counted_samples_of_its_group(problem, baseline, scale):
     rewards, counted = problem
     found = group_advantages(rewards, counted, AdvantageConfig(baseline, scale))
