@@ -20,7 +20,7 @@ from k2jax.rl.evaluation import HeldOutTasks
 from k2jax.rl.measure import iteration_record
 from k2jax.rl.report import write_results
 from k2jax.rl.rollouts import Rollouts
-from k2jax.rl.setup import check_config, open_chat, open_scores
+from k2jax.rl.setup import check_config, open_chat, open_scorer
 from k2jax.rl.tasks import TaskMixture
 from k2jax.rl.updates import Updates
 from k2jax.rl.weight_sync import WeightSync, colocated_engine
@@ -48,14 +48,14 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
     with claimed(workdir, config) as path, contextlib.ExitStack() as opened:
         tokenizer, chat = open_chat(config, path)
         mixture = TaskMixture(config.rl.tasks, config.train.seed)
-        scores = opened.enter_context(open_scores(config, path))
+        scorer = opened.enter_context(open_scorer(config, path, mixture))
         program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
         with Run(program, path, identity) as run:
             engine = colocated_engine(program, config.rl.rollout)
             sync, updates = WeightSync(program, engine), Updates(run)
             runner = opened.enter_context(asyncio.Runner())
-            rollouts = Rollouts(config, mixture, LockstepClient(engine), chat, tokenizer, scores)
+            rollouts = Rollouts(config, mixture, LockstepClient(engine), chat, tokenizer, scorer)
             if run.extra:
                 rollouts.restore(run.extra)
             held_out = HeldOutTasks(config, mixture, rollouts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from k2jax.client import Sampling
 from k2jax.config.schema import Config
 from k2jax.env.registry import environments
 from k2jax.env.rollout import run_episode
-from k2jax.env.task import Task
-from k2jax.errors import InfrastructureError
+from k2jax.env.scorer import Scorer
 from k2jax.inference import LockstepClient
 from k2jax.rl.schedules import sampling_temperature
 from k2jax.rl.tasks import Prompt, TaskMixture
@@ -28,14 +27,6 @@ from k2jax.text.chat import ChatFormat
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Reward, Trajectory
 from k2jax.trajectory.encoding import decode, encode
-
-
-class Scores(Protocol):
-    """Whatever scores trajectories: a scorer with a log of verdicts, a pool of verifiers."""
-
-    async def score(self, task: Task, trajectory: Trajectory) -> Reward:
-        """The reward; raises InfrastructureError where it cannot be found out."""
-        ...
 
 
 @dataclasses.dataclass(eq=False)
@@ -69,7 +60,7 @@ class Rollouts:
         client: over the engine.
         chat: format of conversations.
         tokenizer: its vocabulary.
-        scores: verifiers; only the first process asks them.
+        scorer: verifiers; only the first process asks them.
     """
 
     def __init__(
@@ -79,10 +70,10 @@ class Rollouts:
         client: LockstepClient,
         chat: ChatFormat,
         tokenizer: Tokenizer,
-        scores: Scores,
+        scorer: Scorer,
     ):
         self._config, self._mixture, self._client = config, mixture, client
-        self._chat, self._tokenizer, self._scores = chat, tokenizer, scores
+        self._chat, self._tokenizer, self._scorer = chat, tokenizer, scorer
         self._drawn = 0
         self._waiting: list[Group] = []
 
@@ -115,7 +106,7 @@ class Rollouts:
             trajectory = await self._episode(group, sample, temperature, token_cap)
             group.trajectories[sample] = trajectory
             if trajectory.status in ("finished", "truncated") and processes.is_first():
-                scoring.append(asyncio.create_task(self._score(group.prompt.task, trajectory)))
+                scoring.append(asyncio.create_task(self._scorer.judge(group.prompt.task, trajectory)))
 
         unfinished = [
             (group, sample)
@@ -176,16 +167,6 @@ class Rollouts:
         if step <= 0:  # an evaluation
             return 1.0
         return sampling_temperature(self._config.rl.tasks[kind], step - 1, self._config.train.steps)
-
-    async def _score(self, task: Task, trajectory: Trajectory) -> None:
-        """Sets the reward. A response that a budget has cut has no end to judge, and is worth 0."""
-        if trajectory.status == "truncated":
-            trajectory.reward = Reward(0.0, info={"truncated": True})
-            return
-        try:
-            trajectory.reward = await self._scores.score(task, trajectory)
-        except InfrastructureError as error:
-            trajectory.status, trajectory.error = "masked", f"{type(error).__name__}: {error}"
 
 
 def _share_verdicts(name: str, trajectories: list[Trajectory | None]) -> None:

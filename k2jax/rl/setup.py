@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+import contextlib
 from pathlib import Path
 
 from k2jax import processes
 from k2jax.config.schema import Config
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.vocabulary import prepare_tokenizer
+from k2jax.env.registry import verifiers
+from k2jax.env.scorer import Scorer
+from k2jax.env.task import Task
+from k2jax.env.verdicts import VerdictLog
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
+from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 from k2jax.train.run import say
@@ -67,7 +73,16 @@ def open_chat(config: Config, workdir: Path) -> tuple[Tokenizer, ChatFormat]:
     return tokenizer, configured_chat(tokenizer, config.data.chat_format)
 
 
-def open_scores(config: Config, workdir: Path) -> AbstractContextManager:
-    """The verifiers of the run."""
+@contextlib.contextmanager
+def open_scorer(config: Config, workdir: Path, tasks: Iterable[Task]) -> Iterator[Scorer]:
+    """The verifiers of a run, with its log of verdicts; a sandbox backend where one of the tasks needs it.
+
+    Raises:
+        UserError: a verifier is unknown, or the machine lacks what the backend needs.
+    """
     scoring = config.rl.scoring
-    return VerifierPool(scoring.workers, scoring.timeout, scoring.retries)
+    needed = [verifiers.get(name) for name in sorted({task.verifier for task in tasks})]
+    in_sandbox = any(getattr(verifier, "needs_sandbox", False) for verifier in needed)
+    backend = make_backend(scoring.sandbox) if in_sandbox else None
+    with VerifierPool(scoring.workers, scoring.timeout, scoring.retries) as pool:
+        yield Scorer(pool, VerdictLog(workdir / "verdicts"), backend)

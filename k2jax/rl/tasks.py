@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import functools
 import hashlib
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,10 @@ class TaskMixture:
             for task in self._train[name]:
                 digest.update(task.to_json().encode())
         self.fingerprint = digest.hexdigest()
+
+    def __iter__(self) -> Iterator[Task]:
+        """All training tasks, class by class."""
+        return itertools.chain.from_iterable(self._train.values())
 
     def prompt(self, number: int) -> Prompt:
         """Training prompt ``number``, from 0; a class is shuffled anew in each of its epochs."""

@@ -6,9 +6,10 @@ from k2jax.env.task import Task
 from k2jax.trajectory import Reward
 
 CONFIG_FILE = """
-from tests.rl.tiny import tiny_config
+from tests.rl.tiny import register, tiny_config
 
 def get_config():
+    register()
     return tiny_config()
 """
 
@@ -41,11 +42,11 @@ def tiny_config():
     config.model.moe.update({"expert_ffn": 16, "experts": 4, "active_experts": 2})
     config.data.tokenizer.kind = "bytes"
     config.data.chat_format = "plain"
-    config.data.sequence_length = 64
+    config.data.sequence_length = 96
     del config.rl.tasks.characters
-    config.rl.tasks.low = task(dataset="low_bytes", max_tokens=12, temperature=1.0, temperature_final=0.7)
+    config.rl.tasks.low = task(dataset="low_bytes", max_tokens=60, temperature=1.0, temperature_final=0.7)
     config.rl.tasks.low.temperature_decay = 0.5
-    config.rl.rollout.update({"prompts": 4, "samples": 4, "slots": 8, "max_length": 32})
+    config.rl.rollout.update({"prompts": 4, "samples": 4, "slots": 8, "max_length": 80})
     config.rl.updates = 2
     config.rl.eval_prompts = 4
     config.rl.eval_samples = 2

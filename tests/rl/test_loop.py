@@ -1,0 +1,162 @@
+"""Whole runs of the command: what they leave, killed and resumed, refused."""
+
+import json
+import os
+from pathlib import Path
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from k2jax.checkpoint import committed_steps
+from k2jax.errors import UserError
+from k2jax.report.metrics import read_metrics
+from k2jax.rl.loop import train
+from k2jax.rl.weight_sync import StaleWeightsError, WeightSync
+from k2jax.trajectory.consistency import verify
+from k2jax.trajectory.store import TrajectoryStore
+from tests.rl.tiny import CONFIG_FILE, tiny
+
+ROOT = Path(__file__).parents[2]
+MEASURED = ("seconds", "tokens_per_second", "gb", "mfu")  # what differs between equal runs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rl")
+    (folder / "config.py").write_text(CONFIG_FILE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    """The workdir of an uninterrupted run."""
+    assert train(tiny(), folder / "finished") == 0
+    return folder / "finished"
+
+
+def results(workdir):
+    """The records of a run without what a clock or the machine decides."""
+    return [
+        {key: value for key, value in record.items() if not any(word in key for word in MEASURED)}
+        for record in read_metrics(workdir)
+    ]
+
+
+def test_a_run_leaves_everything_a_person_looks_for(finished):
+    records = read_metrics(finished)
+    assert [record["step"] for record in records] == [0, 1, 2, 3, 4]
+    for key in ("loss", "reward", "accuracy", "length", "truncated", "mismatch", "mismatch_max", "tokens/entropy",
+                "tokens/kl", "policy/clipped", "grad_norm", "sync_seconds", "rollout_seconds"):  # fmt: skip
+        assert all(record[key] is not None for record in records[1:]), key
+    for record in (records[0], records[2], records[4]):
+        assert record["eval/greedy/low"] <= record["eval/greedy"] <= record["eval/greedy/high"]
+        assert {"eval/avg@2", "eval/pass@2", "eval/pass^2"} <= record.keys()
+    for name in ("config.json", "report.md", "plots/accuracy.png", "plots/responses.png", "plots/drift.png",
+                 "tokenizer/tokenizer.json", "checkpoints/4", "trajectories", "verdicts"):  # fmt: skip
+        assert (finished / name).exists(), name
+
+
+def test_engine_and_trainer_agree_on_what_was_sampled(finished):
+    records = read_metrics(finished)[1:]
+    assert np.mean([record["mismatch"] for record in records]) < 1e-5
+    assert all(record["mismatch"] <= record["mismatch_max"] < 1e-2 for record in records)
+
+
+def test_trajectories_are_consistent_and_record_the_temperature_and_version_of_every_token(finished):
+    store = TrajectoryStore(finished / "trajectories")
+    assert store.steps() == [1, 2, 3, 4]
+    for step, temperature in zip((1, 2, 3, 4), (1.0, 0.85, 0.7, 0.7), strict=True):
+        trajectories = list(store.read(step))
+        assert len(trajectories) == 16
+        for trajectory in trajectories:
+            assert not verify(trajectory, 258)
+            node = trajectory.nodes[-1]
+            assert node.temperature == np.float32(temperature) and set(node.versions) == {step - 1}
+
+
+def start(folder, workdir, *more):
+    command = [sys.executable, "-m", "k2jax.rl", f"--config={folder}/config.py", f"--workdir={workdir}", *more]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, **pipes)
+
+
+def test_killed_at_random_moments_and_resumed_ends_bit_identical(folder, finished):
+    killed_at_random_moments(folder, finished, folder / "killed", 2)
+
+
+def killed_at_random_moments(folder, finished, workdir, times):
+    for _ in range(times):
+        process = start(folder, workdir)
+        deadline = time.monotonic() + 240
+        while not (workdir / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.02)
+        time.sleep(random.random() * 4)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    process = start(folder, workdir)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    assert results(workdir) == results(finished)
+
+
+def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder):
+    """With a cap a response takes several iterations; the checkpoint holds what is unfinished."""
+    capped = {"rl.rollout.token_cap": 25, "train.steps": 6, "rl.eval_prompts": 0, "checkpoint.every": 3}
+    constant = {
+        "optimizer.schedule.kind": "constant",
+        "optimizer.schedule.warmup_steps": 1,
+        "rl.tasks.low.temperature_decay": 0.0,
+    }
+    assert train(tiny(**capped, **constant), folder / "capped") == 0
+    assert train(tiny(**capped | {"train.steps": 3}, **constant), folder / "resumed") == 0
+    assert train(tiny(**capped, **constant), folder / "resumed") == 0
+    assert results(folder / "resumed") == results(folder / "capped")
+    store, versions, responses = TrajectoryStore(folder / "capped" / "trajectories"), set(), 0
+    for step in store.steps():
+        for trajectory in store.read(step):
+            assert not verify(trajectory, 258)
+            versions.add(len(set(trajectory.nodes[-1].versions)))
+            responses += 1
+    assert max(versions) == 3 and responses % 4 == 0  # 60 tokens in iterations of 25, in whole groups
+
+
+def test_a_skipped_push_of_the_weights_is_caught_at_once(folder, monkeypatch):
+    push = WeightSync.push
+    monkeypatch.setattr(WeightSync, "push", lambda self, params, step: push(self, params, step) if step < 2 else _old())
+    with pytest.raises(StaleWeightsError, match=r"version 1 .* trainer is at version 2"):
+        train(tiny(), folder / "stale")
+
+
+def _old():
+    from k2jax.rl.weight_sync import SyncStats
+
+    return SyncStats(1.0, 1, "", 0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"rl.rollout.max_length": 128}, "longer than a row of config.data.sequence_length 96"),
+        ({"rl.tasks.low.max_tokens": 80}, "leaves no room for a prompt"),
+        ({"router.balance_loss": 0.1}, "balance_loss counts rows"),
+        ({"rl.updates": 9}, "rl.updates 9 is more than"),
+        ({"rl.tasks.low.dataset": "low_bites"}, "there is no dataset 'low_bites'; did you mean 'low_bytes'"),
+    ],
+)
+def test_mistakes_are_one_line(folder, overrides, words):
+    with pytest.raises(UserError, match=words):
+        train(tiny(**overrides), folder / "refused")
+    assert not (folder / "refused" / "checkpoints").exists() or not committed_steps(folder / "refused")
+
+
+@pytest.mark.parametrize("key", ["rl.rollout.samples", "rl.tasks.low.max_tokens", "rl.updates"])
+def test_what_decides_the_rollouts_cannot_change_within_a_workdir(finished, key):
+    with pytest.raises(UserError, match=f"holds another run: config.{key} is"):
+        train(tiny(**{key: 3}), finished)
+    assert json.loads((finished / "config.json").read_text())["rl"]["rollout"]["samples"] == 4
