@@ -81,7 +81,10 @@ class Registry:
 datasets = Registry(
     "dataset",
     "k2jax.datasets",
-    {"characters": "k2jax.env.tasks.characters:CharacterTasks"},
+    {
+        "characters": "k2jax.env.tasks.characters:CharacterTasks",
+        "reasoning_gym": "k2jax.env.tasks.reasoning:ReasoningGymTasks",
+    },
 )
 """Makers of datasets: called with the options and ``split``."""
 
@@ -95,7 +98,10 @@ environments = Registry(
 verifiers = Registry(
     "verifier",
     "k2jax.verifiers",
-    {"final_answer": "k2jax.env.tasks.characters:final_answer"},
+    {
+        "final_answer": "k2jax.env.tasks.characters:final_answer",
+        "reasoning_gym": "k2jax.env.tasks.reasoning_scoring:reasoning_gym",
+    },
 )
 """Functions ``(task, answer) -> Reward``, which run in processes of their own, and makers of a ``Verifier``."""
 

@@ -59,13 +59,13 @@ class Scorer:
         return verdict.reward
 
     async def _verdict(self, task: Task, trajectory: Trajectory, digest: str) -> Verdict:
-        verifier = verifiers.get(task.verifier)
         try:
-            if not getattr(verifier, "needs_sandbox", False):
+            if not await self._pool.needs_sandbox(task.verifier):
                 return Verdict(digest, await self._pool.score(task, trajectory))
             if self._backend is None:
                 raise UserError(f"the verifier {task.verifier!r} needs a sandbox; set rl.scoring.sandbox")
-            return Verdict(digest, await self._pool.submit(self._in_sandboxes, verifier(), task, trajectory))
+            verifier = verifiers.get(task.verifier)()
+            return Verdict(digest, await self._pool.submit(self._in_sandboxes, verifier, task, trajectory))
         except InfrastructureError as error:
             return Verdict(digest, None, str(error))
 

@@ -58,6 +58,7 @@ class VerifierPool:
         self._threads = ThreadPoolExecutor(workers, "verifier")
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         self._numbers = itertools.count()
+        self._sandboxed: dict[str, bool] = {}
         for _ in range(workers):
             self._idle.put(_Process(memory))
 
@@ -81,26 +82,42 @@ class VerifierPool:
         """The reward of an answer as text; raises as ``score`` does."""
         return await self.submit(self._score, task, answer)
 
-    async def submit(self, function: Callable[..., Reward], *arguments: Any) -> Reward:
+    async def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a blocking function in one of the pool's threads, so that it counts among the verdicts at a time."""
         return await asyncio.wrap_future(self._threads.submit(function, *arguments))
 
+    async def needs_sandbox(self, verifier: str) -> bool:
+        """Whether a verifier wants a sandbox instead of an answer; its module is imported in a verifier's process.
+
+        Raises:
+            VerifierError: the process died over it.
+            UserError: there is no such verifier, or it cannot be loaded.
+        """
+        if verifier not in self._sandboxed:
+            self._sandboxed[verifier] = (await self.submit(self._ask, {"verifier": verifier}))["sandbox"]
+        return self._sandboxed[verifier]
+
     def _score(self, task: Task, answer: str) -> Reward:
+        request = {"verifier": task.verifier, "task": task.to_json(), "answer": answer}
+        return Reward(**self._ask(request)["reward"])
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a verifier's process says, after as many tries as there are."""
         reason = ""
         for _ in range(1 + self.retries):
             process = self._idle.get()  # there is always one: as many threads as processes
             try:
-                request = {"task": task.to_json(), "answer": answer, "added": verifiers.added, "timeout": self.timeout}
-                verdict = process.ask({"id": next(self._numbers), **request})
+                number = next(self._numbers)
+                said = process.ask({"id": number, "added": verifiers.added, "timeout": self.timeout, **request})
             finally:
                 self._idle.put(process)
-            if "mistake" in verdict:
-                raise UserError(verdict["mistake"])
-            if "reward" in verdict:
-                return Reward(**verdict["reward"])
-            reason = verdict.get("error", "no verdict")
+            if "mistake" in said:
+                raise UserError(said["mistake"])
+            if "error" not in said:
+                return said
+            reason = said["error"]
         tries = f"{1 + self.retries} tries" if self.retries else "1 try"
-        raise VerifierError(f"no verdict on the task {task.id!r} after {tries}: {reason}")
+        raise VerifierError(f"no verdict of the verifier {request['verifier']!r} after {tries}: {reason}")
 
     def close(self) -> None:
         """Ends all processes; waits for verdicts that are under way."""

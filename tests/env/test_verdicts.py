@@ -44,6 +44,9 @@ class CountingPool:
             raise VerifierError("it gave none")
         return Reward(float(trajectory.answer == "3"))
 
+    async def needs_sandbox(self, verifier):
+        return verifier == "boxed"
+
     async def submit(self, function, *arguments):
         return await asyncio.to_thread(function, *arguments)
 

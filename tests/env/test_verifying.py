@@ -120,7 +120,16 @@ def test_a_verdict_that_fails_once_is_tried_again_in_a_new_process(tmp_path):
 
 def test_the_number_of_tries_is_the_configured_one(tmp_path):
     with VerifierPool(workers=1, timeout=5, retries=2) as pool, pytest.raises(VerifierError, match="after 3 tries"):
-        judged(pool, "leave")
+        judged(pool, "count_and_leave", tries=str(tmp_path / "tries"))
+    assert (tmp_path / "tries").read_text() == "xxx"
+
+
+def test_a_pool_says_which_verifiers_need_a_sandbox(pool, monkeypatch):
+    monkeypatch.setitem(verifiers.added, "boxed", "tests.env.test_verdicts:NeedsSandbox")
+    assert asyncio.run(pool.needs_sandbox("boxed")) is True
+    assert asyncio.run(pool.needs_sandbox("exact")) is False
+    with pytest.raises(UserError, match="no verifier 'exat'"):
+        asyncio.run(pool.needs_sandbox("exat"))
 
 
 def test_time_counts_from_the_beginning_of_the_work_and_not_of_the_queue():

@@ -25,6 +25,8 @@ _LARGEST_FILE = 64 << 20
 def serve(connection: socket.socket, memory: int) -> None:
     """Answers requests until the connection ends: ``started`` when the verifier is loaded, then a verdict.
 
+    A request without a task asks whether the verifier needs a sandbox.
+
     Args:
         connection: to the supervisor.
         memory: bytes of address space.
@@ -34,15 +36,17 @@ def serve(connection: socket.socket, memory: int) -> None:
     while True:
         request = frames.receive(connection)
         try:
-            task = Task.from_json(request["task"])
             for name, path in request["added"].items():
                 verifiers.add(name, path)
-            verifier = verifiers.get(task.verifier)
+            verifier = verifiers.get(request["verifier"])
         except UserError as error:
             frames.send(connection, {"id": request["id"], "mistake": str(error)})
             continue
+        if "task" not in request:
+            frames.send(connection, {"id": request["id"], "sandbox": bool(getattr(verifier, "needs_sandbox", False))})
+            continue
         frames.send(connection, {"id": request["id"], "started": True})
-        answer = {"id": request["id"]} | _verdict(verifier, task, request["answer"])
+        answer = {"id": request["id"]} | _verdict(verifier, Task.from_json(request["task"]), request["answer"])
         if os.getpid() != own:  # the verifier has forked, and its child has come back
             os._exit(1)
         frames.send(connection, answer | {"left": has_children()})
