@@ -29,18 +29,8 @@ PARSED_BY_SYMPY = {
 }
 """Generators whose score gives the answer to SymPy's parser, which evaluates it as Python after changes."""
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
-_NODES = (
-    ast.Expression,
-    ast.Constant,
-    ast.List,
-    ast.Tuple,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.operator,
-    ast.unaryop,
-    ast.Load,
-)
+_OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+_PLAIN = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Name, ast.Load, *_OPERATIONS)
 _FUNCTIONS = {"Abs", "acos", "asin", "atan", "cos", "cosh", "exp", "log", "ln", "sin", "sinh", "sqrt", "tan", "tanh"}
 
 
@@ -72,7 +62,7 @@ def may_be_scored(generator: str, answer: str) -> bool:
 def _is_plain(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
-    return isinstance(node, _NODES)
+    return isinstance(node, _PLAIN)
 
 
 @functools.cache
