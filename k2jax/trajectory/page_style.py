@@ -37,7 +37,8 @@ font-variant-numeric:tabular-nums}
 .r0{background:#c2503c}.r1{background:#cf8142}.r2{background:#a8953d}.r3{background:#5f9a58}.r4{background:#2a8468}
 .rx{background:#8d96a1}
 main{padding:26px 34px 80px;max-width:1180px}
-.episode{display:none}.episode:target{display:block}.episode:target~#overview{display:none}
+.episode,#overview{scroll-margin-top:40px}.episode{display:none}.episode:target{display:block}
+.episode:target~#overview{display:none}
 header{display:flex;flex-wrap:wrap;gap:6px 12px;align-items:baseline;margin-bottom:14px}
 .back{margin-left:auto;color:var(--accent)}
 .tag{background:var(--chip);border-radius:99px;padding:1px 10px;font-size:12.5px}

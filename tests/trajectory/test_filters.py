@@ -54,6 +54,9 @@ def test_a_result_is_a_failure_as_documented(passes):
         assert filter_named("no_failed_call")(episode(message("user", "?"), asks(), result)) is passes, result
     said = episode(message("assistant", "error: I cannot do this"))
     assert filter_named("no_failed_call")(said)
+    invented = episode(message("user", "?"))
+    invented.add(sampled(0, [1], message=message("tool", "error: the model plays the tool")))
+    assert filter_named("no_failed_call")(invented)
 
 
 DIFFERENT = [

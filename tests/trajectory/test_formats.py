@@ -129,6 +129,25 @@ def test_rows_of_any_tree_say_of_each_token_what_the_tree_says(trajectory):
                 assert trained.count((node, place)) == sum(node in trajectory.path(leaf) for leaf in leaves)
 
 
+def test_a_node_without_tokens_passes_its_parent_on_and_roots_stay_in_order():
+    trajectory = Trajectory("t", "d", (0, 0, 0))
+    root = trajectory.add(Node.observed(-1, [1]))
+    trajectory.add(sampled(root, [2]))
+    empty = trajectory.add(Node.observed(root, []))
+    trajectory.add(sampled(empty, [3], turn=1))
+    trajectory.add(sampled(-1, [4], turn=2))
+    (row,) = format_rows(trajectory, "tree")
+    assert (row.tokens.tolist(), row.parent.tolist()) == ([1, 2, 3, 4], [-1, 0, 0, -1])
+    assert (row.positions.tolist(), row.exit.tolist()) == ([0, 1, 1, 0], [3, 2, 3, 4])
+
+
+def test_what_was_not_sampled_within_a_turn_has_the_temperature_1():
+    trajectory = chat()
+    trajectory.nodes[4].versions[:] = -1
+    trajectory.add(sampled(4, [11], turn=3, version=4, temperature=0.25))
+    assert format_rows(trajectory, "flat")[0].temperatures.tolist() == [1, 1, 1, 1, 0.25]
+
+
 def test_paths_that_share_a_prefix_are_neighbours():
     trajectory = Trajectory("t", "d", (0, 0, 0))
     root = trajectory.add(Node.observed(-1, [1]))

@@ -211,8 +211,9 @@ def test_a_full_disk_leaves_whole_records_and_appending_goes_on(tmp_path):
                 store.append(5, chat(3))
             assert error.value.filename == str(path)
         store.append(5, chat(4))
-        with files_end_at(size), pytest.raises(OSError):
+        with files_end_at(size), pytest.raises(OSError) as error:
             store.write(5, [chat(sample) for sample in range(9)])
+        assert error.value.filename == str(path)
     assert [t.key[2] for t in read_trajectories(path)] == [0, 1, 2, 4]
     assert os.listdir(tmp_path) == ["5.k2t"]
 
@@ -346,6 +347,10 @@ def test_what_is_no_trajectory_is_not_written(tmp_path, monkeypatch):
     }.items():
         fields = {key: getattr(node, key) for key in Node.__dataclass_fields__}
         refused(f"{name} of node 0", nodes=[Node(**(fields | {name: array}))])
+    monkeypatch.setattr(encoding, "LARGEST_STRUCTURE", 99)
+    refused("and 99 can be stored", metadata={"a": "b" * 100})
+    with pytest.raises(EncodingError, match="its lengths are impossible"):
+        decode(encoded(with_node(), TOKEN, 1))
     monkeypatch.setattr(encoding, "LARGEST", 100)
     refused("at most 100", metadata={"a": "b" * 100})
 

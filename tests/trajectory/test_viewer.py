@@ -126,6 +126,7 @@ def test_tokens_have_their_text_probability_version_and_mask(tmp_path):
     trajectory = chat()
     trajectory.nodes[3].versions[:] = [4, 5, 5]
     trajectory.nodes[3].mask[2] = False
+    trajectory.nodes[1].versions[1] = -1
     trajectory.nodes[3].logprobs[:] = [-0.005, -0.3, -5]
     page = check(page_of(tmp_path, [trajectory], {token: f"t{token}" for token in range(11)}.get))
     texts = [text for tag, text in page.text if tag == "s" and text.startswith("t")]
