@@ -22,7 +22,8 @@ from k2jax.api.requests import (
 from k2jax.api.response_builder import ResponseBuilder, ResponseChoice, finite
 from k2jax.client import MAX_TOP_LOGPROBS
 from k2jax.errors import UserError
-from k2jax.text.chat import ChatBuilder
+from k2jax.text.chat import ChatBuilder, ChatFormat
+from k2jax.text.messages import without_old_reasoning
 
 _NEUTRAL: Mapping[str, Any] = {
     **NEUTRAL,
@@ -57,15 +58,20 @@ def parse_chat(body: Any, card: ModelCard) -> GenerationRequest:
         top_logprobs = fields.integer("top_logprobs", None, 0, MAX_TOP_LOGPROBS)
         if top_logprobs is not None and not logprobs:
             raise bad_request("top_logprobs", "top_logprobs needs logprobs: true")
-        max_tokens = _read_max_tokens(fields)
+        max_tokens, thinking = _read_max_tokens(fields), _read_thinking(fields, card.chat)
         stop_tokens = tuple(dict.fromkeys((card.chat.end, card.tokenizer.eos)))
         options = read_options(
             fields, card, stop_tokens=stop_tokens, top_logprobs=top_logprobs or 0, prompt_logprobs=False
         )
         fields.finish(IGNORED, _NEUTRAL)
-        prompt = _render(messages, tools, card)
         return dataclasses.replace(
-            options, prompts=(prompt,), max_tokens=max_tokens, logprobs=logprobs, tools=bool(tools)
+            options,
+            prompts=(_render(messages, tools, card, thinking),),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            tools=bool(tools),
+            reasoning=card.chat.thinks,
+            thinking=thinking,
         )
 
 
@@ -79,10 +85,14 @@ class ChatResponse(ResponseBuilder):
     def _message(self, choice: ResponseChoice) -> dict[str, Any]:
         text, calls = "".join(choice.texts), _join_calls(choice.calls)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
+        if reasoning := "".join(choice.reasoning):
+            message["reasoning_content"] = reasoning
         return {"message": message | ({"tool_calls": calls} if calls else {})}
 
     def _message_delta(self, delta: Delta, is_first: bool) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": delta.text} if is_first else {}
+        if delta.reasoning:
+            message["reasoning_content"] = delta.reasoning
         if delta.text:
             message["content"] = delta.text
         if delta.calls:
@@ -141,7 +151,19 @@ def _read_tools(fields: Fields) -> list[dict[str, Any]]:
     return tools if choice == "auto" else []
 
 
-def _render(messages: Any, tools: list[dict[str, Any]], card: ModelCard) -> tuple[int, ...]:
+def _read_thinking(fields: Fields, chat: ChatFormat) -> bool:
+    """Whether the answer begins with reasoning, which ``{"chat_template_kwargs": {"thinking": false}}`` turns off."""
+    options = fields.take("chat_template_kwargs", {})
+    known = isinstance(options, dict) and not options.keys() - {"thinking"}
+    if not known or not isinstance(options.get("thinking", True), bool):
+        raise invalid_value("chat_template_kwargs", "an object with the key thinking alone, true or false", options)
+    thinking = options.get("thinking", chat.thinks)
+    if thinking and not chat.thinks:
+        raise unsupported("chat_template_kwargs", "this model's chat format has no reasoning")
+    return thinking
+
+
+def _render(messages: Any, tools: list[dict[str, Any]], card: ModelCard, thinking: bool) -> tuple[int, ...]:
     """Token ids of a conversation, up to the beginning of the assistant's next message."""
     if not isinstance(messages, list) or not messages:
         raise invalid_value("messages", "a list with at least one message", messages)
@@ -152,16 +174,24 @@ def _render(messages: Any, tools: list[dict[str, Any]], card: ModelCard) -> tupl
         builder = ChatBuilder(card.chat, tools)
     except UserError as error:
         raise unsupported("tools", str(error)) from None
-    for index, message in enumerate(messages):
+    for index, message in enumerate(_without_old_reasoning(messages, card.chat)):
         try:
             builder.add(_normalize(message))
         except UserError as error:
             raise bad_request(f"messages[{index}]", str(error)) from None
         # Checked here so that the rest of a conversation that is too long is not encoded.
         check_prompt_length("messages", len(builder.tokens), card)
-    builder.open_assistant()
+    builder.open_assistant(thinking)
     check_prompt_length("messages", len(builder.tokens), card)
     return tuple(builder.tokens)
+
+
+def _without_old_reasoning(messages: list[Any], chat: ChatFormat) -> list[Any]:
+    """The messages as a thinking model reads them."""
+    try:
+        return without_old_reasoning(messages) if chat.thinks else messages
+    except UserError as error:
+        raise bad_request("messages", str(error)) from None
 
 
 def _normalize(message: Any) -> Any:

@@ -8,7 +8,15 @@ from typing import NamedTuple
 from k2jax.api.requests import GenerationRequest
 from k2jax.text.streaming import StopStrings, TextStream
 from k2jax.text.tokenizer import Tokenizer
-from k2jax.text.tool_calls import CallArguments, CallStart, Content, Event, Finished, ToolCallParser
+from k2jax.text.tool_calls import (
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    Finished,
+    Reasoning,
+    ToolCallParser,
+)
 
 
 class GeneratedToken(NamedTuple):
@@ -84,6 +92,7 @@ class Delta(NamedTuple):
         tokens: its next tokens; the text may lag behind them.
         finish: why it ended, once it has: ``stop``, ``length``, ``tool_calls``, or whatever other reason the caller
             gave (a server has ``cancelled`` and ``error``).
+        reasoning: its next text of reasoning, which comes before ``text``.
     """
 
     choice: int
@@ -91,6 +100,7 @@ class Delta(NamedTuple):
     calls: tuple[ToolCallDelta, ...] = ()
     tokens: tuple[ScoredToken, ...] = ()
     finish: str | None = None
+    reasoning: str = ""
 
 
 class Detokenizer:
@@ -101,12 +111,14 @@ class Detokenizer:
         self._prompt = request.choice_prompt(choice)
         self._stream = TextStream(tokenizer, () if request.echo else self._prompt)
         self._stops = StopStrings(request.stops)
-        self._parser = ToolCallParser(tokenizer) if request.tools else None
+        parsed = request.tools or request.reasoning
+        self._parser = ToolCallParser(tokenizer, request.thinking) if parsed else None
         self._stop_reason = "stop"  # tool_calls if the parser read calls
         self._echo_pending = request.echo
         self._length = 0  # characters of the text so far, with those that are held back
         self._text = ""  # of the next delta
         self._calls: list[ToolCallDelta] = []  # of the next delta
+        self._reasoning = ""  # of the next delta
 
     def feed(
         self, tokens: Iterable[GeneratedToken], finish: str | None = None, prompt: PromptLogprobs = NOT_SCORED
@@ -119,7 +131,7 @@ class Detokenizer:
             prompt: log-probabilities of a prompt that is echoed; read in the first call that has tokens.
         """
         tokens, scored = list(tokens), []
-        self._text, self._calls = "", []
+        self._text, self._calls, self._reasoning = "", [], ""
         if self._echo_pending and tokens:
             self._echo_pending = False
             scored += self._echo(prompt)
@@ -128,7 +140,7 @@ class Detokenizer:
         if finish is not None and not self._stops.stopped:
             self._flush()
         reason = self._finish_reason(finish)
-        return Delta(self._choice, self._text, tuple(self._calls), tuple(scored), reason)
+        return Delta(self._choice, self._text, tuple(self._calls), tuple(scored), reason, self._reasoning)
 
     def _finish_reason(self, engine_reason: str | None) -> str | None:
         if self._stops.stopped:
@@ -177,10 +189,14 @@ class Detokenizer:
             match event:
                 case Content(raw):
                     self._add_text(raw)
+                case Reasoning(raw):
+                    self._reasoning += raw
+                case CallStart(raw) | CallArguments(raw) if not self._request.tools:
+                    self._add_text(raw)  # nobody asked for calls
                 case CallStart(_, index, call_id, name):
                     self._text += self._stops.end()  # no stop string reaches over the beginning of a call
                     self._calls.append(ToolCallDelta(index, call_id, name))
                 case CallArguments(raw, index):
                     self._calls.append(ToolCallDelta(index, arguments=raw))
-                case Finished(_, reason):
+                case Finished(_, reason) if self._request.tools:
                     self._stop_reason = reason

@@ -43,6 +43,8 @@ class GenerationRequest:
         echo: whether the response begins with the prompt.
         token_ids: whether the response contains token ids beside the text.
         tools: whether tool calls are parsed.
+        reasoning: whether the answer may hold reasoning, which the response has apart.
+        thinking: whether it begins inside the reasoning.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -56,6 +58,8 @@ class GenerationRequest:
     echo: bool = False
     token_ids: bool = False
     tools: bool = False
+    reasoning: bool = False
+    thinking: bool = False
 
     @property
     def choices(self) -> int:

@@ -24,6 +24,7 @@ class ResponseChoice:
 
     Attributes:
         texts: pieces of text.
+        reasoning: pieces of reasoning.
         calls: pieces of tool calls.
         tokens: tokens with their log-probabilities.
         finish: reason for which it ended, once it has.
@@ -31,6 +32,7 @@ class ResponseChoice:
     """
 
     texts: list[str] = dataclasses.field(default_factory=list)
+    reasoning: list[str] = dataclasses.field(default_factory=list)
     calls: list[ToolCallDelta] = dataclasses.field(default_factory=list)
     tokens: list[ScoredToken] = dataclasses.field(default_factory=list)
     finish: str | None = None
@@ -65,6 +67,7 @@ class ResponseBuilder(abc.ABC):
         self._count(delta)
         choice = self._choices[delta.choice]
         choice.texts.append(delta.text)
+        choice.reasoning.append(delta.reasoning)
         choice.calls += delta.calls
         choice.tokens += delta.tokens
         choice.finish = delta.finish
@@ -89,7 +92,7 @@ class ResponseBuilder(abc.ABC):
             header |= prompt_ids
         logprobs = self._logprobs(delta.tokens) if self._request.logprobs and delta.tokens else None
         parts = []
-        if is_first or delta.text or delta.calls or token_ids or logprobs:
+        if is_first or delta.text or delta.reasoning or delta.calls or token_ids or logprobs:
             message = self._message_delta(delta, is_first)
             parts.append({**message, "logprobs": logprobs, "finish_reason": None, **token_ids})
         if delta.finish:  # in a chunk of its own, as OpenAI sends it

@@ -14,13 +14,14 @@ def read_message(tokenizer: Tokenizer, chat: ChatFormat, ids: Sequence[int]) -> 
     """Sampled ids as an assistant's message in OpenAI's format.
 
     The end of the message is left out. Other special tokens are written by name, so that no token is invisible to a
-    verifier; tool calls are parsed where the vocabulary has them.
+    verifier; tool calls, and the reasoning that the prompt of a thinking model opens, are parsed where the vocabulary
+    has them.
     """
     ids = [int(i) for i in ids]
     if ids and ids[-1] == chat.end:
         ids = ids[:-1]
     if tokenizer.has_special("<|tool_call_begin|>"):
-        parser = ToolCallParser(tokenizer)
+        parser = ToolCallParser(tokenizer, thinking=chat.thinks)
         parser.feed_ids(ids)
         parser.end()
         return parser.message

@@ -12,8 +12,9 @@ from typing import Any, Literal, Protocol
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chatml import CHATML_TOKENS, ChatML
 from k2jax.text.kimi_chat import KIMI_TOKENS, KimiChat
-from k2jax.text.messages import Message
+from k2jax.text.messages import THINK_BEGIN, THINK_END, Message, without_old_reasoning
 from k2jax.text.plain_chat import PlainChat
+from k2jax.text.thinking_chat import KimiThinkingChat
 from k2jax.text.tokenizer import Tokenizer
 
 
@@ -24,19 +25,26 @@ class ChatFormat(Protocol):
         default_system: text of the system message that is added to a conversation without one; empty for none.
         end: id that ends a message; sampling stops there.
         after_end: ids between the end of a message and the next message.
-        generation_prompt: ids that begin every message of the assistant, and after which the model samples an answer.
+        generation_prompt: ids that begin a message of the assistant, and after which the model samples an answer.
+        direct_prompt: the same for an answer without reasoning; equal to it in formats without reasoning.
+        thinks: whether an answer begins with reasoning.
     """
 
     default_system: str
     end: int
     after_end: list[int]
     generation_prompt: list[int]
+    direct_prompt: list[int]
+    thinks: bool
 
     def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """Returns the ids that declare tools to the model, at the beginning of a conversation."""
 
     def render(self, message: Message, calls_before: int = 0) -> list[int]:
         """Returns the ids of a message without its ``end``; ``calls_before`` is the number of earlier tool calls."""
+
+    def answer_prompt(self, message: Message) -> list[int]:
+        """Returns the ids of a rendered answer that the model is given and does not write."""
 
     def closing(self, role: str) -> list[int]:
         """Returns the ids that end a message of this role: ``end``, or none where the format has no mark there."""
@@ -86,18 +94,22 @@ class ChatBuilder:
         self.format.check_order([*self._roles, role])
         ids = self.format.render(message, self.format.count_calls(self.tokens) if message.get("tool_calls") else 0)
         self._begin(with_default=role != "system")
-        prompt = len(self.format.generation_prompt) if role == "assistant" else len(ids)
+        prompt = len(self.format.answer_prompt(message)) if role == "assistant" else len(ids)
         self._append(ids[:prompt])
         self._append([*ids[prompt:], *self.format.closing(role)], by_assistant=role == "assistant")
         self._append(self.format.after_end)
         self._roles.append(role)
 
-    def open_assistant(self) -> None:
-        """Adds the generation prompt; the ids that are sampled after it are the assistant's message."""
+    def open_assistant(self, thinking: bool = True) -> None:
+        """Adds the generation prompt; the ids that are sampled after it are the assistant's message.
+
+        Args:
+            thinking: whether the answer is to begin with reasoning, in formats that have it.
+        """
         self.format.check_order([*self._roles, "assistant"])
         self._begin(with_default=True)
         self._roles.append("assistant")
-        self._append(self.format.generation_prompt)
+        self._append(self.format.generation_prompt if thinking else self.format.direct_prompt)
         self._open = True
 
     def append_sampled(self, ids: Iterable[int]) -> None:
@@ -123,18 +135,43 @@ class ChatBuilder:
         self.by_assistant += [by_assistant] * len(ids)
 
 
+def render_history(
+    chat: ChatFormat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, strip: bool = True
+) -> ChatBuilder:
+    """A conversation rendered anew, as a thinking model reads it before its next answer.
+
+    A builder only appends and keeps all reasoning. Where the reasoning of tool cycles that have ended is stripped, the
+    tokens of those cycles are others than the sampled ones: in training, a branch.
+
+    Args:
+        chat: the chat format.
+        messages: in OpenAI's format, reasoning in ``reasoning_content``.
+        tools: tools to declare.
+        strip: whether to drop the reasoning of cycles that have ended.
+
+    Raises:
+        UserError: a message is malformed, or the format does not support it.
+    """
+    builder = ChatBuilder(chat, tools)
+    for message in without_old_reasoning(messages) if strip and chat.thinks else messages:
+        builder.add(message)
+    return builder
+
+
 def chat_format(tokenizer: Tokenizer, default_system: str | None = None) -> ChatFormat:
-    """Returns the chat format whose special tokens a vocabulary has: Kimi K2's, else ChatML.
+    """Returns the chat format whose special tokens a vocabulary has: Kimi K2.5's, Kimi K2's, else ChatML.
 
     Args:
         tokenizer: the vocabulary.
         default_system: text of the system message that is added to a conversation without one; None for the format's
-            default (ChatML has none).
+            default (ChatML and Kimi K2.5's have none).
 
     Raises:
         UserError: it has the special tokens of neither.
     """
-    for names, kind in ((KIMI_TOKENS, KimiChat), (CHATML_TOKENS, ChatML)):
+    thinking_tokens = (*KIMI_TOKENS, THINK_BEGIN, THINK_END)
+    formats = ((thinking_tokens, KimiThinkingChat), (KIMI_TOKENS, KimiChat), (CHATML_TOKENS, ChatML))
+    for names, kind in formats:
         if all(tokenizer.has_special(name) for name in names):
             return kind(tokenizer) if default_system is None else kind(tokenizer, default_system)
     raise UserError(

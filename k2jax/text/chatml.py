@@ -16,6 +16,8 @@ _NO_TOOLS = "this model's chat format (ChatML) has no tools; omit them or use a 
 class ChatML:
     """ChatML: ``<|im_start|>user``, a line break, the content, ``<|im_end|>``, a line break. It has no tools."""
 
+    thinks = False
+
     def __init__(self, tokenizer: Tokenizer, default_system: str = ""):
         self.default_system = default_system
         self.end = tokenizer.special_id("<|im_end|>")
@@ -23,6 +25,7 @@ class ChatML:
         self._start = tokenizer.special_id("<|im_start|>")
         self._tokenizer = tokenizer
         self.generation_prompt = [self._start, *tokenizer.encode("assistant\n")]
+        self.direct_prompt = self.generation_prompt
 
     def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """Raises UserError, because ChatML does not define tools."""
@@ -36,6 +39,10 @@ class ChatML:
         if role == "assistant":  # encoded separately from the prompt, as if it were sampled
             return [*self.generation_prompt, *encode_text(self._tokenizer, text)]
         return [self._start, *encode_text(self._tokenizer, f"{role}\n{text}")]
+
+    def answer_prompt(self, message: Message) -> list[int]:
+        """Returns the generation prompt, which is the same for every answer."""
+        return self.generation_prompt
 
     def closing(self, role: str) -> list[int]:
         """Returns the ``end`` of every message."""

@@ -15,12 +15,15 @@ KIMI_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|
 class KimiChat:
     """Kimi K2: ``<|im_user|>user<|im_middle|>…<|im_end|>``, with declared tools first and calls in a section."""
 
+    thinks = False
+
     def __init__(self, tokenizer: Tokenizer, default_system: str = KIMI_SYSTEM):
         self.default_system = default_system
         self.end = tokenizer.special_id("<|im_end|>")
         self.after_end: list[int] = []
         self._tokenizer = tokenizer
         self.generation_prompt = self._head("<|im_assistant|>", "assistant")
+        self.direct_prompt = self.generation_prompt
 
     def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """Returns a system message named ``tool_declare``: the list as compact JSON with sorted keys."""
@@ -38,6 +41,10 @@ class KimiChat:
         # Heading and result are encoded as one text, as in the release: a token can span the end of a line.
         text = f"## Return of {text_field(message, 'tool_call_id', '')}\n{text}"
         return [*self._head("<|im_system|>", text_field(message, "name", "tool")), *self._text(text)]
+
+    def answer_prompt(self, message: Message) -> list[int]:
+        """Returns the generation prompt, which is the same for every answer."""
+        return self.generation_prompt
 
     def closing(self, role: str) -> list[int]:
         """Returns the ``end`` of every message."""

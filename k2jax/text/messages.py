@@ -10,6 +10,7 @@ from k2jax.errors import UserError, abbreviate
 from k2jax.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+THINK_BEGIN, THINK_END = "<think>", "</think>"
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -34,6 +35,50 @@ def content_text(message: Message) -> str:
         if all(isinstance(text, str) for text in texts):
             return "".join(texts)
     raise UserError(f"a chat message's content must be text or a list of text parts, not {abbreviate(content)}")
+
+
+def split_reasoning(message: Message) -> tuple[str, str]:
+    """An assistant's reasoning and its text: of ``reasoning_content``, of parts, or inline before ``</think>``.
+
+    Raises:
+        UserError: the content, or a part of it, is no text.
+    """
+    reasoning, content = message.get("reasoning_content"), message.get("content")
+    if isinstance(content, list | tuple):
+        thoughts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "thinking"]
+        text = content_text({"content": [part for part in content if part not in thoughts]})
+        inline = content_text({"content": [part.get("thinking") for part in thoughts]})
+    else:
+        text = content_text(message)
+        inline, end, after = text.partition(THINK_END) if reasoning is None else ("", "", "")
+        if end:
+            text = after.lstrip("\n")
+            inline = inline.partition(THINK_BEGIN)[2] if THINK_BEGIN in inline else inline
+        else:
+            inline = ""
+    return (inline, text) if reasoning is None else (text_field(message, "reasoning_content", ""), text)
+
+
+def without_old_reasoning(messages: Sequence[Any]) -> list[Any]:
+    """A conversation as a thinking model reads it: without the reasoning of tool cycles that have ended.
+
+    A cycle ends with an answer that calls no tool; the reasoning of those up to the last such answer is dropped.
+
+    Raises:
+        UserError: the content of a message is no text.
+    """
+    ends = [i for i, message in enumerate(messages) if _is_of_assistant(message) and not message.get("tool_calls")]
+    last = ends[-1] if ends else -1
+    return [
+        {**message, "content": split_reasoning(message)[1], "reasoning_content": ""}
+        if index <= last and _is_of_assistant(message)
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _is_of_assistant(message: Any) -> bool:
+    return isinstance(message, Mapping) and message.get("role") == "assistant"
 
 
 def text_field(mapping: Mapping[str, Any], key: str, default: str) -> str:

@@ -18,11 +18,14 @@ class PlainChat:
     Nothing stands between the two texts, so a conversation is one question and one answer.
     """
 
+    thinks = False
+
     def __init__(self, tokenizer: Tokenizer):
         self.default_system = ""
         self.end = tokenizer.eos
         self.after_end: list[int] = []
         self.generation_prompt: list[int] = []
+        self.direct_prompt = self.generation_prompt
         self._begin = tokenizer.encode_document("")
         self._tokenizer = tokenizer
 
@@ -36,6 +39,10 @@ class PlainChat:
             self.declare_tools([])
         text = encode_text(self._tokenizer, content_text(message))
         return [*self._begin, *text] if message["role"] == "user" else text
+
+    def answer_prompt(self, message: Message) -> list[int]:
+        """Returns the generation prompt, which is the same for every answer."""
+        return self.generation_prompt
 
     def closing(self, role: str) -> list[int]:
         """Returns the ``end`` of the assistant's message; the user's has none."""

@@ -1,4 +1,4 @@
-"""Parses Kimi K2's tool calls in a model's answer as it arrives, including answers that violate the format.
+"""Parses reasoning and tool calls of Kimi's models in an answer as it arrives, also where it violates the format.
 
 Nothing is lost: every event has the input to which it corresponds (``raw``), and their concatenation is the input. How
 the input was split into pieces affects only where neighboring content or arguments are split.
@@ -12,6 +12,7 @@ import json
 import re
 from typing import Any
 
+from k2jax.text.messages import THINK_BEGIN, THINK_END
 from k2jax.text.special_token_scanner import Segment, SpecialTokenScanner
 from k2jax.text.tokenizer import Tokenizer
 
@@ -22,6 +23,7 @@ _MESSAGE_END = "<|im_end|>"
 _MEANING = {name: name for name in (_SECTION_BEGIN, _SECTION_END, _CALL_BEGIN, _ARGUMENTS, _CALL_END, _MESSAGE_END)} | {
     name.replace("calls", "call"): name for name in (_SECTION_BEGIN, _SECTION_END)
 }
+_THINKING = {name: name for name in (THINK_BEGIN, THINK_END)}
 _CALL_ID = re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:{]+?):(?P<index>[0-9]+))\s*")
 
 # Violations of the format: of a call, then between calls.
@@ -47,6 +49,11 @@ class Event:
 @dataclass(frozen=True)
 class Content(Event):
     """Text of the answer: ``raw``."""
+
+
+@dataclass(frozen=True)
+class Reasoning(Event):
+    """Text of the reasoning before the answer: ``raw``."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +104,22 @@ class ToolCallParser:
         problems: violations of the format so far, each once.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None = None):
-        """Starts on an answer; token ids need the tokenizer.
+    def __init__(self, tokenizer: Tokenizer | None = None, thinking: bool = False):
+        """Starts on an answer.
+
+        Args:
+            tokenizer: the vocabulary, which token ids need.
+            thinking: whether the answer begins inside the reasoning, because the prompt has opened it.
 
         Raises:
             UserError: the tokenizer is not byte-level.
         """
         ends = {} if tokenizer is None else {tokenizer.special_name(tokenizer.eos): _MESSAGE_END}
-        self._scanner = SpecialTokenScanner(_MEANING | ends, tokenizer)
+        thinks = thinking if tokenizer is None else tokenizer.has_special(THINK_END)
+        self._scanner = SpecialTokenScanner(_MEANING | ends | (_THINKING if thinks else {}), tokenizer)
         self.problems: list[str] = []
-        self._state = self._in_content
+        self._state = self._in_reasoning if thinking else self._in_content
+        self._reasoning: list[str] = []
         self._in_section = False
         self._head: list[str] = []  # of the call whose id is being read: its begin token, then text
         self._arguments: list[str] = []  # of the call whose arguments are being read: their text
@@ -117,12 +130,15 @@ class ToolCallParser:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer so far in OpenAI's format: complete calls only, their arguments verbatim."""
+        """The answer so far in OpenAI's format: complete calls only, their arguments verbatim; reasoning if any."""
         calls = [
             {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": end.arguments}}
             for start, end in zip(self._starts, self._ends, strict=False)
         ]
-        return {"role": "assistant", "content": "".join(self._content)} | ({"tool_calls": calls} if calls else {})
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        return message | ({"tool_calls": calls} if calls else {})
 
     def feed(self, text: str) -> list[Event]:
         """Returns the events of the next piece of text."""
@@ -138,9 +154,27 @@ class ToolCallParser:
         return events if self._state == self._after_end else [*events, *self._state("", _MESSAGE_END)]
 
     def _dispatch(self, segments: Iterable[Segment]) -> list[Event]:
-        return [event for raw, token in segments for event in self._state(raw, token)]
+        return [event for raw, token in segments for event in self._state(raw, self._meaning(token))]
+
+    def _meaning(self, token: str | None) -> str | None:
+        """A token's meaning in this state: within calls those of reasoning have none."""
+        outside = self._state in (self._in_content, self._in_reasoning, self._after_end)
+        return token if outside or token not in _THINKING else None
 
     # The states: each receives the next segment, with the meaning of a special token or None.
+
+    def _in_reasoning(self, raw: str, token: str | None) -> Iterator[Event]:
+        if token is None:
+            self._reasoning.append(raw)
+            yield Reasoning(raw)
+        elif token == THINK_END:
+            self._state = self._in_content
+            yield Markup(raw)
+        elif token in (_SECTION_BEGIN, _CALL_BEGIN, _MESSAGE_END):  # they end the reasoning too
+            self._state = self._in_content
+            yield from self._state(raw, token)
+        else:
+            yield self._stray(raw, NO_BEGIN)
 
     def _in_content(self, raw: str, token: str | None) -> Iterator[Event]:
         if token is None:
@@ -153,6 +187,9 @@ class ToolCallParser:
             self._open_call(raw)
         elif token == _MESSAGE_END:
             yield self._finish(raw)
+        elif token == THINK_BEGIN and not self._content and not self._starts:
+            self._state = self._in_reasoning
+            yield Markup(raw)
         else:
             yield self._stray(raw, NO_BEGIN)
 

@@ -1,0 +1,46 @@
+"""Kimi K2.5's chat format: Kimi K2's with reasoning between ``<think>`` and ``</think>`` before every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from k2jax.text.kimi_chat import KimiChat
+from k2jax.text.messages import THINK_BEGIN, THINK_END, Message, content_text, split_reasoning, text_field, tool_calls
+from k2jax.text.tokenizer import Tokenizer
+from k2jax.text.tool_types import declare_functions
+
+
+class KimiThinkingChat(KimiChat):
+    """Reasoning opens the assistant's message, or is empty; tools are declared as TypeScript types.
+
+    Source: the release's template, as the package ``renderers`` has it (``kimi_k25``).
+    """
+
+    thinks = True
+
+    def __init__(self, tokenizer: Tokenizer, default_system: str = ""):
+        super().__init__(tokenizer, default_system)
+        self.generation_prompt = [*self.generation_prompt, tokenizer.special_id(THINK_BEGIN)]
+        self._think_end = tokenizer.special_id(THINK_END)
+        self.direct_prompt = [*self.generation_prompt, self._think_end]
+
+    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Returns a system message named ``tool_declare`` with a namespace of TypeScript function types."""
+        return [*self._head("<|im_system|>", "tool_declare"), *self._text(declare_functions(tools)), self.end]
+
+    def render(self, message: Message, calls_before: int = 0) -> list[int]:
+        """Returns the message as Kimi K2 has it; an assistant's with its reasoning, others by name if they have one."""
+        role = message["role"]
+        if role == "assistant":
+            (reasoning, text), calls = split_reasoning(message), tool_calls(message)
+            ids = [*self.generation_prompt, *self._text(reasoning), self._think_end, *self._text(text)]
+            return [*ids, *(self._section(calls, calls_before) if calls else [])]
+        if role == "tool":
+            return super().render(message, calls_before)
+        token = "<|im_user|>" if role == "user" else "<|im_system|>"
+        return [*self._head(token, text_field(message, "name", role)), *self._text(content_text(message))]
+
+    def answer_prompt(self, message: Message) -> list[int]:
+        """Returns the prompt after which the model writes this answer: with or without reasoning."""
+        return self.generation_prompt if split_reasoning(message)[0] else self.direct_prompt
