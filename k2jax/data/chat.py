@@ -18,7 +18,8 @@ from k2jax.data.sources import CorruptRecords, files
 from k2jax.data.split import document_hash
 from k2jax.data.tokenised import Tokenised, outside_vocabulary
 from k2jax.errors import UserError, abbreviate
-from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat
+from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat, render_history
+from k2jax.text.messages import split_reasoning
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory.filters import demonstrations
 from k2jax.trajectory.store import read_trajectories
@@ -42,9 +43,8 @@ def tokenised_chats(name: str, config: DataConfig, tokenizer: Tokenizer, report:
     for file in files(name, config.sources[name]):
         for _, where, record, size in json_lines(file, report):
             try:
-                builder = conversation(record, chat)
-                ids, trained = np.array(builder.tokens), np.array(builder.by_assistant)
-                yield checked(ids, trained, size, config.sequence_length, tokenizer)
+                parts = branches(*messages_and_tools(record), chat)
+                yield from checked_branches(parts, chat, size, config.sequence_length, tokenizer)
             except UserError as error:
                 report(where, str(error))
 
@@ -78,11 +78,11 @@ def tokenised_trajectories(
                 report(f"{file}, trajectory {tuple(record['key'])}", str(error))
 
 
-def conversation(record: Any, chat: ChatFormat) -> ChatBuilder:
-    """The conversation of a record, built.
+def messages_and_tools(record: Any) -> tuple[list[Any], list[Any] | None]:
+    """The messages and tools of a record.
 
     Raises:
-        UserError: the record, or a message, is malformed, or the format does not support it.
+        UserError: it has none, or they are no lists.
     """
     if not isinstance(record, Mapping):
         raise UserError(f"a JSON {type(record).__name__}, not an object")
@@ -96,10 +96,48 @@ def conversation(record: Any, chat: ChatFormat) -> ChatBuilder:
         raise UserError(f"messages is {abbreviate(messages)}, not a list of messages")
     if tools is not None and not isinstance(tools, list):
         raise UserError(f"tools is {abbreviate(tools)}, not a list")
-    builder = ChatBuilder(chat, tools)
-    for message in messages:
-        builder.add(message)
-    return builder
+    return messages, tools
+
+
+def branches(messages: list[Any], tools: list[Any] | None, chat: ChatFormat) -> list[ChatBuilder]:
+    """The sequences to train on: one, or where reasoning is stripped from what has ended, one for every tool cycle.
+
+    Each message of the assistant has its marks in one of them: in the sequence of its own cycle, where its reasoning is
+    as it wrote it, after a history as a thinking model reads it.
+
+    Raises:
+        UserError: a message is malformed, or the format does not support it.
+    """
+    whole = render_history(chat, messages, tools, strip=False)
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if not chat.thinks or not any(split_reasoning(messages[i])[0] for i in answers):
+        return [whole]
+    found, begin = [], 0
+    for end in [*(i + 1 for i in answers if not messages[i].get("tool_calls")), len(messages)]:
+        if any(begin <= i < end for i in answers):
+            builder = render_history(chat, messages[:begin], tools)
+            known = len(builder.tokens)
+            for message in messages[begin:end]:
+                builder.add(message)
+            builder.by_assistant[:known] = [False] * known
+            found.append(builder)
+        begin = end
+    return found
+
+
+def checked_branches(
+    parts: list[ChatBuilder], chat: ChatFormat, size: int, longest: int, tokenizer: Tokenizer
+) -> list[Tokenised]:
+    """The sequences of one conversation to store, all in the split of its first prompt; see ``checked``."""
+    first = parts[0]
+    prompt = first.tokens[: first.by_assistant.index(True)] if any(first.by_assistant) else first.tokens
+    if prompt[-len(chat.direct_prompt) :] == chat.direct_prompt:  # a prompt is one with or without reasoning after it
+        prompt = prompt[: len(prompt) - len(chat.direct_prompt) + len(chat.generation_prompt)]
+    digest = document_hash(np.array(prompt, "<i4").tobytes())
+    return [
+        checked(np.array(part.tokens), np.array(part.by_assistant), size, longest, tokenizer)._replace(digest=digest)
+        for part in parts
+    ]
 
 
 def checked(ids: np.ndarray, trained: np.ndarray, size: int, longest: int, tokenizer: Tokenizer) -> Tokenised:

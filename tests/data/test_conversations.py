@@ -17,6 +17,7 @@ from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer
 from tests.data.corpora import data_config, equal, words
 from tests.text import kimi
+from tests.text import test_thinking_chat as thinking
 from tests.text.test_chat import OracleTokenizer
 
 BYTES = byte_tokenizer()
@@ -215,3 +216,45 @@ def test_held_out_prompts_are_those_that_an_answer_follows(tmp_path):
         assert prompt[0] == BYTES.bos and BYTES.decode(prompt).endswith("?")
     weights = [batch.targets["weights"].sum() for batch in data.held_out.batches(4)]
     assert sum(weights) == data.manifests["s"]["splits"]["held_out"]["assistant_tokens"]
+
+
+def test_every_answer_is_trained_once_as_a_thinking_model_wrote_it_after_the_history_that_it_read(tmp_path):
+    call = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    def says(content, reasoning, **more):
+        return {"role": "assistant", "content": content, "reasoning_content": reasoning} | more
+
+    records = [
+        {
+            "messages": [
+                {"role": "user", "content": f"one {i}"},
+                says("", "look", tool_calls=[call]),
+                {"role": "tool", "tool_call_id": "functions.f:0", "content": "found"},
+                says("first", "tell"),
+                {"role": "user", "content": "two"},
+                says("second", ""),
+                {"role": "user", "content": "three"},
+                says("third", "last"),
+            ]
+        }
+        for i in range(8)
+    ]
+    config = data_config(tmp_path / "cache", {"s": chat_file(tmp_path / "a.jsonl", records)}, sequence_length=256)
+    shards = prepare_shards("s", config, thinking.tokenizer())
+    seen = {}
+    for split in (shards.train, shards.held_out):
+        found = conversations(ConversationRows(split, 256))
+        assert len(found) % 3 == 0  # all branches of a conversation are in one split
+        for ids, weights in found:
+            text = kimi.text_of(ids, thinking.tokenizer())
+            written = kimi.text_of([i for i, w in zip(ids, weights, strict=True) if w], thinking.tokenizer())
+            seen.setdefault(text.split("<|im_end|>")[0].split("<|im_middle|>")[1], []).append((text, written))
+    section = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"
+    section += "<|tool_call_end|><|tool_calls_section_end|><|im_end|>"
+    assert len(seen) == 8
+    for branches in seen.values():
+        texts, answers = zip(*sorted(branches, key=lambda pair: len(pair[0])), strict=True)
+        assert answers == (f"look</think>{section}tell</think>first<|im_end|>", "second<|im_end|>",
+                           "last</think>third<|im_end|>")  # fmt: skip
+        assert "<think>look" in texts[0] and not any("look" in text or "tell" in text for text in texts[1:])
+        assert texts[2].count("<think></think>") == 3
