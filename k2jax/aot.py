@@ -5,6 +5,7 @@ Example:
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16 --sweep
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:4x4x4 --mode=decode \
         --config.parallel.expert=64
+    python -m k2jax.aot --config=experiments/rl/k2_1t.py --topology=v5p:8x8x16 --mode=sync
     python -m k2jax.aot kernels --topologies=v5e:2x2,v5p:2x2x1,v6e:2x2,tpu7x:2x2x1
     python -m k2jax.aot kernels --topologies=v5p:2x2x1 --only=attention --json
 
@@ -13,9 +14,11 @@ collectives by kind, axis and bytes, FLOPs, and an estimate of the step's time w
 layout of that batch on the topology (stages, experts, data, micro-batches, parts of the experts' exchange, and
 recomputation with FP8 and offloading) and compiles the best; it names those that do not fit, and exits with 1 only if
 none fits. --mode=prefill and --mode=decode compile the inference engine's programs for the config's model instead,
-with experts over config.parallel.expert devices and as many sequences of --context tokens as fit. With "kernels", it
-compiles every kernel at the shapes of Kimi K2; there the roofline is the least time that one device could need. All
-times are arithmetic: nothing is run.
+with experts over config.parallel.expert devices and as many sequences of --context tokens as fit. --mode=sync compiles
+what an iteration of reinforcement learning runs on one slice: the training step, the programs that bring its weights
+to the engine of config.rl.rollout, prefill and decode; it prints HBM in each phase, and bytes and time of the switch.
+With "kernels", it compiles every kernel at the shapes of Kimi K2; there the roofline is the least time that one device
+could need. All times are arithmetic: nothing is run.
 """
 
 import json
@@ -28,7 +31,7 @@ from k2jax.analysis import topology
 from k2jax.errors import UserError, nearest
 
 TARGETS = ("kernels",)
-MODES = ("train", "prefill", "decode")
+MODES = ("train", "prefill", "decode", "sync")
 DOES_NOT_FIT = 1
 LISTED = 12  # layouts of a sweep that are printed
 
@@ -38,7 +41,7 @@ def define(values: flags.FlagValues) -> None:
     to = {"flag_values": values}
     cli.define_config(values)
     flags.DEFINE_string("topology", None, "TPU topology of a training config, such as v5p:8x8x16.", **to)
-    flags.DEFINE_string("mode", "train", "Program of a config to compile: train | prefill | decode.", **to)
+    flags.DEFINE_string("mode", "train", "Program of a config to compile: train | prefill | decode | sync.", **to)
     flags.DEFINE_integer("context", 32768, "Longest sequence of prefill and decode [tokens].", **to, lower_bound=1)
     flags.DEFINE_integer("slots", 0, "Sequences of prefill and decode; 0 is as many as fit.", **to, lower_bound=0)
     flags.DEFINE_bool("sweep", False, "Estimate every layout of the config, and compile the best.", **to)
@@ -55,7 +58,27 @@ def main(values: flags.FlagValues, target: str = "") -> int:
     if values.mode not in MODES:
         raise UserError(f"no mode {values.mode!r}{nearest(values.mode, list(MODES))}")
     topology.prepare()
-    return kernels(values) if target else training(values) if values.mode == "train" else inference(values)
+    if target:
+        return kernels(values)
+    return {"train": training, "sync": phases}.get(values.mode, inference)(values)
+
+
+def phases(values: flags.FlagValues) -> int:
+    """Compiles the programs of an iteration of reinforcement learning."""
+    cli.require(values, "config", "topology")
+    if values.sweep:
+        raise UserError("--sweep is for --mode=train; for --mode=sync try values of --config.rl.rollout.expert")
+    from k2jax.analysis import compiling
+    from k2jax.rl import sync_analysis, sync_report
+
+    config = compiling.for_tpu(cli.config_of(values))
+    try:
+        report = sync_analysis.compile_phases(config, values.topology)
+    except compiling.DoesNotFit as error:
+        return _does_not_fit(f"a program needs {error.needs}; --mode=train, prefill and decode say which")
+    print(json.dumps(sync_report.phases_json(report), indent=2) if values.json else sync_report.phases_table(report))
+    large = [f"{name} needs {part.hbm.needs}" for name, part in report._asdict().items() if not part.hbm.fits]
+    return _does_not_fit("; ".join(large)) if large else 0
 
 
 def inference(values: flags.FlagValues) -> int:

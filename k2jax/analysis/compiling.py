@@ -14,8 +14,10 @@ from k2jax.analysis.cost.sweep import Candidate, sweep
 from k2jax.analysis.serving import ServingReport, compile_serving
 from k2jax.analysis.topology import chip_of, devices
 from k2jax.analysis.training import COMPILER_OPTIONS, TracedStep, TrainingReport, analyse
+from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.errors import UserError
+from k2jax.losses import Loss
 from k2jax.sharding import CONTEXT, TENSOR
 from k2jax.train.program import Program
 from pallas_kernels.implementation import target_platform
@@ -53,14 +55,22 @@ def best_layouts(config: Config, topology: str) -> list[Candidate]:
     return sweep(config, chip_of(topology), devices(topology))
 
 
-def compile_training(config: Config, topology: str) -> TrainingReport:
+def compile_training(
+    config: Config, topology: str, loss: Loss | None = None, row: PackedBatch | None = None
+) -> TrainingReport:
     """Compiles the training step of a config.
+
+    Args:
+        config: the experiment.
+        topology: its devices.
+        loss: by default that of pretraining.
+        row: a row whose targets are those of the loss.
 
     Raises:
         UserError: no such topology, or a layout whose sizes do not divide.
         DoesNotFit: the compiler found too little HBM.
     """
-    step = traced_step(config, topology)
+    step = traced_step(config, topology, loss, row)
     try:
         report = analyse(step, config, topology)
     except jax.errors.JaxRuntimeError as error:
@@ -118,14 +128,14 @@ def without_kernels(model: ModelConfig, shards: int = 1) -> list[str]:
     ]
 
 
-def traced_step(config: Config, topology: str) -> TracedStep:
-    """The training step of a config on a topology's devices, traced.
+def traced_step(config: Config, topology: str, loss: Loss | None = None, row: PackedBatch | None = None) -> TracedStep:
+    """The training step of a config on a topology's devices, traced; arguments as of ``compile_training``.
 
     Raises:
         UserError: no such topology, or a layout whose sizes do not divide.
     """
-    program = Program(config, devices(topology))
-    state, batch = program.abstract()
+    program = Program(config, devices(topology), loss)
+    state, batch = program.abstract(row)
     with target_platform("tpu"):
         traced = program.step.trace(state, batch)
     return TracedStep(traced, program.mesh, state, program.schedule, empty_slots(config, program.layout))
