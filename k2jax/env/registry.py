@@ -83,7 +83,11 @@ datasets = Registry(
     "k2jax.datasets",
     {
         "characters": "k2jax.env.tasks.characters:CharacterTasks",
+        "code": "k2jax.env.tasks.code:CodeTasks",
+        "instructions": "k2jax.env.tasks.instructions:InstructionTasks",
+        "math": "k2jax.env.tasks.mathematics:MathTasks",
         "reasoning_gym": "k2jax.env.tasks.reasoning:ReasoningGymTasks",
+        "tables": "k2jax.env.tasks.tables:TableTasks",
     },
 )
 """Makers of datasets: called with the options and ``split``."""
@@ -99,8 +103,12 @@ verifiers = Registry(
     "verifier",
     "k2jax.verifiers",
     {
+        "answer_line": "k2jax.env.tasks.answer_line:answer_line",
         "final_answer": "k2jax.env.tasks.characters:final_answer",
+        "instructions": "k2jax.env.tasks.instructions_scoring:instructions",
+        "math": "k2jax.env.tasks.mathematics_scoring:math",
         "reasoning_gym": "k2jax.env.tasks.reasoning_scoring:reasoning_gym",
+        "unit_tests": "k2jax.env.tasks.code_scoring:UnitTests",
     },
 )
 """Functions ``(task, answer) -> Reward``, which run in processes of their own, and makers of a ``Verifier``."""

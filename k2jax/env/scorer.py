@@ -84,5 +84,6 @@ class Scorer:
         raise VerifierError(f"no verdict on the task {task.id!r} after {1 + self._pool.retries} tries: {reason}")
 
     async def _in_sandbox(self, verifier: Any, task: Task, trajectory: Trajectory) -> Reward:
-        async with await self._backend.open(dataclasses.replace(SandboxSpec(), image=task.image)) as sandbox:
+        spec = dataclasses.replace(getattr(verifier, "spec", SandboxSpec()), image=task.image)
+        async with await self._backend.open(spec) as sandbox:
             return await verifier.score(task, trajectory, sandbox)

@@ -13,7 +13,8 @@ class Verifier(Protocol):
     """Scores finished episodes.
 
     Attributes:
-        needs_sandbox: whether ``score`` gets a fresh sandbox.
+        needs_sandbox: whether ``score`` gets a fresh sandbox. It is made by the verifier's attribute ``spec``, where it
+            has one, with the task's image.
     """
 
     needs_sandbox: bool

@@ -1,0 +1,31 @@
+"""The verifier of mathematics: math-verify compares the boxed answer with the right one.
+
+It runs in a process that is killed at the time limit, so math-verify's own limits, which count as a wrong answer, are
+off.
+"""
+
+from __future__ import annotations
+
+from math_verify import parse, verify
+
+from k2jax.env.task import Task
+from k2jax.env.tasks.mathematics import last_boxed
+from k2jax.trajectory import Reward
+
+LONGEST = 300
+"""Characters of a final answer; a longer one is none."""
+
+
+def math(task: Task, answer: str) -> Reward:
+    r"""1 if the last ``\boxed{}`` is equal to the right answer as an expression, else 0."""
+    boxed = last_boxed(answer)
+    if not boxed or len(boxed) > LONGEST:
+        return Reward(0.0, info={"boxed": False})
+    right = _parsed(task.metadata["answer"])
+    if not right:
+        raise ValueError(f"the answer {task.metadata['answer']!r} of the task {task.id!r} is no expression")
+    return Reward(float(verify(right, _parsed(boxed), timeout_seconds=None)), info={"boxed": True})
+
+
+def _parsed(expression: str) -> list:
+    return parse(f"\\boxed{{{expression}}}", parsing_timeout=None)
