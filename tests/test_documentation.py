@@ -29,6 +29,10 @@ ARGUMENTS = {  # positional arguments that are names of the code
 }
 
 
+WORDS = {"k2jax.sandbox": {"check"}}
+"""What commands without flags take."""
+
+
 def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
@@ -85,7 +89,7 @@ def check(words, monkeypatch):
     module, *arguments = words
     parser = parser_of(module, monkeypatch)
     if parser is None:
-        assert not arguments
+        assert set(arguments) <= WORDS.get(module, set())
         return
     define, doc, positional, optional = parser
     bare = not arguments  # named without arguments, as a command and not as an example

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 import contextlib
+import functools
 import importlib.util
 import os
 from pathlib import Path
@@ -21,7 +23,7 @@ import weakref
 
 from k2jax.errors import UserError
 from k2jax.sandbox import cgroup, files, seccomp
-from k2jax.sandbox.link import Link
+from k2jax.sandbox.link import Answer, Link
 from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, Sandbox, SandboxError, SandboxSpec
 
 INSTALL = 'install bubblewrap with: pip install "k2jax[sandbox]" (or: apt-get install bubblewrap)'
@@ -29,6 +31,8 @@ _OLDEST = (0, 8)
 """The first version with ``--disable-userns``."""
 _NEVER = ("/", "/home", "/root", "/run", "/tmp", "/var", "/proc", "/sys", "/dev", "/etc")
 """Folders of the host that no sandbox shows whole."""
+_OWN = ("/tmp", "/work", "/dev", "/proc", "/sys")
+"""Folders that are a sandbox's own: nothing of the host can be shown in them."""
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
 _GRACE = 30.0
 """How long after a command's time limit the spawner may still take to answer [s]."""
@@ -129,19 +133,41 @@ class BubblewrapBackend:
         _, future = link.ask(
             "open",
             limits={name: int(getattr(limits, name)) for name in limits.__dataclass_fields__},
-            read_only=[os.path.normpath(path) for path in spec.read_only],
+            read_only=["/" + os.path.normpath(path).lstrip("/") for path in spec.read_only],
             image=os.path.abspath(spec.image) if spec.image else "",
         )
-        answer = await asyncio.wait_for(asyncio.wrap_future(future), _GRACE)
+        try:
+            answer = await _answer(future, _GRACE)
+        except BaseException:
+            future.add_done_callback(functools.partial(_discard, link))  # it may still be made, for nobody
+            raise
         return BubblewrapSandbox(link, answer.record["box"], answer.descriptor, spec, self.capabilities)
+
+
+async def _answer(future: Future[Answer], patience: float) -> Answer:
+    """Waits for the spawner, which goes on when the waiting ends early."""
+    try:
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
+    except TimeoutError:
+        raise SandboxError("the spawner of sandboxes does not answer") from None
+
+
+def _discard(link: Link, opened: Future[Answer]) -> None:
+    if opened.exception() is None:
+        os.close(opened.result().descriptor)
+        with contextlib.suppress(SandboxError):
+            link.ask("close", box=opened.result().record["box"])
 
 
 def _check(spec: SandboxSpec) -> None:
     for path in spec.read_only:
         if not os.path.isabs(path) or not os.path.exists(path):
             raise UserError(f"read_only must name absolute paths that exist, not {path!r}")
-        if os.path.normpath(path) in _NEVER:
+        normal = "/" + os.path.normpath(path).lstrip("/")
+        if normal in _NEVER or os.path.realpath(path) in _NEVER:
             raise UserError(f"no sandbox shows {path} whole; name the folders in it that it needs")
+        if normal.startswith(tuple(f"{own}/" for own in _OWN)):
+            raise UserError(f"a sandbox has its own /{normal.split('/')[1]}; {path} cannot be shown in it: write() it")
     if spec.image and not os.path.isdir(spec.image):
         raise UserError(f"image must be the folder of an unpacked root file system, not {spec.image!r}")
 
@@ -178,12 +204,10 @@ class BubblewrapSandbox:
             "exec", stdin, box=self._box, timeout=timeout, output_limit=output_limit, **command
         )
         try:
-            answer = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), timeout + _GRACE)
-        except BaseException as error:
+            answer = await _answer(future, timeout + _GRACE)
+        except BaseException:
             with contextlib.suppress(SandboxError):
                 self._link.ask("kill", target=number)
-            if isinstance(error, TimeoutError):
-                raise SandboxError("the spawner of sandboxes does not answer") from None
             raise
         record, size = answer.record, answer.record["stdout"]
         return ExecResult(
@@ -216,7 +240,7 @@ class BubblewrapSandbox:
         self._root = None
         with contextlib.suppress(SandboxError):  # a spawner that has ended took everything with it
             _, future = self._link.ask("close", box=self._box)
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), _GRACE)
+            await _answer(future, _GRACE)
 
     async def __aenter__(self) -> BubblewrapSandbox:
         return self

@@ -85,6 +85,7 @@ class Link:
     def ask(self, kind: str, payload: bytes = b"", **record: Any) -> tuple[int, Future[Answer]]:
         """Sends a request; returns its number and the future of its answer, which fails with SandboxError."""
         number, future = next(self._numbers), Future()
+        future.set_running_or_notify_cancel()  # it is always answered
         message = wire.encode(wire.Message({"kind": kind, "request": number} | record, payload))
         with self._lock:
             if not self.alive:
@@ -122,22 +123,17 @@ class Link:
             self._connection.close()
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            if future.set_running_or_notify_cancel():
-                future.set_exception(SandboxError("the spawner of sandboxes has ended"))
+            future.set_exception(SandboxError("the spawner of sandboxes has ended"))
         self._process.wait()
         with contextlib.suppress(OSError):  # where the spawner could not
             os.rmdir(self._folder)
 
     def _resolve(self, message: wire.Message, descriptors: list[int]) -> None:
         descriptor = descriptors.pop(0) if "box" in message.record else None
-        future = self._waiting.pop(message.record["request"], None)
-        failure = message.record.get("failure")
-        if future is None or not future.set_running_or_notify_cancel():
-            if descriptor is not None:
-                os.close(descriptor)
-                self.ask("close", box=message.record["box"])  # whoever asked for the sandbox is gone
-        elif failure:
-            future.set_exception(SandboxError(failure))
+        with self._lock:
+            future = self._waiting.pop(message.record["request"])
+        if message.record.get("failure"):
+            future.set_exception(SandboxError(message.record["failure"]))
         else:
             future.set_result(Answer(message.record, message.payload, descriptor))
 

@@ -40,12 +40,13 @@ class Box:
             trees, name, memory=self.limits["memory"], processes=self.processes + _OWN_PROCESSES
         )
         self._stage = stage
+        self.path = stage.path / "boxes" / name
         try:
-            self.path = stage.make_box(name, disk=self.limits["disk"], files=self.limits["files"])
+            stage.make_box(self.path, disk=self.limits["disk"], files=self.limits["files"])
             read_only = {path: str(stage.visible(path)) for path in record["read_only"]}
             self.root = root_arguments(stage, self.path, record["image"], read_only)
         except OSError:
-            self.group.remove()
+            self.remove()
             raise
         self.jobs: set[RunningCommand] = set()
         self.closing: int | None = None

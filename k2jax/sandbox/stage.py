@@ -100,9 +100,8 @@ class SandboxStage:
             self._visible[source] = target
         return self._visible[source]
 
-    def make_box(self, name: str, *, disk: int, files: int) -> Path:
-        """A new tmpfs for one sandbox, with its folders ``work``, ``tmp`` and ``shm``."""
-        box = self.path / "boxes" / name
+    def make_box(self, box: Path, *, disk: int, files: int) -> None:
+        """Mounts a new tmpfs for one sandbox, with its folders ``work``, ``tmp`` and ``shm``."""
         box.mkdir()
         owner = self.user or 0
         options = f"mode=0755,size={disk},nr_inodes={files + 1 + len(_SHARED)},uid={owner},gid={owner}"
@@ -111,7 +110,6 @@ class SandboxStage:
             (box / folder).mkdir()
             os.chown(box / folder, owner, owner)
             (box / folder).chmod(mode)
-        return box
 
     def remove_box(self, box: Path) -> None:
         """Deletes a sandbox's files, as far as nobody has them open."""

