@@ -11,6 +11,7 @@ import errno
 import os
 from pathlib import Path
 import signal
+import time
 from typing import NamedTuple
 
 PREFIX = "k2jax-"
@@ -145,3 +146,20 @@ class ControlGroup:
                     return False
             del self._folders[folder]
         return True
+
+
+def remove_left_over(name: str, patience: float) -> None:
+    """Deletes the groups whose names begin with ``name``, of a spawner that was killed before it could.
+
+    Args:
+        name: see ``ControlGroup``.
+        patience: how long processes in them may take to end [s].
+    """
+    folders = [path for _, tree in find().values() for path in tree.glob(f"{PREFIX}{name}*")]
+    end = time.monotonic() + patience
+    while folders and time.monotonic() < end:
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        folders = [folder for folder in folders if folder.exists()]
+        time.sleep(0.01 if folders else 0)

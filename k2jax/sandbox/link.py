@@ -14,7 +14,7 @@ import tempfile
 import threading
 from typing import Any, NamedTuple
 
-from k2jax.sandbox import wire
+from k2jax.sandbox import cgroup, wire
 from k2jax.sandbox.types import SandboxError
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
@@ -124,9 +124,10 @@ class Link:
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             future.set_exception(SandboxError("the spawner of sandboxes has ended"))
-        self._process.wait()
-        with contextlib.suppress(OSError):  # where the spawner could not
-            os.rmdir(self._folder)
+        if self._process.wait() != 0:  # it could not clean up
+            cgroup.remove_left_over(f"{self._process.pid}-", _PATIENCE)
+            with contextlib.suppress(OSError):
+                os.rmdir(self._folder)
 
     def _resolve(self, message: wire.Message, descriptors: list[int]) -> None:
         descriptor = descriptors.pop(0) if "box" in message.record else None

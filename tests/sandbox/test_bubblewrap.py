@@ -78,14 +78,14 @@ def test_a_spawner_that_is_killed_fails_its_sandboxes_and_the_next_one_opens():
         sandbox = await backend.open(SandboxSpec())
         running = asyncio.create_task(sandbox.exec(["sleep", "60"], timeout=60))
         await asyncio.sleep(0.3)
-        folder = backend._link._folder
+        folder, spawner = backend._link._folder, backend._link._process.pid
         os.kill(backend._link._process.pid, signal.SIGKILL)
         with pytest.raises(SandboxError, match="has ended"):
             await running
         with pytest.raises(SandboxError):
             await sandbox.exec(["true"])
         await sandbox.close()
-        wait_for(lambda: not os.path.exists(folder))
+        wait_for(lambda: not os.path.exists(folder) and not groups_of(spawner))
         async with await backend.open(SandboxSpec()) as other:
             assert (await other.exec(["true"])).code == 0
         backend.close()
@@ -109,41 +109,47 @@ def test_a_backend_that_is_forgotten_ends_its_spawner():
     wait_for(lambda: own_descriptors() == before)
 
 
+def groups_of(spawner):
+    """Folders of the control groups that a spawner has made, by its pid."""
+    return {path for tree in cgroup.find().values() for path in tree.folder.glob(f"{cgroup.PREFIX}{spawner}-*")}
+
+
 def test_sandboxes_that_were_never_closed_end_with_their_backend():
     async def run():
         backend = BubblewrapBackend()
         for _ in range(3):
             await backend.open(SandboxSpec())
-        groups = list_groups()
+        spawner = backend._link._process.pid
+        assert len(groups_of(spawner)) == 3 * len(set(cgroup.find().values()))
         backend.close()
-        return groups
+        assert not groups_of(spawner)
 
-    before = list_groups()
-    assert len(asyncio.run(run())) > len(before)
-    assert list_groups() == before
-
-
-def list_groups():
-    return {str(path) for tree in cgroup.find().values() for path in tree.folder.glob(f"{cgroup.PREFIX}*")}
+    asyncio.run(run())
 
 
 def test_closing_a_sandbox_deletes_its_control_groups():
-    before = list_groups()
+    async def run():
+        backend = BubblewrapBackend()
+        async with await backend.open(SandboxSpec()) as sandbox:
+            await sandbox.exec(["true"])
+            spawner = backend._link._process.pid
+            assert groups_of(spawner)
+        assert not groups_of(spawner)
+        backend.close()
 
-    async def use(sandbox):
-        await sandbox.exec(["true"])
-        return list_groups()
-
-    assert len(in_sandbox("bubblewrap", use)) > len(before)
-    assert list_groups() == before
+    asyncio.run(run())
 
 
 def test_opening_that_is_cancelled_leaves_nothing_behind():
     async def run():
         backend = BubblewrapBackend()
-        async with await backend.open(SandboxSpec()):
-            pass
-        before = list_groups(), own_descriptors()
+
+        async def once():
+            async with await backend.open(SandboxSpec()):
+                pass
+
+        await once()
+        spawner, before = backend._link._process.pid, own_descriptors()
         for _ in range(5):
             opening = asyncio.create_task(backend.open(SandboxSpec()))
             while not backend._link._waiting:
@@ -151,11 +157,9 @@ def test_opening_that_is_cancelled_leaves_nothing_behind():
             opening.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await opening
-        for _ in range(100):
-            if (list_groups(), own_descriptors()) == before:
-                break
-            await asyncio.sleep(0.02)
-        assert (list_groups(), own_descriptors()) == before
+            await once()  # the spawner answers in order
+            await once()
+        assert not groups_of(spawner) and own_descriptors() == before
         backend.close()
 
     asyncio.run(run())
@@ -175,6 +179,12 @@ def test_folders_behind_closed_ones_are_visible_where_the_spec_names_them(folder
     result = in_sandbox("bubblewrap", use, spec)
     assert result.stdout.split() == [b"shownnamed"] and b"Read-only" in result.stderr
     assert os.listdir(secret) == ["file"]
+
+
+def test_a_link_to_a_folder_that_is_never_shown_is_not_shown_either(folder):
+    (folder / "link").symlink_to("/")
+    with pytest.raises(UserError, match="whole"):
+        in_sandbox("bubblewrap", None, SandboxSpec(read_only=(str(folder / "link"),)))
 
 
 def test_an_image_takes_the_place_of_the_hosts_programs(folder):

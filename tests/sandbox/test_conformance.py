@@ -41,6 +41,16 @@ def test_a_signal_is_128_and_its_number(name):
 
 
 @every_backend
+def test_a_pipe_whose_reader_has_gone_ends_its_writer_without_a_word(name):
+    """Python ignores the signal for that, and programs would inherit it."""
+
+    async def use(sandbox):
+        return await sandbox.exec(["sh", "-c", "yes | head -n 1"])
+
+    assert in_sandbox(name, use)[:3] == (0, b"y\n", b"")
+
+
+@every_backend
 def test_a_command_that_cannot_start_is_a_result_and_not_a_failure(name):
     async def use(sandbox):
         missing = await sandbox.exec(["no-such-program"])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import os
 from pathlib import Path
 import signal
@@ -281,6 +282,27 @@ print(os.listdir('/work'))
 
 
 @every_backend
+def test_on_the_host_no_process_of_a_sandbox_is_root(name):
+    """User 0 of the host may do much without any capability, such as write into /proc/sys."""
+
+    async def use(sandbox):
+        running = asyncio.create_task(sandbox.exec(["sleep", "0.5"]))
+        await asyncio.sleep(0.3)
+        users = [_users(pid) for pid in survivors(name)]
+        await running
+        return users
+
+    users = in_sandbox(name, use)
+    expected = 65534 if os.geteuid() == 0 else os.geteuid()
+    assert len(users) >= 3 and set(users) == {(expected,) * 4}
+
+
+def _users(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return tuple(int(word) for word in status.partition("Uid:")[2].split("\n")[0].split())
+
+
+@every_backend
 def test_nested_namespaces_are_refused(name):
     code = (
         LIBC
@@ -418,11 +440,17 @@ for file in glob.glob('/proc/[0-9]*/*') + glob.glob('/proc/[0-9]*/task/*/*'):
 
 @every_backend
 def test_no_descriptor_is_inherited(name, witness):
-    with witness.file.open() as secret:
-        os.set_inheritable(secret.fileno(), True)
+    with witness.file.open() as secret, open(fcntl.fcntl(secret, fcntl.F_DUPFD, 200)) as copy:
+        for file in (secret, copy):
+            os.set_inheritable(file.fileno(), True)
         backend(name).close()  # a new spawner, which could inherit it
-        code = "import os; f='/proc/self/fd'; print([(n, os.readlink(f'{f}/{n}')[:5]) for n in os.listdir(f)[:-1]])"
-        assert said(attack(name, code)).strip() == "[('0', 'pipe:'), ('1', 'pipe:'), ('2', 'pipe:')]"
+        code = """
+import os
+for n in os.listdir('/proc/self/fd'):
+    try: print(n, os.readlink(f'/proc/self/fd/{n}')[:5])
+    except OSError: pass  # that of the listing itself
+"""
+        assert said(attack(name, code)) == "0 pipe:\n1 pipe:\n2 pipe:\n"
 
 
 @every_backend
@@ -524,6 +552,23 @@ os._exit(1)
 """
     result = attack(name, code)
     assert result.code in (1, 139) and not result.timed_out
+
+
+@every_backend
+def test_nobody_waits_for_a_cancelled_command_and_it_ends_all_the_same(name):
+    async def use(sandbox):
+        running = asyncio.create_task(sandbox.exec(["sh", "-c", "setsid sleep 60 & sleep 60"], timeout=60))
+        await asyncio.sleep(0.3)
+        assert survivors(name)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        end = time.monotonic() + 3
+        while survivors(name) and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        assert not survivors(name)
+
+    in_sandbox(name, use)
 
 
 @every_backend
