@@ -40,34 +40,34 @@ def make_sampler(config: Config):
     return sample
 
 
-class Prompt(NamedTuple):
+class SamplePrompt(NamedTuple):
     """What a sample continues: its text as a person reads it, and its token ids."""
 
     text: str
     ids: list[int]
 
 
-def text_prompts(config: Config, held_out: HeldOut, tokenizer: Tokenizer) -> list[Prompt]:
+def text_prompts(config: Config, held_out: HeldOut, tokenizer: Tokenizer) -> list[SamplePrompt]:
     """The configured prompts, or else the beginnings of held-out documents."""
     texts = config.eval.prompts
     if not texts:
         beginnings = (tokenizer.decode(ids) for ids in held_out.beginnings(BEGINNINGS, BEGINNING_TOKENS))
         texts = tuple(dict.fromkeys(text.rstrip("\ufffd") for text in beginnings))  # a character may have been cut
-    return [Prompt(text, [tokenizer.bos, *tokenizer.encode(text)]) for text in texts]
+    return [SamplePrompt(text, [tokenizer.bos, *tokenizer.encode(text)]) for text in texts]
 
 
-def chat_prompts(config: Config, held_out: HeldOut, tokenizer: Tokenizer) -> list[Prompt]:
+def chat_prompts(config: Config, held_out: HeldOut, tokenizer: Tokenizer) -> list[SamplePrompt]:
     """The configured prompts as messages of the user, or else what precedes the answers of held-out conversations."""
     prompts = []
     for text in config.eval.prompts:
         builder = ChatBuilder(configured_chat(tokenizer, config.data.chat_format))
         builder.add({"role": "user", "content": text})
         builder.open_assistant()
-        prompts.append(Prompt(text, builder.tokens))
+        prompts.append(SamplePrompt(text, builder.tokens))
     if prompts:
         return prompts
     beginnings = [part.tolist() for part in held_out.beginnings(BEGINNINGS, BEGINNING_TOKENS) if len(part)]
-    return list({tuple(ids): Prompt(_spelled(ids, tokenizer), ids) for ids in beginnings}.values())
+    return list({tuple(ids): SamplePrompt(_spelled(ids, tokenizer), ids) for ids in beginnings}.values())
 
 
 def _spelled(ids: Sequence[int], tokenizer: Tokenizer) -> str:
@@ -77,7 +77,7 @@ def _spelled(ids: Sequence[int], tokenizer: Tokenizer) -> str:
 
 
 def sample_texts(
-    sampler, params: Any, tokenizer: Tokenizer, prompts: Sequence[Prompt], config: Config, step: int, *, end: int
+    sampler, params: Any, tokenizer: Tokenizer, prompts: Sequence[SamplePrompt], config: Config, step: int, *, end: int
 ) -> list[tuple[str, str]]:
     """(prompt, continuation) pairs; a continuation stops before the token ``end``."""
     width = max(len(prompt.ids) for prompt in prompts) + config.eval.sample_tokens

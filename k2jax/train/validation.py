@@ -13,7 +13,7 @@ from k2jax.report.samples import write_sample
 from k2jax.text import configured_chat
 from k2jax.train.corpus import held_out_batches
 from k2jax.train.run import Run, say
-from k2jax.train.sample import Prompt, chat_prompts, make_sampler, sample_texts, text_prompts
+from k2jax.train.sample import SamplePrompt, chat_prompts, make_sampler, sample_texts, text_prompts
 
 
 class Validation:
@@ -55,7 +55,7 @@ class Validation:
         loss, bits = nll / targets, self._data.held_out.bits_per_byte(nll, targets)
         return {"val_loss": loss, "val_bits_per_byte": bits}, f"{loss:.4f}, {bits:.4f} bits per byte"
 
-    def _prompts_and_end(self) -> tuple[Sequence[Prompt], int]:
+    def _prompts_and_end(self) -> tuple[Sequence[SamplePrompt], int]:
         """What samples continue, and the token at which they stop."""
         tokenizer = self._data.tokenizer
         return text_prompts(self._config, self._data.held_out, tokenizer), tokenizer.eos
@@ -74,7 +74,7 @@ class ChatValidation(Validation):
         loss = nll / targets
         return {"val_loss": loss}, f"{loss:.4f} per token of the assistant"
 
-    def _prompts_and_end(self) -> tuple[Sequence[Prompt], int]:
+    def _prompts_and_end(self) -> tuple[Sequence[SamplePrompt], int]:
         tokenizer = self._data.tokenizer
         prompts = chat_prompts(self._config, self._data.held_out, tokenizer)
         return prompts, configured_chat(tokenizer, self._config.data.chat_format).end
