@@ -8,7 +8,7 @@ import pytest
 
 from k2jax.env import Task
 from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.code_scoring import UnitTests
+from k2jax.env.tasks.code_scoring import UnitTests, verdict_of
 from k2jax.errors import UserError
 from k2jax.sandbox.backends import make_backend
 from k2jax.trajectory import Node, Trajectory
@@ -69,6 +69,13 @@ ATTACKS = {
 def test_no_program_passes_by_attacking_its_judge():
     rewards = judged(*map(block, ATTACKS.values()))
     assert {name: reward.value for name, reward in zip(ATTACKS, rewards, strict=True)} == dict.fromkeys(ATTACKS, 0.0)
+
+
+def test_a_verdict_without_the_secret_of_the_call_is_none():
+    line = b'noise\n{"secret": "right", "failed": 0, "reasons": []}\n'
+    assert verdict_of(line, "right") == {"secret": "right", "failed": 0, "reasons": []}
+    for other in (verdict_of(line, "wrong"), verdict_of(line + b"more", "right"), verdict_of(b"", "right")):
+        assert other is None
 
 
 def test_a_program_that_hangs_fails_at_the_time_limit(monkeypatch):

@@ -67,7 +67,7 @@ def test_a_data_set_of_the_hub_loses_training_problems_that_are_in_its_test_spli
         (r"\sqrt{8}", r"\boxed{2\sqrt{2}}", 1),
         ("x^2 - 1", r"\boxed{(x-1)(x+1)}", 1),
         ("1000", r"\boxed{1{,}000}", 1),
-        ("42", "\\boxed{" + "9" * 400 + "}", 0),
+        ("42", "\\boxed{" + "0" * 400 + "42}", 0),
     ],
 )
 def test_answers_are_compared_as_expressions_and_only_the_last_box_counts(right, answer, value):

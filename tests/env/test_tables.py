@@ -5,6 +5,7 @@ import sqlite3
 import pytest
 
 from k2jax.env.registry import load_tasks
+from k2jax.env.split import split_of
 from k2jax.env.tasks.answer_line import answer_line
 from k2jax.errors import UserError
 
@@ -38,11 +39,10 @@ def test_answers_are_those_of_a_database(kind, rows):
         assert answer_line(task, f"I look it up.\nAnswer: {task.metadata['answer']}").value == 1
 
 
-def test_held_out_questions_share_no_prompt_with_training():
-    prompts = [
-        {t.instruction[0]["content"] for t in load_tasks("tables", ("count=100",), s)} for s in ("train", "test")
-    ]
-    assert [len(p) for p in prompts] == [100, 100] and not prompts[0] & prompts[1]
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_prompt_is_of_its_split_so_that_held_out_ones_are_never_trained_on(split):
+    prompts = {task.instruction[0]["content"] for task in load_tasks("tables", ("count=100",), split)}
+    assert len(prompts) == 100 and {split_of(prompt) for prompt in prompts} == {split}
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class UnitTests:
         result = await sandbox.exec(
             [python, "-I", "-S", "-c", _JUDGE], stdin=json.dumps(request).encode(), timeout=TIMEOUT
         )
-        verdict = _verdict(result.stdout, secret)
+        verdict = verdict_of(result.stdout, secret)
         if verdict is None:
             ended = "time" if result.timed_out else "memory" if result.out_of_memory else f"exit code {result.code}"
             return Reward(0.0, info={"block": True, "tests": len(tests), "ended_by": ended})
@@ -59,8 +59,8 @@ class UnitTests:
         return Reward(float(failed == 0), {"passed": 1 - failed / len(tests)}, info)
 
 
-def _verdict(output: bytes, secret: str) -> dict | None:
-    """The judge's last line, where it is the judge's."""
+def verdict_of(output: bytes, secret: str) -> dict | None:
+    """The judge's last line as it left a sandbox, or None where it does not carry the secret of the call."""
     lines = output.decode(errors="replace").strip().splitlines()
     try:
         verdict = json.loads(lines[-1])

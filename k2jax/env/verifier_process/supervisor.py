@@ -1,7 +1,7 @@
 """The process between the pool and one worker: it measures time, and kills the worker with all its descendants.
 
-It runs no verifier itself, and is not delayed by a pool that is busy. ``python -m
-k2jax.env.verifier_process.supervisor FD MEMORY`` reads requests from the socket FD until its other end is closed.
+It runs no verifier itself, and is not delayed by a pool that is busy. Its arguments are the descriptor of a socket,
+from which it reads requests until the other end is closed, and the memory of the worker in bytes.
 """
 
 from __future__ import annotations
