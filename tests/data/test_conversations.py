@@ -237,21 +237,23 @@ def test_every_answer_is_trained_once_as_a_thinking_model_wrote_it_after_the_his
                 says("third", "last"),
             ]
         }
-        for i in range(8)
+        for i in range(30)
     ]
     config = data_config(tmp_path / "cache", {"s": chat_file(tmp_path / "a.jsonl", records)}, sequence_length=256)
     shards = prepare_shards("s", config, thinking.tokenizer())
     seen = {}
     for split in (shards.train, shards.held_out):
-        found = conversations(ConversationRows(split, 256))
-        assert len(found) % 3 == 0  # all branches of a conversation are in one split
-        for ids, weights in found:
+        of_split = set()
+        for ids, weights in conversations(ConversationRows(split, 256)):
             text = kimi.text_of(ids, thinking.tokenizer())
             written = kimi.text_of([i for i, w in zip(ids, weights, strict=True) if w], thinking.tokenizer())
-            seen.setdefault(text.split("<|im_end|>")[0].split("<|im_middle|>")[1], []).append((text, written))
+            question = text.split("<|im_end|>")[0].split("<|im_middle|>")[1]
+            assert question in of_split or question not in seen  # all branches of a conversation are in one split
+            of_split.add(question)
+            seen.setdefault(question, []).append((text, written))
     section = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"
     section += "<|tool_call_end|><|tool_calls_section_end|><|im_end|>"
-    assert len(seen) == 8
+    assert len(seen) == 30
     for branches in seen.values():
         texts, answers = zip(*sorted(branches, key=lambda pair: len(pair[0])), strict=True)
         assert answers == (f"look</think>{section}tell</think>first<|im_end|>", "second<|im_end|>",
