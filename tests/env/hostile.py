@@ -125,6 +125,15 @@ def ignore_signals(task, answer):
         time.sleep(10)
 
 
+def mark(task, answer):
+    """Writes down its process and one that it has started in a session of its own, and hangs."""
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    whole = Path(task.metadata["file"]).with_suffix(".part")
+    whole.write_text(f"{os.getpid()} {child.pid}")
+    whole.rename(task.metadata["file"])
+    time.sleep(600)
+
+
 def once_hostile(task, answer):
     """Ends its process at the first try, and judges at the second."""
     flag = Path(task.metadata["flag"])

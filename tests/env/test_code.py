@@ -8,7 +8,10 @@ import pytest
 
 from k2jax.env import Task
 from k2jax.env.registry import load_tasks
+from k2jax.env.scorer import Scorer
 from k2jax.env.tasks.code_scoring import UnitTests, verdict_of
+from k2jax.env.verdicts import VerdictLog
+from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.sandbox.backends import make_backend
 from k2jax.trajectory import Node, Trajectory
@@ -109,3 +112,20 @@ def test_files_of_tasks_are_read_and_divided(tmp_path):
         load_tasks("code", (f"path={file}",))
     with pytest.raises(UserError, match=r"needs the option path="):
         load_tasks("code", ())
+
+
+def test_a_scorer_judges_programs_in_sandboxes_once_and_replays_its_verdicts(tmp_path):
+    answers = [block("def add(a, b): return a + b"), block("def add(a, b): return 0")]
+    for replayed in (0, 2):
+        episodes = [trajectory(answer) for answer in answers]
+        for sample, episode in enumerate(episodes):
+            episode.key = (0, 0, sample)
+        with VerifierPool(workers=1, timeout=10, retries=0) as pool:
+            scorer = Scorer(pool, VerdictLog(tmp_path), make_backend())
+
+            async def judge(scorer=scorer, episodes=episodes):
+                await asyncio.gather(*(scorer.judge(TASK, episode) for episode in episodes))
+
+            asyncio.run(judge())
+        assert [(episode.status, episode.reward.value) for episode in episodes] == [("finished", 1), ("finished", 0)]
+        assert scorer.replayed == replayed

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 from pathlib import Path
+import subprocess
+import sys
 import time
 
 import pytest
@@ -14,6 +16,7 @@ from k2jax.env.registry import verifiers
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.trajectory import Reward, Trajectory
+from tests.emulated import ROOT
 
 TIMEOUT = 0.5  # [s]
 
@@ -178,3 +181,27 @@ def test_many_verdicts_in_several_loops_of_events_are_right_and_in_order():
     with VerifierPool(workers=2, timeout=5, retries=0) as pool:
         for _ in range(2):
             assert [r.value for r in asyncio.run(many(pool, answers))] == [float(a == "3") for a in answers]
+
+
+KILLED = """
+import asyncio, sys, threading, time, os
+from k2jax.env import Task
+from k2jax.env.registry import verifiers
+from k2jax.env.verifying import VerifierPool
+verifiers.add("mark", "tests.env.hostile:mark")
+task = Task("t", "d", (), "mark", metadata={"file": sys.argv[1]})
+threading.Thread(target=lambda: asyncio.run(VerifierPool(1, 60, 0).score_answer(task, "")), daemon=True).start()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_death_of_the_run_ends_its_verifiers_and_what_they_started(tmp_path):
+    file = tmp_path / "pids"
+    subprocess.run([sys.executable, "-c", KILLED, str(file)], cwd=ROOT, timeout=60)
+    pids = [int(pid) for pid in file.read_text().split()]
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
