@@ -69,7 +69,7 @@ class VerdictLog:
         record: dict[str, Any] = {"key": place, "digest": verdict.digest, "error": verdict.error}
         if verdict.reward is not None:
             record["reward"] = verdict.reward._asdict()
-        text = json.dumps(record, allow_nan=False, sort_keys=True)
+        text = json.dumps(record, allow_nan=False)
         line = f"{zlib.crc32(text.encode()):08x} {text}\n".encode()
         path = self._path(key[0])
         try:
