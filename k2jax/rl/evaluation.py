@@ -30,7 +30,10 @@ class HeldOutTasks:
         return bool(self._prompts) and (step in (0, last) or step % self._config.eval.every == 0)
 
     async def evaluate(self, step: int) -> dict[str, float]:
-        """Metrics ``eval/...``: greedy accuracy, Avg@k, pass@k and pass^k with 95 % intervals, and response lengths."""
+        """Metrics ``eval/...``: greedy accuracy, Avg@k, pass@k and pass^k with 95 % intervals, and response lengths.
+
+        A metric of which no verdict is left is left out.
+        """
         samples = self._config.rl.eval_samples
         groups = [
             Group(-1, (-step, place), prompt, [None] * (1 + samples)) for place, prompt in enumerate(self._prompts)
@@ -40,15 +43,18 @@ class HeldOutTasks:
 
     def _record(self, groups: Sequence[Group]) -> dict[str, float]:
         first = [group for group in groups if group.trajectories[0].reward is not None]
-        greedy = proportion(sum(self._is_right(group, 0) for group in first), max(1, len(first)))
         k = self._config.rl.eval_samples
         drawn, right = [], []
         for group in groups:
             scored = [i for i in range(1, k + 1) if group.trajectories[i].reward is not None]
             drawn.append(len(scored))
             right.append(sum(self._is_right(group, i) for i in scored))
-        record = {}
-        for name, share in {"greedy": greedy, **summarize_samples(np.array(right), np.array(drawn), k)}.items():
+        record, shares = {}, {}
+        if first:
+            shares["greedy"] = proportion(sum(self._is_right(group, 0) for group in first), len(first))
+        if max(drawn) >= k:
+            shares |= summarize_samples(np.array(right), np.array(drawn), k)
+        for name, share in shares.items():
             record |= {f"eval/{name}": share.value, f"eval/{name}/low": share.low, f"eval/{name}/high": share.high}
         record["eval/length"] = float(np.mean([group.trajectories[0].sampled_tokens for group in groups]))
         kinds = defaultdict(list)
