@@ -21,7 +21,9 @@ from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 import numpy as np
 
+from k2jax import processes
 from k2jax.config.schema import RolloutConfig
+from k2jax.errors import UserError
 from k2jax.inference.checksum import bit_sum, digest, seed_of
 from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import AXES, make_engine_mesh
@@ -77,9 +79,16 @@ def colocated_engine(program: Program, rollout: RolloutConfig) -> Engine:
     """An engine for rollouts on the devices of the training, in its compute dtype; the first push brings its weights.
 
     Raises:
-        UserError: sizes that do not divide over the devices, or an engine on more devices than the training.
+        UserError: sizes that do not divide over the devices, an engine on more devices than the training, or one that
+            leaves devices out where each process has to hold a part of it.
     """
     config, devices = program.config, list(program.mesh.devices.flat)
+    if processes.count() > 1 and rollout.data * rollout.expert != len(devices):
+        raise UserError(
+            f"config.rl.rollout.data {rollout.data} x expert {rollout.expert} leaves out some of the {len(devices)} "
+            f"devices of several processes; with expert {rollout.expert}, rl.rollout.data="
+            f"{max(1, len(devices) // rollout.expert)} would not"
+        )
     alone = rollout.data * rollout.expert == 1 and devices[0] == jax.devices()[0]
     mesh = None if alone else colocated_mesh(program.mesh, rollout)
     dtype = compute_dtype(config.train.compute_dtype, program.layout.platform)

@@ -7,11 +7,15 @@ import sys
 import jax
 import pytest
 
+from k2jax.config.schema import RolloutConfig
+from k2jax.errors import UserError
 from k2jax.inference.checksum import bit_sum, digest, seed_of
 from k2jax.inference.mesh import make_engine_mesh
 from k2jax.inference.weights import named_leaves
 from k2jax.rl import weight_sync
-from k2jax.rl.weight_sync import StaleWeightsError
+from k2jax.rl.weight_sync import StaleWeightsError, colocated_engine
+from k2jax.train.program import Program
+from tests.parallel.tiny import config_of
 from tests.rl.colocated import MESH, assert_holds, colocated, logical
 from tests.train.together import end, free_port, python
 
@@ -81,6 +85,14 @@ def test_an_engine_whose_devices_are_in_another_order_gets_its_weights(monkeypat
     program, state, engine, sync = colocated({"parallel.data": 2, "parallel.expert": 4}, {"data": 4, "expert": 2})
     sync.push(state.params, 0)
     assert_holds(engine, logical(program, state.params, "float32"))
+
+
+@EIGHT
+def test_an_engine_of_several_processes_is_on_all_their_devices(monkeypatch):
+    program = Program(config_of({"train.batch_size": 16, "parallel.data": 2, "parallel.expert": 4}))
+    monkeypatch.setattr(weight_sync.processes, "count", lambda: 2)
+    with pytest.raises(UserError, match=r"data 1 x expert 2 leaves out some of the 8 devices .* rl\.rollout\.data=4"):
+        colocated_engine(program, RolloutConfig(expert=2))
 
 
 def bytes_of(array):
