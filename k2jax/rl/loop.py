@@ -24,6 +24,7 @@ from k2jax.rl.setup import check_config, open_chat, open_scorer
 from k2jax.rl.tasks import TaskMixture
 from k2jax.rl.updates import Updates
 from k2jax.rl.weight_sync import WeightSync, colocated_engine
+from k2jax.train.corpus import ptx_data
 from k2jax.train.program import Program
 from k2jax.train.run import Run
 from k2jax.train.workdir import claimed
@@ -51,9 +52,11 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
         scorer = opened.enter_context(open_scorer(config, path, mixture))
         program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
+        if (ptx := ptx_data(config, tokenizer)) is not None:
+            identity["corpus"] = ptx.fingerprint
         with Run(program, path, identity) as run:
             engine = colocated_engine(program, config.rl.rollout)
-            sync, updates = WeightSync(program, engine), Updates(run)
+            sync, updates = WeightSync(program, engine), Updates(run, ptx)
             runner = opened.enter_context(asyncio.Runner())
             rollouts = Rollouts(config, mixture, LockstepClient(engine), chat, tokenizer, scorer)
             if run.extra:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+import operator
 
+import jax
 import numpy as np
 
-from k2jax import processes
 from k2jax.batch import PackedBatch
-from k2jax.config.schema import Config
-from k2jax.data import prepare_data
+from k2jax.data import TrainingData
 from k2jax.rl.advantages import group_advantages
 from k2jax.rl.packing import Sample, in_updates, pack, parts_of, ptx_row
 from k2jax.rl.rewards import group_rewards
 from k2jax.rl.rollouts import Group
-from k2jax.train.run import Run, say
+from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
 
 
@@ -24,15 +23,13 @@ class Updates:
 
     Args:
         run: the run.
-
-    Raises:
-        UserError: PTX is asked for, and its data cannot be prepared.
+        ptx: the data of PTX, of which this process reads all rows; None without PTX.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, ptx: TrainingData | None = None):
         self._run, self._config = run, run.config
         self._local_rows = run.program.batch_sharding().rows
-        self._ptx = _ptx_rows(run.config)
+        self._ptx = ptx
 
     def train(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Updates the weights, and returns metrics of the updates.
@@ -57,16 +54,15 @@ class Updates:
                 continue
             packed = pack(update, data.sequence_length)
             rows += len(packed)
-            if self._ptx:
-                packed += [ptx_row(self._ptx(row)) for row in self._ptx_numbers(step, number)]
+            if self._ptx is not None:
+                packed += self._ptx_rows((step - 1) * rl.updates + number)
             parts = parts_of(packed, self._config.train.batch_size, self._local_rows)
             metrics.append(self._run.update_in_parts(parts))
         return record | {"updates": len(metrics), "rows": rows} | _means(metrics)
 
-    def _ptx_numbers(self, step: int, update: int) -> Iterator[int]:
-        count = self._config.rl.loss.ptx_rows
-        start = ((step - 1) * self._config.rl.updates + update) * count
-        return iter(range(start, start + count))
+    def _ptx_rows(self, number: int) -> list[PackedBatch]:
+        batch = self._ptx.loader.batch(number)
+        return [ptx_row(jax.tree.map(operator.itemgetter(row), batch)) for row in range(len(batch.tokens))]
 
 
 def _counted(group: Group, advantages: np.ndarray, counted: np.ndarray) -> list[Sample]:
@@ -87,25 +83,3 @@ def _means(metrics: Sequence[StepMetrics]) -> Mapping[str, float]:
         "mismatch_max": float(first.maxima["tokens/mismatch_max"]),
     }
     return {"loss": float(np.mean([m.loss for m in metrics])), **means, **maxima, **mismatch}
-
-
-def _ptx_rows(config: Config) -> Any:
-    """A function from a row's number to that row of ``config.data``; None without PTX."""
-    if not config.rl.loss.ptx:
-        return None
-    loss = config.rl.loss
-    data = prepare_data(
-        config.data,
-        batch_size=max(1, loss.ptx_rows),
-        seed=config.train.seed,
-        steps=config.train.steps * config.rl.updates,
-        builder=processes.is_first(),
-        log=say,
-    )
-    return lambda number: _row(data.loader.batch(number // loss.ptx_rows), number % loss.ptx_rows)
-
-
-def _row(batch: PackedBatch, number: int) -> PackedBatch:
-    import jax
-
-    return jax.tree.map(lambda leaf: leaf[number], batch)

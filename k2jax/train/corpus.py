@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+import contextlib
 from pathlib import Path
 
 from k2jax import processes
@@ -44,26 +45,57 @@ def open_corpus(config: Config, rows: Sequence[int], workdir: Path) -> TrainingD
 
 
 def shared_data(config: Config, rows: Sequence[int]) -> TrainingData:
-    """What this process reads of the data: process 0 builds what is missing, and the others then find it.
+    """What this process reads of the data, which process 0 builds where they are missing."""
+    with _built_by_first():
+        return prepare_data(
+            config.data,
+            batch_size=config.train.batch_size,
+            seed=config.train.seed,
+            steps=config.train.steps,
+            local_rows=rows,
+            tokenizer=_named_tokenizer(config.data.tokenizer),
+            builder=processes.is_first(),
+            log=say,
+            wait_seconds=_SEEN_SECONDS,
+        )
+
+
+def ptx_data(config: Config, tokenizer: Tokenizer) -> TrainingData | None:
+    """The data of PTX in the tokens of the run, a batch of ``rl.loss.ptx_rows`` rows for every update.
+
+    Returns:
+        All rows of every batch, in every process; None without PTX.
+
+    Raises:
+        UserError: a mistake in the data.
+    """
+    loss = config.rl.loss
+    if not loss.ptx:
+        return None
+    with _built_by_first():
+        return prepare_data(
+            config.data,
+            batch_size=loss.ptx_rows,
+            seed=config.train.seed,
+            steps=config.train.steps * config.rl.updates,
+            tokenizer=tokenizer,
+            builder=processes.is_first(),
+            log=say,
+            wait_seconds=_SEEN_SECONDS,
+        )
+
+
+@contextlib.contextmanager
+def _built_by_first() -> Iterator[None]:
+    """Process 0 builds what is missing, and the others then find it.
 
     They wait for as long as process 0 lives: a large corpus takes hours.
     """
     if not processes.is_first():
         processes.barrier("built", None)
-    data = prepare_data(
-        config.data,
-        batch_size=config.train.batch_size,
-        seed=config.train.seed,
-        steps=config.train.steps,
-        local_rows=rows,
-        tokenizer=_named_tokenizer(config.data.tokenizer),
-        builder=processes.is_first(),
-        log=say,
-        wait_seconds=_SEEN_SECONDS,
-    )
+    yield
     if processes.is_first():
         processes.barrier("built", None)
-    return data
 
 
 def _named_tokenizer(config: TokenizerConfig) -> Tokenizer | None:
