@@ -1,12 +1,8 @@
 """Whole runs of the command: what they leave, killed and resumed, refused."""
 
 import json
-import os
-from pathlib import Path
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -19,10 +15,8 @@ from k2jax.rl.loop import train
 from k2jax.rl.weight_sync import StaleWeightsError, WeightSync
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
+from tests.rl.runs import assert_equal_runs, start
 from tests.rl.tiny import CONFIG_FILE, tiny
-
-ROOT = Path(__file__).parents[2]
-MEASURED = ("seconds", "tokens_per_second", "gb", "mfu")  # what differs between equal runs
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +31,6 @@ def finished(folder):
     """The workdir of an uninterrupted run."""
     assert train(tiny(), folder / "finished") == 0
     return folder / "finished"
-
-
-def results(workdir):
-    """The records of a run without what a clock or the machine decides."""
-    return [
-        {key: value for key, value in record.items() if not any(word in key for word in MEASURED)}
-        for record in read_metrics(workdir)
-    ]
 
 
 def test_a_run_leaves_everything_a_person_looks_for(finished):
@@ -79,19 +65,13 @@ def test_trajectories_are_consistent_and_record_the_temperature_and_version_of_e
             assert node.temperature == np.float32(temperature) and set(node.versions) == {step - 1}
 
 
-def start(folder, workdir, *more):
-    command = [sys.executable, "-m", "k2jax.rl", f"--config={folder}/config.py", f"--workdir={workdir}", *more]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, **pipes)
-
-
 def test_killed_at_random_moments_and_resumed_ends_bit_identical(folder, finished):
-    killed_at_random_moments(folder, finished, folder / "killed", 2)
+    killed_at_random_moments(folder, finished, folder / "killed", 1)
 
 
 def killed_at_random_moments(folder, finished, workdir, times):
     for _ in range(times):
-        process = start(folder, workdir)
+        process = start(folder / "config.py", workdir)
         deadline = time.monotonic() + 240
         while not (workdir / "metrics.jsonl").exists() and time.monotonic() < deadline:
             assert process.poll() is None, process.communicate()[1]
@@ -99,10 +79,10 @@ def killed_at_random_moments(folder, finished, workdir, times):
         time.sleep(random.random() * 4)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    process = start(folder, workdir)
+    process = start(folder / "config.py", workdir)
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 0, stderr
-    assert results(workdir) == results(finished)
+    assert_equal_runs(workdir, finished)
 
 
 def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder):
@@ -116,7 +96,7 @@ def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder)
     assert train(tiny(**capped, **constant), folder / "capped") == 0
     assert train(tiny(**capped | {"train.steps": 3}, **constant), folder / "resumed") == 0
     assert train(tiny(**capped, **constant), folder / "resumed") == 0
-    assert results(folder / "resumed") == results(folder / "capped")
+    assert_equal_runs(folder / "resumed", folder / "capped")
     store, versions, responses = TrajectoryStore(folder / "capped" / "trajectories"), set(), 0
     for step in store.steps():
         for trajectory in store.read(step):

@@ -17,7 +17,8 @@ def get_config():
 def share_of_low_bytes(task: Task, answer: str) -> Reward:
     """A reward that a random model earns a part of, so that groups differ."""
     raw = answer.encode()
-    return Reward(sum(byte < 128 for byte in raw) / max(1, len(raw)), {"length": float(len(raw))})
+    share = sum(byte < 128 for byte in raw) / max(1, len(raw))
+    return Reward(share, {"length": float(len(raw)), "ascii": share})
 
 
 class LowBytes:

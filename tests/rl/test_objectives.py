@@ -1,0 +1,52 @@
+"""Every objective in the loop, and PTX beside one of them."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from k2jax.config import resolve, source
+from k2jax.report.metrics import read_metrics
+from k2jax.rl.loop import train
+from tests.rl.runs import assert_equal_runs
+from tests.rl.tiny import register, tiny, tiny_config
+from tests.train.tiny import write_corpus
+
+SHORT = {"train.steps": 1, "rl.eval_prompts": 0}
+
+
+@pytest.mark.parametrize("name", ["gspo", pytest.param("reinforce", marks=pytest.mark.slow)])
+def test_an_iteration_with_another_objective(tmp_path, name):
+    more = {"rl.loss.ratio_low": 0.9, "rl.loss.ratio_high": 1.1} if name == "gspo" else {}
+    assert train(tiny(**SHORT, **more, **{"rl.loss.name": name}), tmp_path / name) == 0
+    (record,) = read_metrics(tmp_path / name)
+    assert record["updates"] == 2 and 0 < abs(record["loss"]) < 1 and record["grad_norm"] > 0
+    assert record["mismatch"] < 1e-5
+
+
+def with_ptx(folder):
+    """K2's objective with two rows of PTX from text files in every update; a checkpoint after each iteration."""
+    register()
+    config = tiny_config()
+    config.data.sources.one = source(kind="text", path=f"{folder}/one")
+    del config.data.sources.stdlib
+    config.data.cache_dir = f"{folder}/cache"
+    changes = {"rl.loss.name": "k2", "rl.loss.ptx": 0.5, "rl.loss.ptx_rows": 2, "checkpoint.every": 1}
+    config.update_from_flattened_dict(SHORT | changes | {"train.steps": 2})
+    return resolve(config)
+
+
+def test_ptx_is_a_term_of_the_loss_and_resumes_bit_for_bit(tmp_path):
+    write_corpus(tmp_path)
+    assert train(with_ptx(tmp_path), tmp_path / "whole") == 0
+    records = read_metrics(tmp_path / "whole")
+    for record in records:
+        assert record["ptx/nll"] == pytest.approx(np.log(258), abs=0.3)  # of a model that knows little yet
+        assert record["loss/ptx"] == pytest.approx(record["ptx/nll"] / 2, rel=1e-2)  # of the last update, all updates
+        assert record["updates"] == 2
+    assert records[1]["ptx/nll"] < records[0]["ptx/nll"]
+
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "checkpoints" / "2")  # as a run that was killed in the second iteration
+    assert train(with_ptx(tmp_path), tmp_path / "again") == 0
+    assert_equal_runs(tmp_path / "again", tmp_path / "whole")
