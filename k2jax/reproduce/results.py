@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import itertools
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from k2jax.config import Config
@@ -18,11 +20,13 @@ class RunResult(NamedTuple):
         config: configuration of the run.
         records: its metrics, one dict for each step.
         exit_code: exit code of its training; 3 (stopped on a non-finite value) is a valid result.
+        evaluation: what the study's own ``evaluate`` found of its final weights; empty where it has none.
     """
 
     config: Config
     records: list[dict[str, Any]]
     exit_code: int
+    evaluation: Mapping[str, Any] = MappingProxyType({})
 
 
 class Summary(NamedTuple):

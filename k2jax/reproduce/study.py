@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,10 +17,14 @@ from k2jax.report.files import write_atomic
 from k2jax.report.metrics import read_metrics
 from k2jax.report.style import save_figure
 from k2jax.reproduce.results import RunResult
+from k2jax.rl.loop import train as train_policy
 from k2jax.train.loop import train
 
+TRAIN = {"pretrain": train, "sft": train, "rl": train_policy}
 FOLDER = Path("experiments/reproduce")
 FUNCTIONS = ("get_config", "runs", "summarize")
+"""What a study has. It may have ``prepare(workdir)``, which makes files before the first run, and ``evaluate(config,
+workdir of the run)``, which measures a finished run in JSON values that its result then holds."""
 
 
 def reproduce(name: str, workdir: str | Path, steps: int | None = None) -> int:
@@ -42,21 +47,40 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None) -> int:
     jax.config.update("jax_compilation_cache_dir", str((workdir / "compiled").absolute()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 2)
     results = {}
+    if hasattr(study, "prepare"):
+        workdir.mkdir(parents=True, exist_ok=True)
+        study.prepare(workdir)
     runs = shortened_runs(study, steps)
     for number, (run, overrides) in enumerate(runs.items(), start=1):
         config = study.get_config()
-        config.update_from_flattened_dict(overrides)
+        config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
         resolved = resolve(config)
         print(f"\n[{number}/{len(runs)}] {run}", flush=True)
         exit_code = train_once(resolved, workdir / run)
         if exit_code not in (0, 3):
             return exit_code
-        results[run] = RunResult(resolved, read_metrics(workdir / run), exit_code)
+        evaluation = _evaluated(study, resolved, workdir / run) if exit_code == 0 else {}
+        results[run] = RunResult(resolved, read_metrics(workdir / run), exit_code, evaluation)
     summary = study.summarize(results)
     write_atomic(workdir / "table.md", summary.markdown)
     save_figure(summary.figure, workdir / f"{name}.png")
     print(f"\n{summary.markdown}\n{workdir / 'table.md'}, {workdir / name}.png")
     return 0
+
+
+def _placed(value: Any, workdir: Path) -> Any:
+    """A value of an override with the study's folder in the place of ``{workdir}``: runs start from earlier ones."""
+    return value.replace("{workdir}", str(workdir)) if isinstance(value, str) else value
+
+
+def _evaluated(study: Any, config: Config, workdir: Path) -> dict[str, Any]:
+    """What the study measures of a finished run, once."""
+    if not hasattr(study, "evaluate"):
+        return {}
+    file = workdir / "evaluation.json"
+    if not file.exists():
+        write_atomic(file, json.dumps(study.evaluate(config, workdir), indent=2))
+    return json.loads(file.read_text())
 
 
 def load_study(name: str) -> ModuleType:
@@ -110,7 +134,7 @@ def train_once(config: Config, workdir: Path) -> int:
     finished = workdir / "exit_code"
     if finished.exists():
         return int(finished.read_text())
-    exit_code = train(config, workdir)
+    exit_code = TRAIN[config.stage](config, workdir)
     if exit_code in (0, 3):
         write_atomic(finished, str(exit_code))
     return exit_code

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
 from k2jax.config.schema import Config
+from k2jax.convert.loading import from_pretrained, tokenizer_of
 from k2jax.evaluate.pass_at_k import proportion, summarize_samples
+from k2jax.inference import Engine, LockstepClient
 from k2jax.rl.rollouts import Group, Rollouts
+from k2jax.rl.setup import open_scorer
 from k2jax.rl.tasks import TaskMixture
+from k2jax.text.chat import configured_chat
 
 
 class HeldOutTasks:
@@ -30,28 +35,33 @@ class HeldOutTasks:
         return bool(self._prompts) and (step in (0, last) or step % self._config.eval.every == 0)
 
     async def evaluate(self, step: int) -> dict[str, float]:
-        """Metrics ``eval/...``: greedy accuracy, Avg@k, pass@k and pass^k with 95 % intervals, and response lengths.
+        """The record of ``sample(step)``."""
+        return self.record(await self.sample(step))
 
-        A metric of which no verdict is left is left out.
-        """
+    async def sample(self, step: int) -> list[Group]:
+        """Answers to every held-out prompt: a greedy one, then ``config.rl.eval_samples`` at temperature 1."""
         samples = self._config.rl.eval_samples
         groups = [
             Group(-1, (-step, place), prompt, [None] * (1 + samples)) for place, prompt in enumerate(self._prompts)
         ]
         await self._rollouts.run(-step, groups, greedy=1)
-        return self._record(groups)
+        return groups
 
-    def _record(self, groups: Sequence[Group]) -> dict[str, float]:
+    def record(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Metrics ``eval/...``: greedy accuracy, Avg@k, pass@k and pass^k with 95 % intervals, and response lengths.
+
+        A metric of which no verdict is left is left out.
+        """
         first = [group for group in groups if group.trajectories[0].reward is not None]
         k = self._config.rl.eval_samples
         drawn, right = [], []
         for group in groups:
             scored = [i for i in range(1, k + 1) if group.trajectories[i].reward is not None]
             drawn.append(len(scored))
-            right.append(sum(self._is_right(group, i) for i in scored))
+            right.append(sum(self.is_right(group, i) for i in scored))
         record, shares = {}, {}
         if first:
-            shares["greedy"] = proportion(sum(self._is_right(group, 0) for group in first), len(first))
+            shares["greedy"] = proportion(sum(self.is_right(group, 0) for group in first), len(first))
         if max(drawn) >= k:
             shares |= summarize_samples(np.array(right), np.array(drawn), k)
         for name, share in shares.items():
@@ -59,8 +69,34 @@ class HeldOutTasks:
         record["eval/length"] = float(np.mean([group.trajectories[0].sampled_tokens for group in groups]))
         kinds = defaultdict(list)
         for group in first:
-            kinds[group.prompt.task.domain].append(self._is_right(group, 0))
+            kinds[group.prompt.task.domain].append(self.is_right(group, 0))
         return record | {f"eval/greedy/{domain}": float(np.mean(marks)) for domain, marks in sorted(kinds.items())}
 
-    def _is_right(self, group: Group, sample: int) -> bool:
+    def is_right(self, group: Group, sample: int) -> bool:
+        """Whether a sample that was scored is right."""
         return group.trajectories[sample].reward.value >= self._config.rl.correct_reward
+
+
+def evaluate_checkpoint(config: Config, checkpoint: str) -> tuple[HeldOutTasks, list[Group]]:
+    """Samples answers of any checkpoint to the held-out tasks of ``config.rl``, with a new engine.
+
+    Args:
+        config: its ``rl`` group and ``data.chat_format`` are read; the model is the checkpoint's.
+        checkpoint: a checkpoint argument.
+
+    Returns:
+        What makes a record of groups, and the groups: each has a greedy answer and ``rl.eval_samples`` others.
+
+    Raises:
+        UserError: a mistake in the tasks, or a checkpoint that cannot be read.
+    """
+    model, params = from_pretrained(checkpoint)
+    tokenizer, rollout = tokenizer_of(checkpoint), config.rl.rollout
+    mixture = TaskMixture(config.rl.tasks, config.train.seed)
+    sizes = {"slots": rollout.slots, "page_size": rollout.page_size, "max_length": rollout.max_length}
+    engine = Engine(model.config, params, **sizes)
+    with open_scorer(config, None, mixture) as scorer:
+        chat = configured_chat(tokenizer, config.data.chat_format)
+        rollouts = Rollouts(config, mixture, LockstepClient(engine), chat, tokenizer, scorer)
+        held_out = HeldOutTasks(config, mixture, rollouts)
+        return held_out, asyncio.run(held_out.sample(0))

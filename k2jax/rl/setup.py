@@ -74,8 +74,8 @@ def open_chat(config: Config, workdir: Path) -> tuple[Tokenizer, ChatFormat]:
 
 
 @contextlib.contextmanager
-def open_scorer(config: Config, workdir: Path, tasks: Iterable[Task]) -> Iterator[Scorer]:
-    """The verifiers of a run, with its log of verdicts; a sandbox backend where one of the tasks needs it.
+def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> Iterator[Scorer]:
+    """The verifiers of tasks, with a log of verdicts in the workdir, and a sandbox backend where a verifier needs it.
 
     Raises:
         UserError: a verifier is unknown, or the machine lacks what the backend needs.
@@ -85,4 +85,4 @@ def open_scorer(config: Config, workdir: Path, tasks: Iterable[Task]) -> Iterato
     in_sandbox = any(getattr(verifier, "needs_sandbox", False) for verifier in needed)
     backend = make_backend(scoring.sandbox) if in_sandbox else None
     with VerifierPool(scoring.workers, scoring.timeout, scoring.retries) as pool:
-        yield Scorer(pool, VerdictLog(workdir / "verdicts"), backend)
+        yield Scorer(pool, VerdictLog(workdir / "verdicts") if workdir else None, backend)

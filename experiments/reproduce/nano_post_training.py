@@ -1,0 +1,144 @@
+"""A small Kimi K2 learns to reason: pretraining, fine-tuning by an imperfect teacher, reinforcement learning.
+
+Reproduces: the order of Kimi K2's and K2.5's training and what each part adds, at the scale of a laptop (Kimi K2,
+sections 2 to 3.2; K2.5, section 4). The tasks are sums of three digits, running sums of six, and sorting of six
+letters, as characters, each with an exact answer. The teacher gives most answers at once, without working them out,
+which a model of a million parameters cannot learn well; a tenth of all problems is held out. Fine-tuning ends by
+patience. Beside reinforcement learning stand as much more fine-tuning, rejection sampling online and offline, and a
+teacher who works everything out. The share of worked answers tells a change of style from a gain of skill.
+Expected: reinforcement learning ends 20 points and more above the fine-tuned start, greedy and Avg@8. K2's and K2.5's
+objectives with four updates an iteration do not differ beyond the spread of the seeds.
+
+    python -m k2jax.reproduce nano_post_training --workdir=runs/nano_post_training
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from k2jax.config import defaults, resolve, source, task
+from k2jax.env.registry import load_tasks
+from k2jax.env.tasks.teacher import demonstrations, pretraining_texts, style_of
+from k2jax.report.files import write_atomic
+from k2jax.reproduce import RunResult, Summary
+
+SEEDS = (0, 1, 2)
+KINDS = "add3+sum6+sort6"
+EASIER = "add2+sub2+sum4+sort4+rev4"  # of pretraining, which never sees a problem of the tasks
+DEMONSTRATIONS = 24_000
+DIRECT = 0.6  # share of the teacher's answers without working
+ITERATIONS, SFT_STEPS = 70, 480
+SFT = {"stage": "sft", "data.sources.text.kind": "chat", "train.steps": SFT_STEPS, "train.patience": 4}
+RL = {
+    "stage": "rl",
+    "train.steps": ITERATIONS,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.schedule.warmup_steps": 2,
+    "router.bias_rate": 0.0,
+    "router.bias_rate_final": 0.0,
+    "eval.every": 14,
+    "checkpoint.every": 10,
+}
+
+
+def get_config():
+    """The model, the data and the tasks that all runs share."""
+    config = defaults("pretrain", model="micro")
+    config.data.sources = {"text": source(kind="jsonl")}
+    config.data.tokenizer.kind = "bytes"
+    config.data.chat_format = "plain"
+    config.data.sequence_length = 256
+    config.data.held_out = 0.03
+    config.train.batch_size = 16
+    config.train.steps = 160
+    config.optimizer.learning_rate = 1e-2
+    config.router.bias_rate = 5e-2
+    config.router.bias_rate_final = 1e-3
+    config.eval.every = 20
+    config.eval.sample_tokens = 0
+    config.checkpoint.every = 100
+    config.log.plots_every = 10_000
+    config.log.tensorboard = False
+    options = (f"kinds={KINDS}", "count=20000")
+    config.rl.tasks = {"problems": task(dataset="characters", options=options, max_tokens=64)}
+    config.rl.rollout.max_length = 96
+    config.rl.updates = 4
+    config.rl.skip_flat_groups = True
+    config.rl.eval_prompts = 128
+    return config
+
+
+def prepare(workdir: Path):
+    """Writes the text of pretraining, and the demonstrations of both teachers."""
+    problems = load_tasks("characters", (f"kinds={KINDS}", f"count={DEMONSTRATIONS}"))
+    texts = pretraining_texts(load_tasks("characters", (f"kinds={EASIER}", "count=20000")))
+    files = {
+        "text.jsonl": ({"text": text} for text in texts),
+        "imperfect.jsonl": demonstrations(problems, direct=DIRECT),
+        "clean.jsonl": demonstrations(problems, direct=0.0),
+    }
+    for name, records in files.items():
+        if not (workdir / name).exists():
+            write_atomic(workdir / name, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def runs():
+    """For each seed the chain, then what is compared with its end."""
+    return {f"seed{seed}_{name}": run | {"train.seed": seed} for seed in SEEDS for name, run in _chain(seed).items()}
+
+
+def _chain(seed: int) -> dict[str, dict]:
+    folder = f"{{workdir}}/seed{seed}"
+    start, imperfect = f"{folder}_sft/best", {"data.sources.text.path": "{workdir}/imperfect.jsonl"}
+    from_start = {"init_from": start}
+    half = {"optimizer.learning_rate": 5e-4}
+    rejection = {"rl.loss.name": "reinforce", "rl.advantage.baseline": "none"}
+    more = {"train.steps": 4 * ITERATIONS, "train.patience": 0, "optimizer.learning_rate": 1e-3}
+    return {
+        "pretrained": {"data.sources.text.path": "{workdir}/text.jsonl"},
+        "sft": SFT | imperfect | {"init_from": f"{folder}_pretrained"},
+        "rl_k2.5": RL | from_start | half,
+        "rl_k2": RL | from_start | half | {"rl.loss.name": "k2", "rl.loss.tau": 0.1},
+        "rejection_online": RL | from_start | half | rejection,
+        "more_sft": SFT | imperfect | from_start | more,
+        "samples_of_sft": RL
+        | from_start
+        | {"optimizer.learning_rate": 0.0, "rl.keep_trajectories": ITERATIONS, "rl.eval_prompts": 0},
+        "rejection_offline": SFT
+        | from_start
+        | more
+        | {
+            "data.sources.text.kind": "trajectories",
+            "data.sources.text.path": f"{folder}_samples_of_sft/trajectories",
+            "data.sources.text.filters": ("correct_answer",),
+        },
+        "sft_of_clean_teacher": SFT
+        | {"init_from": f"{folder}_pretrained", "data.sources.text.path": "{workdir}/clean.jsonl"},
+    }
+
+
+def evaluate(config, workdir):
+    """Accuracy on 1,000 held-out problems, greedy and Avg@8, and the share of worked answers; none of pretraining."""
+    from k2jax.rl.evaluation import evaluate_checkpoint
+
+    if config.stage == "pretrain" or workdir.name.endswith("samples_of_sft"):
+        return {}
+    study = get_config()
+    study.rl.eval_prompts = 1000
+    checkpoint = workdir / "best" if config.stage == "sft" and config.train.patience else workdir
+    held_out, groups = evaluate_checkpoint(resolve(study), str(checkpoint))
+    record = held_out.record(groups)
+    greedy = [group.trajectories[0] for group in groups]
+    worked = [style_of(trajectory.answer) == "worked" for trajectory in greedy]
+    record["worked"] = float(np.mean(worked))
+    for style in (True, False):
+        chosen = [group for group, is_worked in zip(groups, worked, strict=True) if is_worked == style]
+        right = [held_out.is_right(group, 0) for group in chosen]
+        record["worked_right" if style else "direct_right"] = float(np.mean(right)) if right else None
+    return record
+
+
+def summarize(results: dict[str, RunResult]) -> Summary:
+    """Every run's accuracy over seeds, and the points that reinforcement learning adds to its start."""
+    raise NotImplementedError
