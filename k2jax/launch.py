@@ -6,8 +6,9 @@ Example:
         --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
     python -m k2jax.launch --backend=jobset --cluster=my-cluster --tpu=v5p:8x8x16 --slices=2 ...
 
-The command runs exactly the shell script that it prints. Each host runs k2jax.train with the --config flags of this
-command line. The trainer resumes from its workdir, so a preempted run continues by itself. See docs/launch.md.
+The command runs exactly the shell script that it prints. Each host runs k2jax.train, or k2jax.rl for an experiment of
+that stage, with the --config flags of this command line. The trainer resumes from its workdir, so a preempted run
+continues by itself. See docs/launch.md.
 
 Exit codes: 0 if the run was started (vm: has finished), 2 for a mistake in the flags, otherwise the exit code of the
 backend's command (vm: of the trainer).
@@ -33,6 +34,7 @@ from k2jax.config.schema import Config
 from k2jax.errors import UserError
 
 SCRIPTS = {"vm": vm_script, "jobset": jobset_script, "xpk": xpk_script}
+TRAINERS = {"rl": "k2jax.rl"}  # by stage
 TOOLS = {"vm": ("gcloud",), "jobset": ("gcloud", "kubectl"), "xpk": ("xpk",)}
 
 
@@ -61,7 +63,8 @@ def define(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Runs the command."""
     cli.require(values, "config", "workdir", "tpu", "image", "project", "zone")
-    config, spec = cli.config_of(values), spec_of_flags(values, trainer_arguments(sys.argv[1:], values))
+    config = cli.config_of(values)
+    spec = spec_of_flags(values, trainer_arguments(sys.argv[1:], values), TRAINERS.get(config.stage, "k2jax.train"))
     script = SCRIPTS[values.backend](spec)
     check_mesh(config, spec)
     print(script, end="", flush=True)
@@ -75,8 +78,8 @@ def main(values: flags.FlagValues) -> int:
     return subprocess.run(["bash", "-c", script]).returncode
 
 
-def spec_of_flags(values: flags.FlagValues, arguments: tuple[str, ...]) -> LaunchSpec:
-    """Returns the launch that the flags describe; ``arguments`` are those of the trainer."""
+def spec_of_flags(values: flags.FlagValues, arguments: tuple[str, ...], trainer: str) -> LaunchSpec:
+    """Returns the launch that the flags describe; ``arguments`` are those of the module ``trainer``."""
     path = PurePosixPath(values["config"].config_filename.partition(":")[0])
     if path.is_absolute() or ".." in path.parts:
         raise UserError(f"--config {path} must be relative to the repository, because the image contains it")
@@ -85,6 +88,7 @@ def spec_of_flags(values: flags.FlagValues, arguments: tuple[str, ...]) -> Launc
         name=values.name or job_name(values.workdir),
         tpu=parse_slice(values.tpu),
         arguments=arguments,
+        trainer=trainer,
         environment=parse_environment(values.env),
         **{name: values[name].value for name in plain.split()},
     )

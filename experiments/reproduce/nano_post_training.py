@@ -21,7 +21,9 @@ from k2jax.config import defaults, resolve, source, task
 from k2jax.env.registry import load_tasks
 from k2jax.env.tasks.teacher import demonstrations, pretraining_texts, style_of
 from k2jax.report.files import write_atomic
-from k2jax.reproduce import RunResult, Summary
+from k2jax.report.style import PALETTE, legend, new_figure, style_axes
+from k2jax.report.table import markdown_table
+from k2jax.reproduce import RunResult, Summary, curve
 
 SEEDS = (0, 1, 2)
 KINDS = "add3+sum6+sort6"
@@ -30,6 +32,15 @@ DEMONSTRATIONS = 24_000
 DIRECT = 0.6  # share of the teacher's answers without working
 ITERATIONS, SFT_STEPS = 70, 480
 SFT = {"stage": "sft", "data.sources.text.kind": "chat", "train.steps": SFT_STEPS, "train.patience": 4}
+LABELS = {
+    "sft": "SFT, the start",
+    "rl_k2.5": "RL, K2.5",
+    "rl_k2": "RL, K2",
+    "rejection_online": "rejection sampling, online",
+    "more_sft": "as much more SFT",
+    "rejection_offline": "rejection sampling, offline",
+    "sft_of_clean_teacher": "SFT, clean teacher (ceiling)",
+}
 RL = {
     "stage": "rl",
     "train.steps": ITERATIONS,
@@ -141,4 +152,88 @@ def evaluate(config, workdir):
 
 def summarize(results: dict[str, RunResult]) -> Summary:
     """Every run's accuracy over seeds, and the points that reinforcement learning adds to its start."""
-    raise NotImplementedError
+    by_run: dict[str, list[dict]] = {}
+    for name, result in results.items():
+        if result.evaluation:
+            by_run.setdefault(name.partition("_")[2], []).append(dict(result.evaluation))
+    starts = by_run["sft"]
+    columns = ("eval/greedy", "eval/avg@8", "eval/pass@8", "worked", "worked_right", "direct_right", "eval/length")
+    header = ("run", "greedy", "points over SFT", "Avg@8", "points", "pass@8", "worked", "right if worked",
+              "right if direct", "tokens")  # fmt: skip
+    rows = []
+    for name, records in by_run.items():
+        cells = {key: _spread([record[key] for record in records]) for key in columns}
+        greedy, average = (
+            _points([100 * (r[key] - s[key]) for r, s in zip(records, starts, strict=False)])
+            for key in ("eval/greedy", "eval/avg@8")
+        )
+        order = (cells["eval/greedy"], greedy, cells["eval/avg@8"], average, *(cells[key] for key in columns[2:]))
+        rows.append((LABELS[name], *order))
+    chain = ("pretrained", "sft", "rl_k2.5")
+    seconds = [sum(_seconds(results, seed, run) for run in chain) for seed in _seeds(results)]
+    text = (
+        f"{_verdict(by_run, starts)}\n\n{markdown_table(header, rows)}\n"
+        f"1,000 held-out problems; mean (lowest to highest) over {len(starts)} seeds. Pretraining, fine-tuning and "
+        f"K2.5's iterations took {_spread([s / 60 for s in seconds], 1)} minutes of training time a seed.\n"
+    )
+    return Summary(text, _figure(results, by_run))
+
+
+def _verdict(by_run: dict, starts: list[dict]) -> str:
+    """What the study was made to find out, in one sentence."""
+    ends = by_run["rl_k2.5"]
+    gains = [
+        [100 * (end[key] - start[key]) for end, start in zip(ends, starts, strict=False)]
+        for key in ("eval/greedy", "eval/avg@8")
+    ]
+    return (
+        f"Reinforcement learning with K2.5's objective adds {_points(gains[0])} points of greedy accuracy and "
+        f"{_points(gains[1])} of Avg@8 to a start that solves {_spread([s['eval/greedy'] for s in starts])}."
+    )
+
+
+def _seeds(results: dict[str, RunResult]) -> list[int]:
+    return sorted({result.config.train.seed for result in results.values()})
+
+
+def _seconds(results: dict[str, RunResult], seed: int, run: str) -> float:
+    """Training time of a run, rollouts included, without compilation in other processes [s]."""
+    records = [record for record in results[f"seed{seed}_{run}"].records if "seconds" in record]
+    return records[-1]["seconds"] if records else 0.0
+
+
+def _spread(values: list[float | None], digits: int = 3) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "none"
+    return f"{np.mean(known):.{digits}f} ({min(known):.{digits}f} to {max(known):.{digits}f})"
+
+
+def _points(values: list[float]) -> str:
+    return f"{np.mean(values):+.1f} ({min(values):+.1f} to {max(values):+.1f})"
+
+
+def _figure(results: dict[str, RunResult], by_run: dict):
+    figure, axes = new_figure(1, 2, height=4.0)
+    for run, color in (("rl_k2.5", PALETTE[0]), ("rl_k2", PALETTE[1]), ("rejection_online", PALETTE[2])):
+        for number, seed in enumerate(_seeds(results)):
+            steps, values = curve(results[f"seed{seed}_{run}"], "accuracy")
+            axes[0, 0].plot(steps, values, color=color, alpha=0.7, label=LABELS[run] if number == 0 else None)
+    style_axes(axes[0, 0], title="Sampled responses that are right", x="iteration", y="share")
+    legend(axes[0, 0])
+    names = list(by_run)
+    for offset, (key, label, color) in enumerate(
+        (("eval/greedy", "greedy", PALETTE[0]), ("eval/avg@8", "Avg@8", PALETTE[1]))
+    ):
+        values = [[record[key] for record in by_run[name]] for name in names]
+        means = [float(np.mean(seeds)) for seeds in values]
+        below = [mean - min(seeds) for mean, seeds in zip(means, values, strict=True)]
+        above = [max(seeds) - mean for mean, seeds in zip(means, values, strict=True)]
+        places = np.arange(len(names)) + 0.38 * (offset - 0.5)
+        axes[0, 1].barh(places, means, 0.36, xerr=[below, above], color=color, label=label)
+    axes[0, 1].set_yticks(range(len(names)), [LABELS[name] for name in names])
+    axes[0, 1].invert_yaxis()
+    axes[0, 1].set_xlim(0, 1)
+    style_axes(axes[0, 1], title="Held-out accuracy, mean and range of seeds", x="share of problems")
+    legend(axes[0, 1])
+    return figure

@@ -29,7 +29,7 @@ class LaunchSpec:
         tpu: type of each slice.
         slices: number of slices, connected by the data-center network.
         image: container image in which this repository is installed and is the working directory.
-        arguments: arguments of ``k2jax.train`` as the user typed them: ``--config`` and its overrides.
+        arguments: arguments of the trainer as the user typed them: ``--config`` and its overrides.
         workdir: folder of the run, ``gs://BUCKET/FOLDER``.
         project: Google Cloud project.
         zone: zone of the TPUs; with a cluster, the cluster's zone or region.
@@ -40,6 +40,7 @@ class LaunchSpec:
         environment: variables that replace or extend the defaults.
         max_restarts: most restarts of a run that has stopped.
         grace_seconds: time from SIGTERM to SIGKILL, in which the trainer saves a checkpoint [s].
+        trainer: the module that every host runs.
     """
 
     name: str
@@ -57,6 +58,7 @@ class LaunchSpec:
     environment: tuple[tuple[str, str], ...] = ()
     max_restarts: int = 100
     grace_seconds: int = 600
+    trainer: str = "k2jax.train"
 
     @property
     def bucket(self) -> str:
@@ -76,7 +78,7 @@ class LaunchSpec:
     @property
     def command(self) -> tuple[str, ...]:
         """Command that every host runs, as a list of words."""
-        return ("python", "-m", "k2jax.train", f"--workdir={self.mounted_workdir}", *self.arguments)
+        return ("python", "-m", self.trainer, f"--workdir={self.mounted_workdir}", *self.arguments)
 
     @property
     def variables(self) -> dict[str, str]:
