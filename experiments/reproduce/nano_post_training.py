@@ -23,7 +23,7 @@ from k2jax.env.tasks.teacher import demonstrations, pretraining_texts, style_of
 from k2jax.report.files import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve
+from k2jax.reproduce import RunResult, Summary, curve, points, spread
 
 SEEDS = (0, 1, 2)
 KINDS = "add3+sum6+sort6"
@@ -32,6 +32,9 @@ DEMONSTRATIONS = 24_000
 DIRECT = 0.6  # share of the teacher's answers without working
 ITERATIONS, SFT_STEPS = 70, 480
 SFT = {"stage": "sft", "data.sources.text.kind": "chat", "train.steps": SFT_STEPS, "train.patience": 4}
+KEYS = ("eval/greedy", "eval/avg@8", "eval/pass@8", "worked", "worked_right", "direct_right", "eval/length")
+HEADER = ("run", "greedy", "points over SFT", "Avg@8", "points over SFT", "pass@8", "worked", "right if worked",
+          "right if direct", "tokens")  # fmt: skip
 LABELS = {
     "sft": "SFT, the start",
     "rl_k2.5": "RL, K2.5",
@@ -151,87 +154,44 @@ def evaluate(config, workdir):
 
 
 def summarize(results: dict[str, RunResult]) -> Summary:
-    """Every run's accuracy over seeds, and the points that reinforcement learning adds to its start."""
-    by_run: dict[str, list[dict]] = {}
-    for name, result in results.items():
-        if result.evaluation:
-            by_run.setdefault(name.partition("_")[2], []).append(dict(result.evaluation))
-    starts = by_run["sft"]
-    columns = ("eval/greedy", "eval/avg@8", "eval/pass@8", "worked", "worked_right", "direct_right", "eval/length")
-    header = ("run", "greedy", "points over SFT", "Avg@8", "points", "pass@8", "worked", "right if worked",
-              "right if direct", "tokens")  # fmt: skip
-    rows = []
-    for name, records in by_run.items():
-        cells = {key: _spread([record[key] for record in records]) for key in columns}
-        greedy, average = (
-            _points([100 * (r[key] - s[key]) for r, s in zip(records, starts, strict=False)])
-            for key in ("eval/greedy", "eval/avg@8")
-        )
-        order = (cells["eval/greedy"], greedy, cells["eval/avg@8"], average, *(cells[key] for key in columns[2:]))
-        rows.append((LABELS[name], *order))
+    """Every run's accuracy over seeds, and the points that it adds to the fine-tuned start."""
+    seeds = sorted({result.config.train.seed for result in results.values()})
+    found = {run: [results[f"seed{seed}_{run}"].evaluation for seed in seeds] for run in LABELS}
+    values = {run: {key: [each.get(key) for each in of] for key in KEYS} for run, of in found.items()}
+    start, end = values["sft"], values["rl_k2.5"]
+    rows = [
+        (LABELS[run], spread(of["eval/greedy"]), points(of["eval/greedy"], start["eval/greedy"]),
+         spread(of["eval/avg@8"]), points(of["eval/avg@8"], start["eval/avg@8"]),
+         *(spread(of[key]) for key in KEYS[2:]))
+        for run, of in values.items()
+    ]  # fmt: skip
     chain = ("pretrained", "sft", "rl_k2.5")
-    seconds = [sum(_seconds(results, seed, run) for run in chain) for seed in _seeds(results)]
+    minutes = [sum(curve(results[f"seed{seed}_{run}"], "seconds")[1][-1] for run in chain) / 60 for seed in seeds]
     text = (
-        f"{_verdict(by_run, starts)}\n\n{markdown_table(header, rows)}\n"
-        f"1,000 held-out problems; mean (lowest to highest) over {len(starts)} seeds. Pretraining, fine-tuning and "
-        f"K2.5's iterations took {_spread([s / 60 for s in seconds], 1)} minutes of training time a seed.\n"
+        f"Reinforcement learning with K2.5's objective adds {points(end['eval/greedy'], start['eval/greedy'])} points "
+        f"of greedy accuracy and {points(end['eval/avg@8'], start['eval/avg@8'])} of Avg@8 to a start that solves "
+        f"{spread(start['eval/greedy'])}.\n\n{markdown_table(HEADER, rows)}\n1,000 held-out problems; mean (lowest to "
+        f"highest) over {len(seeds)} seeds. Pretraining, fine-tuning and K2.5's iterations took {spread(minutes, 1)} "
+        "minutes of training time a seed.\n"
     )
-    return Summary(text, _figure(results, by_run))
+    return Summary(text, _figure(results, values, seeds))
 
 
-def _verdict(by_run: dict, starts: list[dict]) -> str:
-    """What the study was made to find out, in one sentence."""
-    ends = by_run["rl_k2.5"]
-    gains = [
-        [100 * (end[key] - start[key]) for end, start in zip(ends, starts, strict=False)]
-        for key in ("eval/greedy", "eval/avg@8")
-    ]
-    return (
-        f"Reinforcement learning with K2.5's objective adds {_points(gains[0])} points of greedy accuracy and "
-        f"{_points(gains[1])} of Avg@8 to a start that solves {_spread([s['eval/greedy'] for s in starts])}."
-    )
-
-
-def _seeds(results: dict[str, RunResult]) -> list[int]:
-    return sorted({result.config.train.seed for result in results.values()})
-
-
-def _seconds(results: dict[str, RunResult], seed: int, run: str) -> float:
-    """Training time of a run, rollouts included, without compilation in other processes [s]."""
-    records = [record for record in results[f"seed{seed}_{run}"].records if "seconds" in record]
-    return records[-1]["seconds"] if records else 0.0
-
-
-def _spread(values: list[float | None], digits: int = 3) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "none"
-    return f"{np.mean(known):.{digits}f} ({min(known):.{digits}f} to {max(known):.{digits}f})"
-
-
-def _points(values: list[float]) -> str:
-    return f"{np.mean(values):+.1f} ({min(values):+.1f} to {max(values):+.1f})"
-
-
-def _figure(results: dict[str, RunResult], by_run: dict):
+def _figure(results: dict[str, RunResult], values: dict, seeds: list[int]):
     figure, axes = new_figure(1, 2, height=4.0)
     for run, color in (("rl_k2.5", PALETTE[0]), ("rl_k2", PALETTE[1]), ("rejection_online", PALETTE[2])):
-        for number, seed in enumerate(_seeds(results)):
-            steps, values = curve(results[f"seed{seed}_{run}"], "accuracy")
-            axes[0, 0].plot(steps, values, color=color, alpha=0.7, label=LABELS[run] if number == 0 else None)
+        for number, seed in enumerate(seeds):
+            label = LABELS[run] if number == 0 else None
+            axes[0, 0].plot(*curve(results[f"seed{seed}_{run}"], "accuracy"), color=color, alpha=0.7, label=label)
     style_axes(axes[0, 0], title="Sampled responses that are right", x="iteration", y="share")
     legend(axes[0, 0])
-    names = list(by_run)
-    for offset, (key, label, color) in enumerate(
-        (("eval/greedy", "greedy", PALETTE[0]), ("eval/avg@8", "Avg@8", PALETTE[1]))
-    ):
-        values = [[record[key] for record in by_run[name]] for name in names]
-        means = [float(np.mean(seeds)) for seeds in values]
-        below = [mean - min(seeds) for mean, seeds in zip(means, values, strict=True)]
-        above = [max(seeds) - mean for mean, seeds in zip(means, values, strict=True)]
-        places = np.arange(len(names)) + 0.38 * (offset - 0.5)
-        axes[0, 1].barh(places, means, 0.36, xerr=[below, above], color=color, label=label)
-    axes[0, 1].set_yticks(range(len(names)), [LABELS[name] for name in names])
+    for place, (key, label) in enumerate((("eval/greedy", "greedy"), ("eval/avg@8", "Avg@8"))):
+        means = np.array([np.mean(of[key]) for of in values.values()])
+        ranges = np.array([(min(of[key]), max(of[key])) for of in values.values()]).T
+        errors = np.abs(ranges - means)
+        at = np.arange(len(means)) + 0.38 * (place - 0.5)
+        axes[0, 1].barh(at, means, 0.36, xerr=errors, color=PALETTE[place], label=label)
+    axes[0, 1].set_yticks(range(len(values)), [LABELS[run] for run in values])
     axes[0, 1].invert_yaxis()
     axes[0, 1].set_xlim(0, 1)
     style_axes(axes[0, 1], title="Held-out accuracy, mean and range of seeds", x="share of problems")

@@ -60,6 +60,15 @@ def seconds_at(result: RunResult, step: int) -> float:
     return step * step_times[len(step_times) // 2] if step_times else float("nan")
 
 
-def spread(values: list[float]) -> str:
-    """``mean (lowest to highest)`` of a few seeds."""
-    return f"{sum(values) / len(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+def spread(values: list[float | None], digits: int = 3) -> str:
+    """``mean (lowest to highest)`` of the values of a few seeds that are known; ``none`` without any."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "none"
+    return f"{sum(known) / len(known):.{digits}f} ({min(known):.{digits}f} to {max(known):.{digits}f})"
+
+
+def points(shares: list[float], starts: list[float]) -> str:
+    """The differences of shares, seed by seed, in points of percent: ``mean (lowest to highest)`` with signs."""
+    gains = [100 * (share - start) for share, start in zip(shares, starts, strict=True)]
+    return f"{sum(gains) / len(gains):+.1f} ({min(gains):+.1f} to {max(gains):+.1f})"

@@ -12,7 +12,7 @@ from k2jax.config.schema import Config
 from k2jax.convert.loading import from_pretrained, tokenizer_of
 from k2jax.evaluate.pass_at_k import proportion, summarize_samples
 from k2jax.inference import Engine, LockstepClient
-from k2jax.rl.rollouts import Group, Rollouts
+from k2jax.rl.rollouts import PromptGroup, Rollouts
 from k2jax.rl.setup import open_scorer
 from k2jax.rl.tasks import TaskMixture
 from k2jax.text.chat import configured_chat
@@ -38,16 +38,16 @@ class HeldOutTasks:
         """The record of ``sample(step)``."""
         return self.record(await self.sample(step))
 
-    async def sample(self, step: int) -> list[Group]:
+    async def sample(self, step: int) -> list[PromptGroup]:
         """Answers to every held-out prompt: a greedy one, then ``config.rl.eval_samples`` at temperature 1."""
         samples = self._config.rl.eval_samples
         groups = [
-            Group(-1, (-step, place), prompt, [None] * (1 + samples)) for place, prompt in enumerate(self._prompts)
+            PromptGroup(-1, (-step, place), prompt, [None] * (1 + samples)) for place, prompt in enumerate(self._prompts)
         ]
         await self._rollouts.run(-step, groups, greedy=1)
         return groups
 
-    def record(self, groups: Sequence[Group]) -> dict[str, float]:
+    def record(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
         """Metrics ``eval/...``: greedy accuracy, Avg@k, pass@k and pass^k with 95 % intervals, and response lengths.
 
         A metric of which no verdict is left is left out.
@@ -72,12 +72,12 @@ class HeldOutTasks:
             kinds[group.prompt.task.domain].append(self.is_right(group, 0))
         return record | {f"eval/greedy/{domain}": float(np.mean(marks)) for domain, marks in sorted(kinds.items())}
 
-    def is_right(self, group: Group, sample: int) -> bool:
+    def is_right(self, group: PromptGroup, sample: int) -> bool:
         """Whether a sample that was scored is right."""
         return group.trajectories[sample].reward.value >= self._config.rl.correct_reward
 
 
-def evaluate_checkpoint(config: Config, checkpoint: str) -> tuple[HeldOutTasks, list[Group]]:
+def evaluate_checkpoint(config: Config, checkpoint: str) -> tuple[HeldOutTasks, list[PromptGroup]]:
     """Samples answers of any checkpoint to the held-out tasks of ``config.rl``, with a new engine.
 
     Args:

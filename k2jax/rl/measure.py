@@ -9,10 +9,10 @@ import numpy as np
 
 from k2jax.config.schema import Config
 from k2jax.rl.rewards import budgeted_reward
-from k2jax.rl.rollouts import Group
+from k2jax.rl.rollouts import PromptGroup
 
 
-def iteration_record(config: Config, groups: Sequence[Group], seconds: float) -> dict[str, float]:
+def iteration_record(config: Config, groups: Sequence[PromptGroup], seconds: float) -> dict[str, float]:
     """Metrics of the groups that were completed in an iteration.
 
     Args:

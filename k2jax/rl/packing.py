@@ -21,14 +21,14 @@ TOKENS_PER_ENTRY = 8
 """Tokens of a row for each entry of its tables of turns and responses: a row takes no more of them than a table has."""
 
 
-class Sample(NamedTuple):
+class TrainingSample(NamedTuple):
     """A trajectory to train on, and how much better it was than its group."""
 
     trajectory: Trajectory
     advantage: float
 
 
-def pack(samples: Sequence[Sample], length: int) -> list[PackedBatch]:
+def pack(samples: Sequence[TrainingSample], length: int) -> list[PackedBatch]:
     """Rows ``[S]`` of NumPy arrays with the targets of policy losses.
 
     Args:
@@ -113,7 +113,7 @@ class _Segment(NamedTuple):
         return sum(len(piece.tokens) for piece in self.pieces)
 
 
-def _segment(sample: Sample) -> _Segment:
+def _segment(sample: TrainingSample) -> _Segment:
     trajectory, trained, pieces = sample.trajectory, set(), []
     for leaf in trajectory.leaves():
         path = trajectory.path(leaf)
@@ -190,7 +190,7 @@ class _Row:
         self._end = end
 
 
-def in_updates(groups: Sequence[Sequence[Sample]], updates: int) -> Iterator[list[Sample]]:
+def in_updates(groups: Sequence[Sequence[TrainingSample]], updates: int) -> Iterator[list[TrainingSample]]:
     """Samples of each optimizer update: whole groups, in order, as evenly as they divide; empty ones are left out."""
     ends = np.linspace(0, len(groups), updates + 1).round().astype(int)
     for start, end in itertools.pairwise(ends):

@@ -22,7 +22,7 @@ from k2jax.env.rollout import run_episode
 from k2jax.env.scorer import Scorer
 from k2jax.inference import LockstepClient
 from k2jax.rl.schedules import sampling_temperature
-from k2jax.rl.tasks import Prompt, TaskMixture
+from k2jax.rl.tasks import DrawnTask, TaskMixture
 from k2jax.text.chat import ChatFormat
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Reward, Trajectory
@@ -30,7 +30,7 @@ from k2jax.trajectory.encoding import decode, encode
 
 
 @dataclasses.dataclass(eq=False)
-class Group:
+class PromptGroup:
     """The responses to one prompt.
 
     Attributes:
@@ -42,7 +42,7 @@ class Group:
 
     number: int
     key: tuple[int, int]
-    prompt: Prompt
+    prompt: DrawnTask
     trajectories: list[Trajectory | None]
 
     @property
@@ -75,9 +75,9 @@ class Rollouts:
         self._config, self._mixture, self._client = config, mixture, client
         self._chat, self._tokenizer, self._scorer = chat, tokenizer, scorer
         self._drawn = 0
-        self._waiting: list[Group] = []
+        self._waiting: list[PromptGroup] = []
 
-    async def collect(self, step: int) -> list[Group]:
+    async def collect(self, step: int) -> list[PromptGroup]:
         """Runs an iteration's rollouts and returns the groups whose members are all done, the oldest first.
 
         Prompts in flight are always ``rl.rollout.prompts``: new ones are drawn where groups have left.
@@ -90,7 +90,7 @@ class Rollouts:
         self._waiting = [group for group in groups if not group.complete]
         return [group for group in groups if group.complete]
 
-    async def run(self, step: int, groups: list[Group], token_cap: int = 0, greedy: int = 0) -> None:
+    async def run(self, step: int, groups: list[PromptGroup], token_cap: int = 0, greedy: int = 0) -> None:
         """Samples and scores every response of some groups that is not done.
 
         Args:
@@ -101,7 +101,7 @@ class Rollouts:
         """
         scoring: list[asyncio.Task] = []
 
-        async def respond(group: Group, sample: int) -> None:
+        async def respond(group: PromptGroup, sample: int) -> None:
             temperature = 0.0 if sample < greedy else self._temperature(group.prompt.kind, step)
             trajectory = await self._episode(group, sample, temperature, token_cap)
             group.trajectories[sample] = trajectory
@@ -134,7 +134,7 @@ class Rollouts:
         """Goes on from what ``extra`` returned."""
         self._drawn = extra["drawn"]
         self._waiting = [
-            Group(
+            PromptGroup(
                 saved["number"],
                 tuple(saved["key"]),
                 self._mixture.prompt(saved["number"]),
@@ -143,11 +143,13 @@ class Rollouts:
             for saved in extra["waiting"]
         ]
 
-    def _begin(self, step: int, place: int) -> Group:
+    def _begin(self, step: int, place: int) -> PromptGroup:
         number, self._drawn = self._drawn, self._drawn + 1
-        return Group(number, (step, place), self._mixture.prompt(number), [None] * self._config.rl.rollout.samples)
+        return PromptGroup(
+            number, (step, place), self._mixture.prompt(number), [None] * self._config.rl.rollout.samples
+        )
 
-    async def _episode(self, group: Group, sample: int, temperature: float, token_cap: int) -> Trajectory:
+    async def _episode(self, group: PromptGroup, sample: int, temperature: float, token_cap: int) -> Trajectory:
         task = group.prompt.task
         tokens = self._config.rl.tasks[group.prompt.kind].max_tokens
         return await run_episode(

@@ -17,7 +17,7 @@ from k2jax.env.task import Task
 from k2jax.errors import UserError
 
 
-class Prompt(NamedTuple):
+class DrawnTask(NamedTuple):
     """A task and the name of its class in ``config.rl.tasks``."""
 
     kind: str
@@ -50,21 +50,21 @@ class TaskMixture:
         """All training tasks, class by class."""
         return itertools.chain.from_iterable(self._train.values())
 
-    def prompt(self, number: int) -> Prompt:
+    def prompt(self, number: int) -> DrawnTask:
         """Training prompt ``number``, from 0; a class is shuffled anew in each of its epochs."""
         source, index = self._plan[number]
         name = self._names[source]
         epoch, place = divmod(index, len(self._train[name]))
-        return Prompt(name, self._train[name][int(self._order(name, epoch)[place])])
+        return DrawnTask(name, self._train[name][int(self._order(name, epoch)[place])])
 
-    def held_out(self, count: int) -> list[Prompt]:
+    def held_out(self, count: int) -> list[DrawnTask]:
         """At most ``count`` held-out prompts, the same ones at every call, with the shares of training."""
         tasks = {name: self._load(name, "test") for name in self._names}
         plan = MixturePlan(
             [self._configs[name].weight for name in self._names], [len(tasks[name]) for name in self._names]
         )
         chosen = (plan[number] for number in range(min(count, len(plan))))
-        return [Prompt(self._names[source], tasks[self._names[source]][index]) for source, index in chosen]
+        return [DrawnTask(self._names[source], tasks[self._names[source]][index]) for source, index in chosen]
 
     def _load(self, name: str, split: str) -> list[Task]:
         config = self._configs[name]

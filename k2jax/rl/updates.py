@@ -11,9 +11,9 @@ import numpy as np
 from k2jax.batch import PackedBatch
 from k2jax.data import TrainingData
 from k2jax.rl.advantages import group_advantages
-from k2jax.rl.packing import Sample, in_updates, pack, parts_of, ptx_row
+from k2jax.rl.packing import TrainingSample, in_updates, pack, parts_of, ptx_row
 from k2jax.rl.rewards import group_rewards
-from k2jax.rl.rollouts import Group
+from k2jax.rl.rollouts import PromptGroup
 from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
 
@@ -31,7 +31,7 @@ class Updates:
         self._local_rows = run.program.batch_sharding().rows
         self._ptx = ptx
 
-    def train(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+    def train(self, step: int, groups: Sequence[PromptGroup]) -> dict[str, float]:
         """Updates the weights, and returns metrics of the updates.
 
         Updates without signal, in which every advantage is 0, are left out: the size of an update of Muon or Adam does
@@ -65,9 +65,9 @@ class Updates:
         return [ptx_row(jax.tree.map(operator.itemgetter(row), batch)) for row in range(len(batch.tokens))]
 
 
-def _counted(group: Group, advantages: np.ndarray, counted: np.ndarray) -> list[Sample]:
+def _counted(group: PromptGroup, advantages: np.ndarray, counted: np.ndarray) -> list[TrainingSample]:
     chosen = [i for i in range(len(counted)) if counted[i]]
-    return [Sample(group.trajectories[i], float(advantages[i])) for i in chosen]
+    return [TrainingSample(group.trajectories[i], float(advantages[i])) for i in chosen]
 
 
 def _means(metrics: Sequence[StepMetrics]) -> Mapping[str, float]:

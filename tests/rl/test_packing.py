@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.rl.packing import Sample, empty_row, in_updates, pack, parts_of
+from k2jax.rl.packing import TrainingSample, empty_row, in_updates, pack, parts_of
 from tests.rl.trees import forked, several_turns, single_turn
 
 MAKERS = (single_turn, several_turns, forked)
@@ -13,7 +13,7 @@ MAKERS = (single_turn, several_turns, forked)
 
 def samples(seed, count):
     rng = np.random.default_rng(seed)
-    return [Sample(MAKERS[rng.integers(3)](rng), float(rng.normal())) for _ in range(count)]
+    return [TrainingSample(MAKERS[rng.integers(3)](rng), float(rng.normal())) for _ in range(count)]
 
 
 def context(row, index):
@@ -69,7 +69,7 @@ def test_tables_of_turns_and_responses_agree_with_the_tokens(seed, count):
 
 def test_a_trajectory_longer_than_a_row_is_refused():
     with pytest.raises(ValueError, match="does not fit a row of 8"):
-        pack([Sample(single_turn(np.random.default_rng(0)), 1.0)], 8)
+        pack([TrainingSample(single_turn(np.random.default_rng(0)), 1.0)], 8)
 
 
 def test_parts_have_one_shape_and_are_filled_up_with_padding():
