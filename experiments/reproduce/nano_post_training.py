@@ -1,7 +1,7 @@
 """A small Kimi K2 learns to reason: pretraining, fine-tuning by an imperfect teacher, reinforcement learning.
 
 Reproduces: the order of Kimi K2's and K2.5's training and what each part adds, at the scale of a laptop (Kimi K2,
-sections 2 to 3.2; K2.5, section 4). The tasks are sums of three digits, running sums of six, and sorting of six
+sections 2 to 3.2; K2.5, section 4). The tasks are sums of four digits, running sums of seven, and sorting of seven
 letters, as characters, each with an exact answer. The teacher gives most answers at once, without working them out,
 which a model of a million parameters cannot learn well; a tenth of all problems is held out. Fine-tuning ends by
 patience. Beside reinforcement learning stand as much more fine-tuning, rejection sampling online and offline, and a
@@ -26,11 +26,11 @@ from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, curve, points, spread
 
 SEEDS = (0, 1, 2)
-KINDS = "add3+sum6+sort6"
+KINDS = "add4+sum7+sort7"
 EASIER = "add2+sub2+sum4+sort4+rev4"  # of pretraining, which never sees a problem of the tasks
 DEMONSTRATIONS = 24_000
 DIRECT = 0.6  # share of the teacher's answers without working
-ITERATIONS, SFT_STEPS = 70, 480
+ITERATIONS, SFT_STEPS = 70, 720
 SFT = {"stage": "sft", "data.sources.text.kind": "chat", "train.steps": SFT_STEPS, "train.patience": 4}
 KEYS = ("eval/greedy", "eval/avg@8", "eval/pass@8", "worked", "worked_right", "direct_right", "eval/length")
 HEADER = ("run", "greedy", "points over SFT", "Avg@8", "points over SFT", "pass@8", "worked", "right if worked",
