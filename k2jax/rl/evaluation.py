@@ -42,7 +42,8 @@ class HeldOutTasks:
         """Answers to every held-out prompt: a greedy one, then ``config.rl.eval_samples`` at temperature 1."""
         samples = self._config.rl.eval_samples
         groups = [
-            PromptGroup(-1, (-step, place), prompt, [None] * (1 + samples)) for place, prompt in enumerate(self._prompts)
+            PromptGroup(-1, (-step, place), prompt, [None] * (1 + samples))
+            for place, prompt in enumerate(self._prompts)
         ]
         await self._rollouts.run(-step, groups, greedy=1)
         return groups
