@@ -11,6 +11,7 @@ Example:
     python -m k2jax.bench collectives   # bytes that Muon's update sends between chips, against optax (extra [tpu])
     python -m k2jax.bench integrity     # what checking checkpoints and a corpus costs
     python -m k2jax.bench sync          # weights from the trainer to the engine and to the store, against plain copies
+    python -m k2jax.bench rl            # rollouts of the loop against transformers, and an iteration's phases
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -24,7 +25,19 @@ from k2jax import cli, runtime
 from k2jax.errors import UserError, nearest
 from k2jax.report.table import significant, text_table
 
-NAMES = ("pretrain", "experts", "muon", "attention", "decode", "serving", "kernels", "collectives", "integrity", "sync")
+NAMES = (
+    "pretrain",
+    "experts",
+    "muon",
+    "attention",
+    "decode",
+    "serving",
+    "kernels",
+    "collectives",
+    "integrity",
+    "sync",
+    "rl",
+)
 
 
 def define(values: flags.FlagValues) -> None:

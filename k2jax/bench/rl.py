@@ -1,0 +1,177 @@
+"""An iteration of reinforcement learning: its rollouts against transformers' ``generate`` in the same loop, its phases.
+
+Both sides run ``Rollouts`` of the loop, verdicts included, on the same prompts with the same weights in float32, at
+temperature 1 with the same limits; only the client differs. A rate counts the tokens up to the end of each response.
+``generate`` runs batches of as many rows as the engine has slots, without log-probabilities. Responses of random
+lengths show continuous batching; where almost all are cut at one length, the rest remains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+import contextlib
+import dataclasses
+from pathlib import Path
+import statistics
+import tempfile
+import time
+
+from k2jax.bench.rl_baseline import GenerateClient, fastest_generate, start_weights
+from k2jax.bench.rl_tasks import DATASET, register
+from k2jax.bench.timing import Row, interleaved, rate_row, time_row
+from k2jax.config import Config, defaults, resolve, task
+from k2jax.data.vocabulary import prepare_tokenizer
+from k2jax.env.scorer import Scorer
+from k2jax.env.verdicts import VerdictLog
+from k2jax.env.verifying import VerifierPool
+from k2jax.inference import LockstepClient
+from k2jax.losses.registry import make_policy_loss
+from k2jax.rl.rollouts import Rollouts
+from k2jax.rl.setup import open_chat
+from k2jax.rl.tasks import TaskMixture
+from k2jax.rl.updates import Updates
+from k2jax.rl.weight_sync import WeightSync, colocated_engine
+from k2jax.text.chat import ChatBuilder, configured_chat
+from k2jax.train.program import Program
+from k2jax.train.report import device_name
+from k2jax.train.run import Run
+
+PROMPT, SAMPLES, PROMPTS, SLOTS = 128, 8, 32, 64  # tokens, responses to a prompt, prompts of an iteration, rows
+LENGTHS = {"random lengths": 192, "cut at 24": 24}  # most tokens of a response
+MODELS = ("micro",)
+MOST_ITERATIONS = 5  # whose phases are timed
+
+
+def measure(rounds: int = 10) -> list[Row]:
+    """Rows of rollout tokens per second for each model and kind of lengths, and of an iteration's phases."""
+    register()
+    return [row for name in MODELS for row in _measure_model(name, rounds)]
+
+
+def _measure_model(name: str, rounds: int) -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="k2jax-bench-") as folder:
+        config = _config(name)
+        tokenizer = prepare_tokenizer(config.data)
+        tokenizer.save(Path(folder) / "run" / "tokenizer")
+        end = configured_chat(tokenizer, config.data.chat_format).end
+        config = dataclasses.replace(config, init_from=str(start_weights(config.model, end, Path(folder))))
+        with _Loop(config, Path(folder)) as loop:
+            rows = [_rollout_row(loop, name, kind, most, rounds) for kind, most in LENGTHS.items()]
+            return [*rows, *_phase_rows(loop, name, min(rounds, MOST_ITERATIONS))]
+
+
+class _Loop(contextlib.ExitStack):
+    """What the loop of ``k2jax.rl`` opens, and the baseline."""
+
+    def __init__(self, config: Config, folder: Path):
+        super().__init__()
+        self._config, path = config, folder / "run"
+        self._tokenizer, self._chat = open_chat(config, path)
+        self._mixture = TaskMixture(config.rl.tasks, config.train.seed)
+        pool = self.enter_context(VerifierPool(config.rl.scoring.workers))
+        self._scorer, self.scorer_without_log = Scorer(pool, VerdictLog(path / "verdicts")), Scorer(pool)
+        self.runner = self.enter_context(asyncio.Runner())
+        program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
+        self.run = self.enter_context(Run(program, path, {}))
+        engine = colocated_engine(program, config.rl.rollout)
+        self.sync, self.updates = WeightSync(program, engine), Updates(self.run)
+        self.sync.push(self.run.state.params, 0)
+        self.client = LockstepClient(engine)
+        prompts = [self._prompt(number) for number in range(SLOTS // SAMPLES)]
+        self.baseline, generate = fastest_generate(folder, prompts, SAMPLES)
+        self.generate_client = GenerateClient(generate, SLOTS)
+
+    def rollouts(self, most: int, client: LockstepClient | GenerateClient) -> Rollouts:
+        """Rollouts from the first prompt on, of at most so many tokens."""
+        tasks = {name: dataclasses.replace(each, max_tokens=most) for name, each in self._config.rl.tasks.items()}
+        config = dataclasses.replace(self._config, rl=dataclasses.replace(self._config.rl, tasks=tasks))
+        return Rollouts(config, self._mixture, client, self._chat, self._tokenizer, self._scorer)
+
+    def _prompt(self, number: int) -> tuple[int, ...]:
+        builder = ChatBuilder(self._chat)
+        builder.add(self._mixture.prompt(number).task.instruction[0])
+        builder.open_assistant()
+        return tuple(builder.tokens)
+
+
+def _rollout_row(loop: _Loop, name: str, kind: str, most: int, rounds: int) -> Row:
+    counts: dict[str, list[int]] = {"ours": [], "base": []}
+
+    def side(which: str, client: LockstepClient | GenerateClient) -> Callable[[], None]:
+        rollouts = loop.rollouts(most, client)
+
+        def run() -> None:
+            groups = loop.runner.run(rollouts.collect(1 + len(counts[which])))
+            counts[which].append(sum(each.sampled_tokens for group in groups for each in group.trajectories))
+
+        return run
+
+    sides = {"ours": side("ours", loop.client), "base": side("base", loop.generate_client)}
+    seconds = interleaved(sides, rounds)
+    rates = {which: statistics.median(counts[which][-rounds:]) / seconds[which] for which in sides}
+    responses = PROMPTS * SAMPLES
+    mean = statistics.median(counts["ours"][-rounds:]) / responses
+    title = f"{name} rollouts, {responses} responses of {mean:.0f} ({kind}) to {PROMPT}-token prompts"
+    return rate_row(
+        title, rates["ours"], rates["base"], "tokens/s", f"transformers generate, {loop.baseline}", device_name()
+    )
+
+
+def _phase_rows(loop: _Loop, name: str, rounds: int) -> list[Row]:
+    """Median times of the phases of whole iterations; scoring overlaps with the rollouts, and is also timed alone."""
+    rollouts, times = loop.rollouts(max(LENGTHS.values()), loop.client), []
+    for step in loop.run.steps():
+        clock = _Clock()
+        groups = loop.runner.run(rollouts.collect(step))
+        clock.lap("rollouts with scoring")
+        loop.updates.train(step, groups)
+        clock.lap("packing and training")
+        loop.sync.push(loop.run.state.params, step)
+        clock.lap("weight sync")
+        whole = sum(clock.laps.values())
+        loop.runner.run(_judge(loop, groups))
+        clock.lap("scoring alone")
+        times.append({**clock.laps, "whole": whole})
+        if len(times) == rounds + 1:
+            break
+    medians = {phase: statistics.median(time[phase] for time in times[1:]) for phase in times[0]}  # the first compiles
+    whole = medians.pop("whole")
+    title = f"{name} iteration: {{}}"
+    return [
+        time_row(title.format(phase), seconds, whole, "the whole iteration", device_name())
+        for phase, seconds in medians.items()
+    ]
+
+
+async def _judge(loop: _Loop, groups: list) -> None:
+    pairs = [(group.prompt.task, each) for group in groups for each in group.trajectories]
+    await asyncio.gather(*(loop.scorer_without_log.judge(*pair) for pair in pairs))
+
+
+class _Clock:
+    """Seconds between laps."""
+
+    def __init__(self):
+        self.laps: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name], self._began = now - self._began, now
+
+
+def _config(name: str) -> Config:
+    config = defaults("rl", model=name)
+    config.model.vocab = 258
+    config.data.tokenizer.kind = "bytes"
+    config.data.chat_format = "plain"
+    config.data.sequence_length = 512
+    config.rl.tasks = {
+        "letters": task(dataset=DATASET, options=(f"length={PROMPT}",), max_tokens=max(LENGTHS.values()))
+    }
+    config.rl.rollout.update({"prompts": PROMPTS, "samples": SAMPLES, "slots": SLOTS})
+    config.rl.rollout.max_length = PROMPT + 16 + max(LENGTHS.values())
+    config.train.batch_size = 8
+    config.log.tensorboard = False
+    return resolve(config)
