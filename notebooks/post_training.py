@@ -197,9 +197,9 @@ for step in (store.steps()[0], store.steps()[-1]):
 # ## A trajectory
 #
 # Everything that was sampled is stored as a *trajectory*: tokens with their log-probabilities, the version of the
-# weights that chose each, and the reward. Below are the eight responses to one prompt of the first iteration; choose one
-# on the left to see its tokens, and point at a token for its probability. `python -m k2jax.trajectories` writes such a
-# page for a whole iteration.
+# weights that chose each, and the reward. Below are the eight responses to one prompt of the first iteration. Choose
+# one on the left to see its tokens, and point at a token for its probability. `python -m k2jax.trajectories` writes
+# such a page for a whole iteration.
 
 # %%
 from html import escape

@@ -27,6 +27,7 @@ from k2jax.env.verdicts import VerdictLog
 from k2jax.env.verifying import VerifierPool
 from k2jax.inference import LockstepClient
 from k2jax.losses.registry import make_policy_loss
+from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.rollouts import Rollouts
 from k2jax.rl.setup import open_chat
 from k2jax.rl.tasks import TaskMixture
@@ -71,7 +72,7 @@ class _Loop(contextlib.ExitStack):
         self._mixture = TaskMixture(config.rl.tasks, config.train.seed)
         pool = self.enter_context(VerifierPool(config.rl.scoring.workers))
         self._scorer, self.scorer_without_log = Scorer(pool, VerdictLog(path / "verdicts")), Scorer(pool)
-        self.runner = self.enter_context(asyncio.Runner())
+        self.event_loop = self.enter_context(EventLoop())
         program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
         self.run = self.enter_context(Run(program, path, {}))
         engine = colocated_engine(program, config.rl.rollout)
@@ -102,7 +103,7 @@ def _rollout_row(loop: _Loop, name: str, kind: str, most: int, rounds: int) -> R
         rollouts = loop.rollouts(most, client)
 
         def run() -> None:
-            groups = loop.runner.run(rollouts.collect(1 + len(counts[which])))
+            groups = loop.event_loop.run(rollouts.collect(1 + len(counts[which])))
             counts[which].append(sum(each.sampled_tokens for group in groups for each in group.trajectories))
 
         return run
@@ -123,14 +124,14 @@ def _phase_rows(loop: _Loop, name: str, rounds: int) -> list[Row]:
     rollouts, times = loop.rollouts(max(LENGTHS.values()), loop.client), []
     for step in loop.run.steps():
         clock = _Clock()
-        groups = loop.runner.run(rollouts.collect(step))
+        groups = loop.event_loop.run(rollouts.collect(step))
         clock.lap("rollouts with scoring")
         loop.updates.train(step, groups)
         clock.lap("packing and training")
         loop.sync.push(loop.run.state.params, step)
         clock.lap("weight sync")
         whole = sum(clock.laps.values())
-        loop.runner.run(_judge(loop, groups))
+        loop.event_loop.run(_judge(loop, groups))
         clock.lap("scoring alone")
         times.append({**clock.laps, "whole": whole})
         if len(times) == rounds + 1:

@@ -7,7 +7,6 @@ verifiers are read back from their log, and rollouts that were under way are sam
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from pathlib import Path
 import time
@@ -17,6 +16,7 @@ from k2jax.config.schema import Config
 from k2jax.inference import LockstepClient
 from k2jax.losses.registry import make_policy_loss
 from k2jax.rl.evaluation import HeldOutTasks
+from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.measure import iteration_record
 from k2jax.rl.report import write_results
 from k2jax.rl.rollouts import Rollouts
@@ -57,7 +57,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
         with Run(program, path, identity) as run:
             engine = colocated_engine(program, config.rl.rollout)
             sync, updates = WeightSync(program, engine), Updates(run, ptx)
-            runner = opened.enter_context(asyncio.Runner())
+            event_loop = opened.enter_context(EventLoop())
             rollouts = Rollouts(config, mixture, LockstepClient(engine), chat, tokenizer, scorer)
             if run.extra:
                 rollouts.restore(run.extra)
@@ -66,10 +66,10 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
             sync.push(run.state.params, run.start)
             for step in run.steps():
                 if step == 1 and held_out.is_due(0):
-                    run.log(0, runner.run(held_out.evaluate(0)))
+                    run.log(0, event_loop.run(held_out.evaluate(0)))
                 sync.check(step - 1)
                 began = time.perf_counter()
-                groups = runner.run(rollouts.collect(step))
+                groups = event_loop.run(rollouts.collect(step))
                 record = iteration_record(config, groups, time.perf_counter() - began)
                 if processes.is_first():
                     store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
@@ -79,7 +79,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                 synced = sync.push(run.state.params, step)
                 record |= {"sync_seconds": synced.seconds, "sync_gb_per_second": synced.bytes / synced.seconds / 1e9}
                 if held_out.is_due(step):
-                    record |= runner.run(held_out.evaluate(step))
+                    record |= event_loop.run(held_out.evaluate(step))
                 run.log(step, record)
                 run.save_when_due(step, extra=rollouts.extra())
                 if processes.is_first() and step % config.log.plots_every == 0 and step != config.train.steps:
