@@ -17,6 +17,7 @@ from k2jax.config import ModelConfig
 from k2jax.convert.importing import import_folder
 
 END_SCALE = 8.0
+"""Factor of the end token's row of the head."""
 Generate = Callable[[list[tuple[int, ...]], int, Sampling], list[list[int]]]
 """From distinct prompts, samples of each and how to sample, to the new ids of each sample, the end included."""
 
@@ -143,12 +144,13 @@ def _generate(folder: Path, experts: str) -> Generate:
                 eos_token_id=ends,
                 pad_token_id=0,
             )
-        return list(_until_end(rows[:, ids.shape[1] :].numpy(), sampling.stop_tokens))
+        return list(until_end(rows[:, ids.shape[1] :].numpy(), sampling.stop_tokens))
 
     return generate
 
 
-def _until_end(rows: np.ndarray, ends: Sequence[int]) -> Iterator[list[int]]:
+def until_end(rows: np.ndarray, ends: Sequence[int]) -> Iterator[list[int]]:
+    """The ids of each row ``[N, T]`` up to its first end, which is the last of them."""
     for row in rows:
         stops = np.flatnonzero(np.isin(row, ends))
         yield row[: stops[0] + 1 if len(stops) else len(row)].tolist()
