@@ -214,7 +214,8 @@ for trajectory in store.read(store.steps()[0]):
 mixed = max(groups.values(), key=lambda group: len({trajectory.reward.value for trajectory in group}))
 decode = decoder(load_tokenizer(WORKDIR / "rl/tokenizer"))
 page = write_page(WORKDIR / "group.html", mixed, decode, title="Eight responses to one prompt")
-display(HTML(f'<div><iframe srcdoc="{escape(page.read_text())}" width="100%" height="640"></iframe></div>'))
+inside = escape(page.read_text().replace("<head>", '<head><base href="about:srcdoc">'))  # links stay in the frame
+display(HTML(f'<div><iframe srcdoc="{inside}" width="100%" height="640"></iframe></div>'))
 
 # %% [markdown]
 # ## Further

@@ -109,7 +109,7 @@ def _rollout_row(loop: _Loop, name: str, kind: str, most: int, rounds: int) -> R
         return run
 
     sides = {"ours": side("ours", loop.client), "base": side("base", loop.generate_client)}
-    seconds = interleaved(sides, rounds)
+    seconds = interleaved(sides, rounds, warmup=1)
     rates = {which: statistics.median(counts[which][-rounds:]) / seconds[which] for which in sides}
     responses = PROMPTS * SAMPLES
     mean = statistics.median(counts["ours"][-rounds:]) / responses
