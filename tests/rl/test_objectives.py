@@ -15,7 +15,8 @@ from tests.train.tiny import write_corpus
 SHORT = {"train.steps": 1, "rl.eval_prompts": 0}
 
 
-@pytest.mark.parametrize("name", ["gspo", pytest.param("reinforce", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gspo", "reinforce"])
 def test_an_iteration_with_another_objective(tmp_path, name):
     more = {"rl.loss.ratio_low": 0.9, "rl.loss.ratio_high": 1.1} if name == "gspo" else {}
     assert train(tiny(**SHORT, **more, **{"rl.loss.name": name}), tmp_path / name) == 0

@@ -1,0 +1,83 @@
+"""A run that is killed twenty times, wherever it happens to be, is the run that nobody killed."""
+
+import random
+import time
+
+import pytest
+
+from k2jax.checkpoint import committed_steps
+from k2jax.report.metrics import read_metrics
+from tests.rl.runs import assert_equal_runs, start
+from tests.rl.tiny import CONFIG_FILE
+
+KILLS = 20
+FLAGS = ["--config.train.steps=16", "--config.rl.eval_prompts=2", "--config.rl.keep_trajectories=100"]
+CAPPED = ["--config.rl.rollout.token_cap=25"]
+SECONDS = 300  # that a process may take to come to its moment
+
+pytestmark = pytest.mark.slow
+
+
+def files(workdir, pattern):
+    return set(workdir.glob(pattern))
+
+
+def verdicts(workdir):
+    return sum(path.stat().st_size for path in files(workdir, "verdicts/*"))
+
+
+def savings(workdir):
+    """Checkpoints that are being written."""
+    return {path for path in files(workdir, "checkpoints/*") if not path.name.isdecimal()}
+
+
+# What happens in the folder of a run when it comes to a phase, and how long the process then lives on at most [s].
+MOMENTS = {
+    "start": (lambda workdir: 0, 12.0),
+    "rollout": (lambda workdir: len(read_metrics(workdir)), 0.4),
+    "scoring": (verdicts, 0.05),
+    "training": (lambda workdir: len(files(workdir, "trajectories/*.k2t")), 0.3),
+    "saving": (savings, 0.03),
+    "saved": (committed_steps, 0.2),
+}
+
+
+def killed_in(moment, config_file, workdir, flags):
+    """Whether a process was killed a random time after something has happened; False where it had ended before."""
+    look, most_seconds = MOMENTS[moment]
+    process, before, deadline = start(config_file, workdir, *flags), look(workdir), time.monotonic() + SECONDS
+    events = random.choice([1, 1, 2, 3]) if moment != "start" else 0
+    while events and process.poll() is None:
+        assert time.monotonic() < deadline
+        now = look(workdir)
+        events, before = events - (now != before), now
+        time.sleep(0.001)
+    time.sleep(random.random() * most_seconds)
+    process.kill()
+    _, stderr = process.communicate()
+    assert process.returncode in (0, -9), stderr
+    return process.returncode != 0
+
+
+@pytest.mark.parametrize("capped", [False, True], ids=["whole", "partial"])
+def test_twenty_kills_leave_no_trace(tmp_path, capped):
+    (tmp_path / "config.py").write_text(CONFIG_FILE)
+    flags = FLAGS + CAPPED * capped
+    ended(tmp_path / "config.py", tmp_path / "expected", flags)
+    kills, run = [], 0
+    while len(kills) < KILLS:
+        moment = random.choice(list(MOMENTS))
+        if killed_in(moment, tmp_path / "config.py", tmp_path / f"run {run}", flags):
+            kills.append((moment, max(committed_steps(tmp_path / f"run {run}"), default=0)))
+        else:  # it has come to its end, and another one begins
+            assert_equal_runs(tmp_path / f"run {run}", tmp_path / "expected")
+            run += 1
+    print("killed in a phase, after a checkpoint:", kills)
+    ended(tmp_path / "config.py", tmp_path / f"run {run}", flags)
+    assert_equal_runs(tmp_path / f"run {run}", tmp_path / "expected")
+
+
+def ended(config_file, workdir, flags):
+    process = start(config_file, workdir, *flags)
+    _, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, stderr
