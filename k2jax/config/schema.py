@@ -371,7 +371,8 @@ class RolloutConfig:
     data: PositiveInt = 1  #: groups of the engine's devices, each with all experts
     expert: PositiveInt = 1  #: devices of the engine that share the experts
     deterministic: bool = True  #: the engine waits for every coroutine that may still submit a request
-    offload_state: bool = False  #: master weights and optimizer state rest in host memory meanwhile; no effect on a CPU
+    offload_state: bool = False  #: training state rests in host memory meanwhile, and the engine's while training
+    publish: bool = False  #: keep the current weights in shared memory too, for engines in other processes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from k2jax.config.schema import Config
 from k2jax.convert.loading import from_pretrained, tokenizer_of
 from k2jax.evaluate.pass_at_k import proportion, summarize_samples
 from k2jax.inference import Engine, LockstepClient
+from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.rollouts import PromptGroup, Rollouts
 from k2jax.rl.setup import open_scorer
 from k2jax.rl.tasks import TaskMixture
@@ -100,4 +100,5 @@ def evaluate_checkpoint(config: Config, checkpoint: str) -> tuple[HeldOutTasks, 
         chat = configured_chat(tokenizer, config.data.chat_format)
         rollouts = Rollouts(config, mixture, LockstepClient(engine), chat, tokenizer, scorer)
         held_out = HeldOutTasks(config, mixture, rollouts)
-        return held_out, asyncio.run(held_out.sample(0))
+        with EventLoop() as event_loop:
+            return held_out, event_loop.run(held_out.sample(0))

@@ -18,9 +18,10 @@ from k2jax.losses.registry import make_policy_loss
 from k2jax.rl.evaluation import HeldOutTasks
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.measure import iteration_record
+from k2jax.rl.offload import at_rest
 from k2jax.rl.report import write_results
 from k2jax.rl.rollouts import Rollouts
-from k2jax.rl.setup import check_config, open_chat, open_scorer
+from k2jax.rl.setup import check_config, open_chat, open_scorer, publisher
 from k2jax.rl.tasks import TaskMixture
 from k2jax.rl.updates import Updates
 from k2jax.rl.weight_sync import WeightSync, colocated_engine
@@ -63,13 +64,20 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                 rollouts.restore(run.extra)
             held_out = HeldOutTasks(config, mixture, rollouts)
             store = TrajectoryStore(path / "trajectories", keep=config.rl.keep_trajectories)
+            published = opened.enter_context(publisher(config, path, engine))
             sync.push(run.state.params, run.start)
+            published(run.start)
             for step in run.steps():
                 if step == 1 and held_out.is_due(0):
-                    run.log(0, event_loop.run(held_out.evaluate(0)))
+                    with at_rest(run):
+                        untrained = event_loop.run(held_out.evaluate(0))
+                    run.log(0, untrained)
                 sync.check(step - 1)
                 began = time.perf_counter()
-                groups = event_loop.run(rollouts.collect(step))
+                with at_rest(run):
+                    groups = event_loop.run(rollouts.collect(step))
+                if config.rl.rollout.offload_state:
+                    engine.release()
                 record = iteration_record(config, groups, time.perf_counter() - began)
                 if processes.is_first():
                     store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
@@ -78,8 +86,10 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                 record["train_seconds"] = time.perf_counter() - began
                 synced = sync.push(run.state.params, step)
                 record |= {"sync_seconds": synced.seconds, "sync_gb_per_second": synced.bytes / synced.seconds / 1e9}
+                published(step)
                 if held_out.is_due(step):
-                    record |= event_loop.run(held_out.evaluate(step))
+                    with at_rest(run):
+                        record |= event_loop.run(held_out.evaluate(step))
                 run.log(step, record)
                 run.save_when_due(step, extra=rollouts.extra())
                 if processes.is_first() and step % config.log.plots_every == 0 and step != config.train.steps:

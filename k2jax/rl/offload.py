@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
+
 import jax
 from jax.sharding import Sharding
 
+from k2jax.train.run import Run
 from k2jax.train.state import TrainState
 
 PINNED = "pinned_host"
@@ -13,6 +17,19 @@ PINNED = "pinned_host"
 def has_host_memory(platform: str) -> bool:
     """Whether the host's memory is another one than the devices'; on a CPU there is nothing to move."""
     return platform != "cpu"
+
+
+@contextlib.contextmanager
+def at_rest(run: Run) -> Iterator[None]:
+    """Keeps a run's state in the host's memory for a ``with`` block, where ``rl.rollout.offload_state`` is set."""
+    if not run.config.rl.rollout.offload_state:
+        yield
+        return
+    run.state = to_host(run.state)
+    try:
+        yield
+    finally:
+        run.state = to_devices(run.state)
 
 
 def to_host(state: TrainState) -> TrainState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 from pathlib import Path
 
@@ -10,12 +10,14 @@ from k2jax import processes
 from k2jax.config.schema import Config
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.vocabulary import prepare_tokenizer
-from k2jax.env.registry import verifiers
 from k2jax.env.scorer import Scorer
 from k2jax.env.task import Task
 from k2jax.env.verdicts import VerdictLog
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
+from k2jax.inference import Engine
+from k2jax.rl.checkpoint_engine import CheckpointEngine, store_folder
+from k2jax.rl.event_loop import EventLoop
 from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -81,8 +83,27 @@ def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> 
         UserError: a verifier is unknown, or the machine lacks what the backend needs.
     """
     scoring = config.rl.scoring
-    needed = [verifiers.get(name) for name in sorted({task.verifier for task in tasks})]
-    in_sandbox = any(getattr(verifier, "needs_sandbox", False) for verifier in needed)
-    backend = make_backend(scoring.sandbox) if in_sandbox else None
     with VerifierPool(scoring.workers, scoring.timeout, scoring.retries) as pool:
+        with EventLoop() as event_loop:
+            names = sorted({task.verifier for task in tasks})
+            in_sandbox = [event_loop.run(pool.needs_sandbox(name)) for name in names]
+        backend = make_backend(scoring.sandbox) if any(in_sandbox) else None
         yield Scorer(pool, VerdictLog(workdir / "verdicts") if workdir else None, backend)
+
+
+@contextlib.contextmanager
+def publisher(config: Config, workdir: Path, engine: Engine) -> Iterator[Callable[[int], None]]:
+    """A function that keeps the engine's weights in shared memory under a version, where ``rl.rollout.publish`` is set.
+
+    What it keeps is freed when the run ends by itself. It outlives a trainer that is killed: engines in other processes
+    go on from there.
+
+    Raises:
+        UserError: another run publishes under the same workdir.
+    """
+    if not config.rl.rollout.publish or not processes.is_first():
+        yield lambda version: None
+        return
+    store = CheckpointEngine(store_folder(workdir))
+    yield lambda version: store.publish(engine.weights.leaves(), version)
+    store.remove()

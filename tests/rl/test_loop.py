@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from k2jax.checkpoint import committed_steps
+from k2jax.convert.loading import from_pretrained
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
+from k2jax.rl import offload
+from k2jax.rl.checkpoint_engine import CheckpointEngine, load_current, store_folder
 from k2jax.rl.loop import train
 from k2jax.rl.weight_sync import StaleWeightsError, WeightSync
 from k2jax.trajectory.consistency import verify
@@ -104,6 +107,25 @@ def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder)
             versions.add(len(set(trajectory.nodes[-1].versions)))
             responses += 1
     assert max(versions) == 3 and responses % 4 == 0  # 60 tokens in iterations of 25, in whole groups
+
+
+def test_states_at_rest_and_published_weights_change_nothing(folder, finished, monkeypatch):
+    """What engines in other processes find at the end of the run are the weights of its last checkpoint."""
+    kept = {}
+
+    def remove(self, remove=CheckpointEngine.remove):
+        version, leaves = load_current(self.folder)
+        kept[version] = {name: np.array(array) for name, array in leaves}
+        remove(self)
+
+    monkeypatch.setattr(CheckpointEngine, "remove", remove)
+    monkeypatch.setattr(offload, "has_host_memory", lambda platform: True)  # also on a CPU
+    workdir = folder / "shared"
+    assert train(tiny(**{"rl.rollout.offload_state": True, "rl.rollout.publish": True}), workdir) == 0
+    assert_equal_runs(workdir, finished)
+    _, params = from_pretrained(str(workdir))
+    assert list(kept) == [4] and not store_folder(workdir).exists()
+    np.testing.assert_array_equal(kept[4]["embed"], params["embed"])
 
 
 def test_a_skipped_push_of_the_weights_is_caught_at_once(folder, monkeypatch):
