@@ -21,6 +21,13 @@ def test_coroutines_run_where_another_event_loop_is_running_already():
     assert asyncio.run(notebook()) == ["rollouts", "rollouts"]
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_thread_ends_without_an_error():
+    with EventLoop() as loop:
+        loop.run(_thread_name())
+    assert not any(thread.name == "rollouts" for thread in threading.enumerate())
+
+
 def test_what_a_coroutine_raises_reaches_the_caller():
     async def fail():
         raise ValueError("no")
