@@ -31,7 +31,7 @@ import sys
 if importlib.util.find_spec("k2jax") is None:
     source = ".." if os.path.exists("../setup.py") else "git+https://github.com/k2jax/k2jax"
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", source], check=True)
-STEPS = int(os.environ.get("K2JAX_NOTEBOOK_STEPS", "30"))  # iterations; fewer for a quick look
+STEPS = int(os.environ.get("K2JAX_NOTEBOOK_STEPS", "40"))  # iterations; fewer for a quick look
 WORKDIR = Path(os.environ.get("K2JAX_NOTEBOOK_WORKDIR", "runs/post_training"))
 
 # %%
@@ -83,12 +83,12 @@ config.data.sources = {"teacher": source(kind="chat", path=str(WORKDIR / "demons
 config.data.tokenizer.kind = "bytes"
 config.data.chat_format = "plain"
 config.data.sequence_length = 256
-config.train.steps = 10 * STEPS
+config.train.steps = 12 * STEPS
 config.train.batch_size = 16
 config.optimizer.learning_rate = 1e-2
 config.router.bias_rate = 5e-2
 config.router.bias_rate_final = 1e-3
-config.eval.every = max(1, 5 * STEPS)
+config.eval.every = max(1, 3 * STEPS)
 config.eval.sample_tokens = 0
 fine_tuning = resolve(config)
 
@@ -172,14 +172,14 @@ train_by_rewards(experiment, WORKDIR / "rl")
 display(Image(WORKDIR / "rl/plots/accuracy.png"))
 
 # %% [markdown]
-# **Responses** change as well: to show one's work takes more tokens, and pays.
+# **Responses** change as well. To show one's work takes more tokens.
 
 # %%
 display(Image(WORKDIR / "rl/plots/responses.png"))
 
 # %% [markdown]
 # The same in words: sampled responses of the first and of the last iteration, and the share of those that show their
-# work. A part of the gain is this change of style, and a part is better working.
+# work. A change of accuracy can be one of style or of skill; this tells them apart.
 
 # %%
 from k2jax.env.tasks.teacher import style_of
