@@ -77,8 +77,9 @@ class PolicyLoss(Loss):
         gain = self.gain(self.log_ratios(log_ratio_BS, targets, rows), self.advantages(targets))
         weight = self.weights(targets)
         units = {name: rows.sum(weight * value) for name, value in self.report(gain, targets).items()}
-        tokens = {name: rows.sum(targets.mask * value) for name, value in _of_tokens(log_ratio_BS, scores, targets)}
-        tokens["mismatch_max"] = rows.max(targets.mask * jnp.abs(scores.logprob - targets.behavior_logprob))
+        statistics = _of_tokens(log_ratio_BS, scores, targets)
+        tokens = {name: rows.sum(targets.mask * value) for name, value in statistics.items()}
+        tokens["mismatch_max"] = rows.max(statistics["mismatch"])
         return {"policy": (-rows.sum(weight * gain.value), units), "tokens": (None, tokens)}
 
     def temperature(self, targets: PolicyTargets) -> Array:
@@ -95,12 +96,12 @@ def _where_sampled(targets: PolicyTargets, values_BS: Array) -> Array:
     return jnp.where(targets.mask > 0, values_BS, 0.0)
 
 
-def _of_tokens(log_ratio_BS: Array, scores: TokenScores, targets: PolicyTargets) -> list[tuple[str, Array]]:
-    """Statistics ``[B, S]`` by name."""
+def _of_tokens(log_ratio_BS: Array, scores: TokenScores, targets: PolicyTargets) -> dict[str, Array]:
+    """Statistics ``[B, S]`` by name; of the mismatch 0 outside sampled tokens."""
     held_BS = jnp.clip(log_ratio_BS, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-    return [
-        ("mismatch", jnp.abs(_where_sampled(targets, scores.logprob - targets.behavior_logprob))),
-        ("drift", jnp.abs(log_ratio_BS)),
-        ("kl", jnp.expm1(held_BS) - held_BS),
-        *([] if scores.entropy is None else [("entropy", scores.entropy)]),
-    ]
+    return {
+        "mismatch": jnp.abs(_where_sampled(targets, scores.logprob - targets.behavior_logprob)),
+        "drift": jnp.abs(log_ratio_BS),
+        "kl": jnp.expm1(held_BS) - held_BS,
+        **({} if scores.entropy is None else {"entropy": scores.entropy}),
+    }

@@ -18,6 +18,7 @@ from k2jax.losses.k25 import K25Loss
 from k2jax.losses.policy import Gain
 from k2jax.losses.ptx import PTX
 from k2jax.losses.reinforce import Reinforce
+from k2jax.parallel.objective import MAXIMUM
 from tests.losses import policy_reference as reference
 from tests.losses.policy_reference import LENGTH, ROWS
 
@@ -42,7 +43,8 @@ def shares(loss, logprob, targets, entropy=None, denominators=None):
     for name, (total, sums) in loss(TokenScores(logprob, entropy), targets, rows).items():
         if total is not None:
             terms[name] = total / denominators[name]
-        metrics |= {f"{name}/{key}": value / denominators[name] for key, value in sums.items()}
+        for key, value in sums.items():
+            metrics[f"{name}/{key}"] = value if key.endswith(MAXIMUM) else value / denominators[name]
     return terms, metrics
 
 
@@ -160,6 +162,8 @@ def test_rows_of_padding_and_micro_batches_change_nothing(loss):
     zero = shares(loss, logprob, empty, denominators=denominators)
     all_zero = shares(loss, logprob, jax.tree.map(np.zeros_like, empty), denominators=denominators)
     assert not any(float(value) for value in jax.tree.leaves((zero, all_zero)))
+    largest = [part[1].pop("tokens/mismatch_max") for part in (whole, *parts)]
+    assert largest[0] == max(largest[1:]) > 0
     jax.tree.map(lambda a, b, c: np.testing.assert_allclose(a, b + c, rtol=1e-5, atol=1e-6), whole, *parts)
 
 
@@ -180,6 +184,7 @@ def test_metrics_are_means_over_sampled_tokens():
     log_ratio = (logprob - targets.old_logprob)[sampled]
     expected = {
         "tokens/mismatch": np.abs((logprob - targets.behavior_logprob)[sampled]).mean(),
+        "tokens/mismatch_max": np.abs((logprob - targets.behavior_logprob)[sampled]).max(),
         "tokens/drift": np.abs(log_ratio).mean(),
         "tokens/kl": (np.exp(log_ratio) - 1 - log_ratio).mean(),
         "tokens/entropy": entropy[sampled].mean(),

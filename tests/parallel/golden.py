@@ -15,6 +15,7 @@ from k2jax.params import named_specs
 FILE = Path(__file__).with_name("layouts.txt")
 MESHES = {  # data, stage, expert; virtual stages
     "nano": (2, 1, 8, 1),
+    "micro": (2, 2, 8, 1),
     "moonlight": (4, 2, 8, 1),
     "deepseek_v3": (8, 2, 16, 1),
     "k2": (4, 16, 16, 4),
@@ -25,6 +26,7 @@ MESHES = {  # data, stage, expert; virtual stages
 }
 SHARED = {  # with devices that share rows and layers: as above, then context, tensor
     "nano": (2, 1, 8, 1, 2, 2),
+    "micro": (2, 1, 4, 1, 2, 2),
     "moonlight": (4, 2, 8, 1, 1, 2),
     "deepseek_v3": (8, 2, 16, 1, 4, 2),
     "k2": (2, 16, 16, 4, 2, 2),

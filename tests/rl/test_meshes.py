@@ -64,6 +64,7 @@ def trajectories(workdir, step):
     return list(TrajectoryStore(workdir / "trajectories").read(step))
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_losses_and_the_rollouts_of_one(eight, one):
     assert_same_run(eight, one)
 

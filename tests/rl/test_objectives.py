@@ -37,6 +37,7 @@ def with_ptx(folder):
     return resolve(config)
 
 
+@pytest.mark.slow
 def test_ptx_is_a_term_of_the_loss_and_resumes_bit_for_bit(tmp_path):
     write_corpus(tmp_path)
     assert train(with_ptx(tmp_path), tmp_path / "whole") == 0
