@@ -105,10 +105,12 @@ def test_a_verifier_with_too_many_processes_is_stopped_before_its_time_is_up():
         judged(pool, "fork_many")
 
 
-def test_processes_that_a_verifier_leaves_behind_are_killed(pool):
-    assert judged(pool, "leave_daemon").value == 1
-    assert judged(pool, "exact").value == 1
-    assert len(descendants_of(os.getpid())) == 2  # the supervisor and its worker
+def test_processes_that_a_verifier_leaves_behind_are_killed():
+    before = descendants_of(os.getpid())
+    with VerifierPool(workers=1, timeout=TIMEOUT, retries=0) as pool:
+        assert judged(pool, "leave_daemon").value == 1
+        assert judged(pool, "exact").value == 1
+        assert len(descendants_of(os.getpid()) - before) == 2  # the supervisor and its worker
 
 
 def test_nothing_is_left_when_a_pool_is_closed():

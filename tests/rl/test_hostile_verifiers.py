@@ -16,6 +16,7 @@ from tests.rl.sometimes_hostile import is_hostile
 from tests.rl.tiny import share_of_low_bytes, tiny
 
 
+@pytest.mark.slow
 def test_samples_without_a_verdict_are_masked_and_the_others_train(tmp_path):
     datasets.add("hostile_tasks", "tests.rl.sometimes_hostile:HostileTasks")
     config = tiny(**{
