@@ -139,6 +139,9 @@ def _environment(devices: int) -> dict[str, str]:
     # All devices share the few threads of one pool: on a busy machine a collective can wait for longer than the 40
     # seconds after which XLA ends the process.
     patience = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+    # By default XLA:CPU runs independent collectives of a program side by side, in another order on every device: with
+    # fewer threads than devices they can wait for each other for ever.
+    patience += " --xla_cpu_enable_concurrency_optimized_scheduler=false"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {patience} --xla_force_host_platform_device_count={devices}"
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 

@@ -44,7 +44,7 @@ def _gradients(program, params, batch):
         loss, stats, grads = function(program.layout.to_compute(params, "float32"), batch)
         return loss, stats, program.layout.gradients_to_storage(grads)
 
-    loss, stats, grads = gradients(params, batch)
+    loss, stats, grads = jax.block_until_ready(gradients(params, batch))
     return {
         **_flat(loss._asdict(), "loss"),
         **_flat(stats._asdict(), "stats"),
@@ -57,9 +57,10 @@ def _step(program, state, batch):
     import jax
 
     form = program.checkpoint_layout()
-    state, metrics = program.step(state, batch)
-    params, opt_state = form.save(state.params, state.opt_state)
-    again = form.load(params, opt_state)
+    # One program at a time: emulated devices share a few threads, for which the collectives of two programs compete.
+    state, metrics = jax.block_until_ready(program.step(state, batch))
+    params, opt_state = jax.block_until_ready(form.save(state.params, state.opt_state))
+    again = jax.block_until_ready(form.load(params, opt_state))
     same = jax.tree.map(lambda a, b: bool((a == b).all()), (state.params, state.opt_state), again)
     found = {"loss": metrics.loss, "grad_norm": metrics.grad_norm, **_flat(metrics.stats._asdict(), "stats")}
     found |= {**_flat(params, "params"), **_flat(opt_state, "opt")}
