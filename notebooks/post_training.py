@@ -14,9 +14,9 @@
 # %% [markdown]
 # # Reinforcement learning with verifiable rewards
 #
-# A Kimi-K2 architecture of 1.2 million parameters first imitates a teacher who rarely shows his work. Then it improves
+# A Kimi-K2 architecture of 1.2 million parameters first imitates a teacher who rarely shows his work. Then it learns
 # by trial and error, with the objective of Kimi K2.5: it answers problems, a program checks the answers, and what was
-# better than average becomes more likely. On a free CPU this takes a few minutes.
+# better than average becomes more likely. On a free CPU this takes a few minutes, which may be too few to see a gain.
 
 # %% [markdown]
 # **Install** k2jax where it is missing: from the repository in a checkout, else from GitHub.

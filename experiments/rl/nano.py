@@ -3,8 +3,8 @@
 Reproduces: the structure of Kimi K2.5's reinforcement learning (K2.5, section 4 and equation 1), not its scale: K
 responses to each prompt by the engine on the training's devices, rewards of exact verifiers, advantages of groups, the
 token-clipped objective, MuonClip, weights back to the engine.
-Expected: held-out accuracy rises by 20 points and more over the fine-tuned start in 70 iterations, eight minutes on two
-CPU cores; experiments/reproduce/nano_post_training.py has the comparison.
+Expected: not measured from this start. The chain of experiments/reproduce/nano_post_training.py, which pretrains first
+and has harder problems, rose from 0.40 to 0.98 of greedy accuracy on one seed, 70 iterations in eight minutes.
 
     python -m k2jax.env.demonstrate --to=runs/characters.jsonl
     python -m k2jax.train --config=experiments/sft/nano.py --workdir=runs/sft-nano
