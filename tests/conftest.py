@@ -36,6 +36,9 @@ settings.load_profile("k2jax")
 HEAVY = ("train/test_processes", "test_notebooks", "parallel/test_equality", "train/test_run", "inference/test_engine")
 """The files that take longest, the longest first."""
 
+SLOW_SECONDS = 3600
+"""Time that a test marked ``slow`` may take; pyproject.toml has that of the others."""
+
 
 def pytest_addoption(parser, pluginmanager):
     """Without xdist (``-p no:xdist``) its options, which pyproject.toml sets, have no effect."""
@@ -43,6 +46,7 @@ def pytest_addoption(parser, pluginmanager):
         group = parser.getgroup("xdist", "options of pytest-xdist, which is not loaded")
         group.addoption("--numprocesses")
         group.addoption("--dist")
+        group.addoption("--max-worker-restart")
         group.addoption("--no-loadscope-reorder", action="store_true")
 
 
@@ -67,6 +71,9 @@ def pytest_collection_modifyitems(items):
         return min((index for name, index in rank.items() if file.endswith(name)), default=len(rank))
 
     items.sort(key=key)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
     emulated.delegate(items)
 
 

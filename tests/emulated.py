@@ -108,7 +108,8 @@ class _Delegated(pytest.Item):
 
     def __init__(self, *, original: pytest.Item, child: _Child, **options):
         super().__init__(**options)
-        self.own_markers = original.own_markers
+        # The child ends a test that hangs and prints its stacks; TIMEOUT_SECONDS is for a child that cannot.
+        self.own_markers = [*original.own_markers, pytest.mark.timeout(0).mark]
         self._original, self._child = original, child
 
     def runtest(self):
