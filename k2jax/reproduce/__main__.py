@@ -3,8 +3,12 @@
 Each run has its own workdir under --workdir. Finished runs are kept, and interrupted runs resume. The results are
 ``table.md`` and ``NAME.png`` in the workdir.
 
+--only names the runs to do by a pattern, so that several machines, or several processes of one, share a study; the same
+command without it does what is left and writes the summary.
+
 Example:
     python -m k2jax.reproduce qk_clip --workdir=runs/qk_clip
+    python -m k2jax.reproduce nano_post_training --workdir=runs/npt --only='seed1_*'
     python -m k2jax.reproduce sparsity --workdir=runs/quick --steps=20   # a quick look, in a separate workdir
 """
 
@@ -23,6 +27,7 @@ def define(values: flags.FlagValues) -> None:
         lower_bound=1,
         flag_values=values,
     )
+    flags.DEFINE_string("only", None, "Do the runs that match this pattern, without a summary.", flag_values=values)
 
 
 def main(values: flags.FlagValues, name: str) -> int:
@@ -32,7 +37,7 @@ def main(values: flags.FlagValues, name: str) -> int:
 
     from k2jax.reproduce.study import reproduce
 
-    return reproduce(name, values.workdir, values.steps)
+    return reproduce(name, values.workdir, values.steps, values.only)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 import importlib.util
 import json
 from pathlib import Path
@@ -27,19 +28,21 @@ FUNCTIONS = ("get_config", "runs", "summarize")
 workdir of the run)``, which measures a finished run in JSON values that its result then holds."""
 
 
-def reproduce(name: str, workdir: str | Path, steps: int | None = None) -> int:
+def reproduce(name: str, workdir: str | Path, steps: int | None = None, only: str | None = None) -> int:
     """Runs study ``name`` and writes ``table.md`` and ``NAME.png``.
 
     Args:
         name: a file of ``experiments/reproduce``, without its suffix.
         workdir: folder of the study.
         steps: steps of the longest run, for a quick look; the others are shortened in proportion.
+        only: pattern (``fnmatch``) of the runs to do; the summary is left to a call without it.
 
     Returns:
         The exit code: 0, or that of the run that was interrupted.
 
     Raises:
-        UserError: if the study is unknown or incomplete, or the workdir holds runs with another configuration.
+        UserError: if the study is unknown or incomplete, no run matches ``only``, or the workdir holds runs with
+            another configuration.
     """
     study = load_study(name)
     workdir = Path(workdir)
@@ -50,7 +53,7 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None) -> int:
     if hasattr(study, "prepare"):
         workdir.mkdir(parents=True, exist_ok=True)
         study.prepare(workdir)
-    runs = shortened_runs(study, steps)
+    runs = _matching(shortened_runs(study, steps), only)
     for number, (run, overrides) in enumerate(runs.items(), start=1):
         config = study.get_config()
         config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
@@ -61,11 +64,21 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None) -> int:
             return exit_code
         evaluation = _evaluated(study, resolved, workdir / run) if exit_code == 0 else {}
         results[run] = RunResult(resolved, read_metrics(workdir / run), exit_code, evaluation)
+    if only:
+        print(f"\nthe runs {only!r} are done; without --only the command does the others and writes the summary")
+        return 0
     summary = study.summarize(results)
     write_atomic(workdir / "table.md", summary.markdown)
     save_figure(summary.figure, workdir / f"{name}.png")
     print(f"\n{summary.markdown}\n{workdir / 'table.md'}, {workdir / name}.png")
     return 0
+
+
+def _matching(runs: dict[str, dict[str, Any]], only: str | None) -> dict[str, dict[str, Any]]:
+    chosen = {run: overrides for run, overrides in runs.items() if fnmatch(run, only or "*")}
+    if not chosen:
+        raise UserError(f"no run matches --only={only!r}; there are {', '.join(runs)}")
+    return chosen
 
 
 def _placed(value: Any, workdir: Path) -> Any:

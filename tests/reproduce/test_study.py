@@ -116,3 +116,20 @@ def test_config_files_of_studies_do_not_import_jax():
     paths = sorted(map(str, study.FOLDER.glob("*.py")))
     assert len(paths) >= 3
     subprocess.run([sys.executable, "-c", load, *paths], check=True)
+
+
+def test_a_pattern_names_the_runs_to_do(monkeypatch, tmp_path, capsys):
+    done = []
+
+    def finish(config, workdir):
+        done.append(workdir.name)
+        return 0
+
+    monkeypatch.setattr(study, "train_once", finish)
+    monkeypatch.setattr(study, "read_metrics", lambda workdir: [])
+    monkeypatch.setattr(study.jax.config, "update", lambda *arguments: None)  # the cache of this process stays
+    assert study.reproduce("qk_clip", tmp_path, only="muon") == 0
+    assert done == ["muon"] and not (tmp_path / "table.md").exists()
+    assert "without --only" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"no run matches --only='nothing'; there are muon, muonclip"):
+        study.reproduce("qk_clip", tmp_path, only="nothing")
