@@ -14,10 +14,7 @@ from k2jax.config import defaults, source
 
 def get_config():
     """The experiment."""
-    config = defaults("sft", model="nano")
-    config.model.update({"layers": 3, "d_model": 128, "vocab": 258, "dense_ffn": 256})
-    config.model.mla.update({"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_dim": 32, "qk_rope_dim": 16, "v_dim": 32})
-    config.model.moe.update({"experts": 16, "expert_ffn": 64})
+    config = defaults("sft", model="micro")
     config.data.sources = {"characters": source(kind="chat", path="runs/characters.jsonl")}
     config.data.tokenizer.kind = "bytes"
     config.data.chat_format = "plain"
