@@ -22,11 +22,8 @@ def test_notebook_equals_its_text_file(path):
     assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not committed"
 
 
-SLOW = ("post_training",)  # one that trains and runs in every test run is enough
-RUNS = [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW), id=path.stem) for path in NOTEBOOKS]
-
-
-@pytest.mark.parametrize("path", RUNS)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("K2JAX_NOTEBOOK_STEPS", "2")
     monkeypatch.setenv("K2JAX_NOTEBOOK_WORKDIR", str(tmp_path / "run"))

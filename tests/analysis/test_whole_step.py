@@ -19,6 +19,7 @@ MODEL = dataclasses.replace(
 MEMORY = {"remat": "selective", "store_fp8": ("expert_gate_up",), "offload": ("layer_input",)}
 
 
+@pytest.mark.slow
 def test_a_step_with_fp8_and_offloading_compiles_and_does_what_its_trace_says():
     devices(TOPOLOGY)
     layout = {"stage": 1, "virtual_stages": 1, "data": 2, "expert": 2}
