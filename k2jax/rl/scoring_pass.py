@@ -1,0 +1,116 @@
+"""Log-probabilities of packed rows under any weights, by one forward pass on the training's mesh.
+
+Whatever needs the trainer's own log-probabilities outside of an update, or those of another model, asks here. All
+executors of a step (one device, pipelines, expert, tensor and context parallelism) run it: the pass is a loss whose only
+term is a table ``[rows, S]``, which micro-batches and devices fill in together as they add up any other term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from k2jax.batch import PackedBatch, TokenScores
+from k2jax.config.schema import Config
+from k2jax.losses import Loss, Metrics, Rows
+from k2jax.losses.targets import token_temperature
+from k2jax.parallel.batches import BatchSharding
+from k2jax.parallel.gradients import make_loss_sums
+from k2jax.parallel.layout import make_layout
+from k2jax.parallel.mesh import rows_per_micro_batch
+from k2jax.rl.packing import empty_row
+from k2jax.train.state import compute_dtype
+from pallas_kernels.vma import vary_tree
+
+
+class ScoringTargets(NamedTuple):
+    """What the pass is told of a batch.
+
+    Attributes:
+        row: int32 ``[B, 1]``, the number of the row in the whole batch.
+        temperature: float32 ``[B, S]``, as of ``PolicyTargets``.
+    """
+
+    row: Array | np.ndarray
+    temperature: Array | np.ndarray
+
+
+class TokenTable(Loss):
+    """The log-probability of every token of a batch as a term ``logprob`` ``[rows, length]`` instead of a number."""
+
+    def __init__(self, rows: int, length: int):
+        """A table of all rows of a batch, over micro-batches and devices."""
+        self._shape = (rows, length)
+
+    def denominators(self, targets: ScoringTargets) -> dict[str, Array]:
+        """1: entries are no means."""
+        return {"logprob": jnp.ones(())}
+
+    def __call__(
+        self, scores: TokenScores, targets: ScoringTargets, rows: Rows
+    ) -> dict[str, tuple[Array | None, Metrics]]:
+        """The table with the entries of these rows, 0 elsewhere."""
+        empty = vary_tree(jnp.zeros(self._shape, jnp.float32), like=(scores.logprob, targets.row, rows.index_S))
+        return {"logprob": (empty.at[targets.row, rows.index_S[None]].add(scores.logprob), {})}
+
+    def temperature(self, targets: ScoringTargets) -> Array:
+        """At which each token was sampled, 1 elsewhere."""
+        return token_temperature(targets)
+
+
+class ScoringPass:
+    """The compiled forward pass of a model on a mesh.
+
+    Two sets of weights that are equal bit for bit get equal scores bit for bit: they run through the same program. The
+    head's logits exist chunk by chunk, never ``[B, S, V]``.
+
+    Attributes:
+        layout: how the weights are stored that ``score_rows`` takes.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh):
+        """Of ``config.model`` for batches of ``config.train.batch_size`` rows of ``config.data.sequence_length``.
+
+        Raises:
+            UserError: the model does not divide over the mesh.
+        """
+        self.layout, self._rows = make_layout(config, mesh), config.train.batch_size
+        self._sharding, self._length = BatchSharding(config, mesh), config.data.sequence_length
+        rows = config.train.micro_batches * rows_per_micro_batch(config, mesh)
+        dtype = compute_dtype(config.train.compute_dtype, self.layout.platform)
+        sums = make_loss_sums(config, self.layout, TokenTable(rows, self._length))
+        # The cast is a program of its own, so that weights stored in another dtype meet the same pass.
+        self._to_compute = jax.jit(lambda params: self.layout.to_compute(params, dtype))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        self._score = jax.jit(lambda params, batch: sums(params, batch).terms["logprob"], out_shardings=everywhere)
+
+    def score_rows(self, params: Any, rows: Sequence[PackedBatch]) -> np.ndarray:
+        """Computes the log-probability of every token given what it may see, at the temperature of its sampling.
+
+        Args:
+            params: weights in any float dtype, as ``layout`` stores them; they are only read.
+            rows: rows ``[S]`` of NumPy arrays whose targets hold ``temperature``, the same ones in every process.
+
+        Returns:
+            Float32 ``[len(rows), S]`` in every process [nats]; 0 where a token has no parent.
+        """
+        weights, table = self._to_compute(params), np.zeros((len(rows), self._length), np.float32)
+        for start in range(0, len(rows), self._rows):
+            part = rows[start : start + self._rows]
+            table[start : start + len(part)] = jax.device_get(self._score(weights, self._put(part)))[: len(part)]
+        return table
+
+    def _put(self, rows: Sequence[PackedBatch]) -> PackedBatch:
+        padding, local = empty_row(self._length), self._sharding.rows
+        chosen = [rows[number] if number < len(rows) else padding for number in local]
+        stack = lambda name: np.stack([getattr(row, name) for row in chosen])  # noqa: E731
+        temperature = np.stack([row.targets.temperature for row in chosen])
+        targets = ScoringTargets(np.array(local, np.int32)[:, None], temperature)
+        arrays = {name: stack(name) for name in ("tokens", "positions", "exit", "parent")}
+        return self._sharding.put(PackedBatch(**arrays, targets=targets))
