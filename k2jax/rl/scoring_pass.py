@@ -1,8 +1,8 @@
 """Log-probabilities of packed rows under any weights, by one forward pass on the training's mesh.
 
 Whatever needs the trainer's own log-probabilities outside of an update, or those of another model, asks here. All
-executors of a step (one device, pipelines, expert, tensor and context parallelism) run it: the pass is a loss whose only
-term is a table ``[rows, S]``, which micro-batches and devices fill in together as they add up any other term.
+executors of a step (one device, pipelines, expert, tensor and context parallelism) run it: the pass is a loss whose
+only term is a table ``[rows, S]``, which micro-batches and devices fill in together as they add up any other term.
 """
 
 from __future__ import annotations
