@@ -16,8 +16,9 @@ from k2jax.batch import TokenScores
 from k2jax.losses.rows import Rows
 
 Metrics = dict[str, Array]
-"""Named sums ``[]`` float32 over what the term's denominator counts; they are reported divided by it. A name that ends
-in ``_max`` is a maximum of numbers that are not negative; micro-batches and devices are combined by their maximum."""
+"""Named sums ``[]`` or ``[N]`` float32 over what the term's denominator counts; they are reported divided by it. A name
+that ends in ``_max`` is a maximum ``[]`` of numbers that are not negative; micro-batches and devices are combined by
+their maximum."""
 
 
 class Loss(abc.ABC):

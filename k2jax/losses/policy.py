@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from k2jax.batch import TokenScores
 from k2jax.losses.base import Loss, Metrics
+from k2jax.losses.quantiles import sums_above
 from k2jax.losses.rows import Rows
 from k2jax.losses.targets import PolicyTargets, token_temperature
 
@@ -36,9 +37,9 @@ class PolicyLoss(Loss):
     """Minus the mean gain of sampled tokens, turns or responses, as the term ``policy``; by default of tokens.
 
     Metrics of the term ``tokens``, means over sampled tokens [nats]: ``mismatch``, abs(log pi - log mu), which before
-    the first update of an iteration is that of engine and trainer, and its maximum ``mismatch_max``; ``drift``,
-    abs(log pi - log pi_old); ``kl``, the estimate ratio - 1 - log ratio of KL(pi_old, pi), without bias; ``entropy``
-    where it is asked for.
+    the first update of an iteration is that of engine and trainer, its maximum ``mismatch_max``, and ``mismatch_above``
+    for its percentiles, see ``losses.quantiles``; ``drift``, abs(log pi - log pi_old); ``kl``, the estimate
+    ratio - 1 - log ratio of KL(pi_old, pi), without bias; ``entropy`` where it is asked for.
     """
 
     def __init__(self, *, entropy: bool = False):
@@ -80,6 +81,7 @@ class PolicyLoss(Loss):
         statistics = _of_tokens(log_ratio_BS, scores, targets)
         tokens = {name: rows.sum(targets.mask * value) for name, value in statistics.items()}
         tokens["mismatch_max"] = rows.max(statistics["mismatch"])
+        tokens["mismatch_above"] = sums_above(rows, statistics["mismatch"], targets.mask)
         return {"policy": (-rows.sum(weight * gain.value), units), "tokens": (None, tokens)}
 
     def temperature(self, targets: PolicyTargets) -> Array:

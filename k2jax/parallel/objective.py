@@ -24,7 +24,7 @@ class LossShares(NamedTuple):
 
     Attributes:
         terms: by name, ``[]`` float32, sum over denominator.
-        metrics: by ``term/name``, ``[]`` float32, sum over the term's denominator.
+        metrics: by ``term/name``, ``[]`` or ``[N]`` float32, sum over the term's denominator.
         maxima: by ``term/name``, ``[]`` float32, not negative, over tokens, turns or branches.
     """
 

@@ -46,7 +46,7 @@ def responses_figure(records: Records) -> Figure | None:
 def drift_figure(records: Records) -> Figure | None:
     """Returns how the trainer's log-probabilities differ from the engine's, and the policy from its old self."""
     panels = [
-        ("mismatch", "Engine against trainer, mean", "abs difference [nats]", PALETTE[0], True),
+        ("tokens/mismatch", "Engine against trainer, mean", "abs difference [nats]", PALETTE[0], True),
         ("tokens/kl", "KL to the old policy", "nats per token", PALETTE[2], True),
         ("policy/clipped", "Outside the band", "share of units", PALETTE[4], True),
     ]

@@ -78,12 +78,10 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                     groups = event_loop.run(rollouts.collect(step))
                 if config.rl.rollout.offload_state:
                     engine.release()
-                record = iteration_record(config, groups, time.perf_counter() - began)
+                record = iteration_record(config, groups, rollouts.sampled_tokens, time.perf_counter() - began)
                 if processes.is_first():
                     store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
-                began = time.perf_counter()
                 record |= updates.train(step, groups)
-                record["train_seconds"] = time.perf_counter() - began
                 synced = sync.push(run.state.params, step)
                 record |= {"sync_seconds": synced.seconds, "sync_gb_per_second": synced.bytes / synced.seconds / 1e9}
                 published(step)

@@ -12,12 +12,15 @@ from k2jax.rl.rewards import budgeted_reward
 from k2jax.rl.rollouts import PromptGroup
 
 
-def iteration_record(config: Config, groups: Sequence[PromptGroup], seconds: float) -> dict[str, float]:
+def iteration_record(
+    config: Config, groups: Sequence[PromptGroup], sampled_tokens: int, seconds: float
+) -> dict[str, float]:
     """Metrics of the groups that were completed in an iteration.
 
     Args:
         config: the experiment.
         groups: complete ones.
+        sampled_tokens: in the iteration, of complete groups or not.
         seconds: wall time of the rollouts, scoring included [s].
     """
     rewards, right, lengths, cut, masked = defaultdict(list), [], [], [], 0
@@ -30,7 +33,13 @@ def iteration_record(config: Config, groups: Sequence[PromptGroup], seconds: flo
             right.append(trajectory.reward.value >= config.rl.correct_reward)
             lengths.append(trajectory.sampled_tokens)
             cut.append(trajectory.status == "truncated")
-    record: dict[str, float] = {"groups": len(groups), "masked_samples": masked, "rollout_seconds": seconds}
+    record: dict[str, float] = {
+        "groups": len(groups),
+        "masked_samples": masked,
+        "sampled_tokens": sampled_tokens,
+        "rollout_seconds": seconds,
+        "rollout_tokens_per_second": sampled_tokens / seconds,
+    }
     if not lengths:
         return record
     every = [reward for of_kind in rewards.values() for reward in of_kind]
@@ -39,8 +48,6 @@ def iteration_record(config: Config, groups: Sequence[PromptGroup], seconds: flo
         "accuracy": float(np.mean(right)),
         "length": float(np.mean(lengths)),
         "truncated": float(np.mean(cut)),
-        "sampled_tokens": int(np.sum(lengths)),
-        "rollout_tokens_per_second": float(np.sum(lengths) / seconds),
     }
     if len(rewards) > 1:
         record |= {f"reward/{kind}": float(np.mean(values)) for kind, values in sorted(rewards.items())}

@@ -61,6 +61,9 @@ class Rollouts:
         chat: format of conversations.
         tokenizer: its vocabulary.
         scorer: verifiers; only the first process asks them.
+
+    Attributes:
+        sampled_tokens: of the last ``collect``, of groups that are complete or wait.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Rollouts:
     ):
         self._config, self._mixture, self._client = config, mixture, client
         self._chat, self._tokenizer, self._scorer = chat, tokenizer, scorer
-        self._drawn = 0
+        self._drawn = self.sampled_tokens = 0
         self._waiting: list[PromptGroup] = []
 
     async def collect(self, step: int) -> list[PromptGroup]:
@@ -86,7 +89,9 @@ class Rollouts:
         fresh = rollout.prompts - len(self._waiting)
         groups = [*self._waiting, *(self._begin(step, place) for place in range(fresh))]
         await self._client.call(lambda engine: engine.drop_prefixes())
+        before = _sampled_tokens(groups)
         await self.run(step, groups, rollout.token_cap)
+        self.sampled_tokens = _sampled_tokens(groups) - before
         self._waiting = [group for group in groups if not group.complete]
         return [group for group in groups if group.complete]
 
@@ -169,6 +174,10 @@ class Rollouts:
         if step <= 0:  # an evaluation
             return 1.0
         return sampling_temperature(self._config.rl.tasks[kind], step - 1, self._config.train.steps)
+
+
+def _sampled_tokens(groups: list[PromptGroup]) -> int:
+    return sum(each.sampled_tokens for group in groups for each in group.trajectories if each is not None)
 
 
 def _share_verdicts(name: str, trajectories: list[Trajectory | None]) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import operator
+import time
+from typing import Any
 
 import jax
 import numpy as np
 
 from k2jax.batch import PackedBatch
 from k2jax.data import TrainingData
+from k2jax.losses.quantiles import quantile
 from k2jax.rl.advantages import group_advantages
 from k2jax.rl.packing import TrainingSample, in_updates, pack, parts_of, ptx_row
 from k2jax.rl.rewards import group_rewards
 from k2jax.rl.rollouts import PromptGroup
+from k2jax.train.record import scalar_metrics
 from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
 
@@ -31,13 +35,13 @@ class Updates:
         self._local_rows = run.program.batch_sharding().rows
         self._ptx = ptx
 
-    def train(self, step: int, groups: Sequence[PromptGroup]) -> dict[str, float]:
-        """Updates the weights, and returns metrics of the updates.
+    def train(self, step: int, groups: Sequence[PromptGroup]) -> dict[str, Any]:
+        """Updates the weights, and returns metrics of the updates, see ``_summary``.
 
         Updates without signal, in which every advantage is 0, are left out: the size of an update of Muon or Adam does
         not depend on that of the gradient, and it would be a step into a random direction.
         """
-        rl, data = self._config.rl, self._config.data
+        rl, data, began = self._config.rl, self._config.data, time.perf_counter()
         samples, flat = [], 0
         for group in groups:
             rewards, counted = group_rewards(group.trajectories, rl.tasks[group.prompt.kind])
@@ -47,7 +51,7 @@ class Updates:
                 samples.append(_counted(group, advantages, counted))
         record = {"flat_groups": flat / max(1, len(groups))}
         if flat == len(groups):
-            return record | {"updates": 0}
+            return record | {"updates": 0, "train_seconds": time.perf_counter() - began}
         metrics, rows = [], 0
         for number, update in enumerate(in_updates(samples, rl.updates)):
             if not any(sample.advantage for sample in update):
@@ -58,7 +62,11 @@ class Updates:
                 packed += self._ptx_rows((step - 1) * rl.updates + number)
             parts = parts_of(packed, self._config.train.batch_size, self._local_rows)
             metrics.append(self._run.update_in_parts(parts))
-        return record | {"updates": len(metrics), "rows": rows} | _means(metrics)
+        record |= {"updates": len(metrics), "rows": rows, "train_seconds": time.perf_counter() - began}
+        if metrics:
+            record |= self._run.recorder.rates(sum(int(m.tokens) for m in metrics), record["train_seconds"])
+            record |= _summary(metrics)
+        return record
 
     def _ptx_rows(self, number: int) -> list[PackedBatch]:
         batch = self._ptx.loader.batch(number)
@@ -70,16 +78,27 @@ def _counted(group: PromptGroup, advantages: np.ndarray, counted: np.ndarray) ->
     return [TrainingSample(group.trajectories[i], float(advantages[i])) for i in chosen]
 
 
-def _means(metrics: Sequence[StepMetrics]) -> Mapping[str, float]:
-    """What the loss reports, over all updates: means, and the largest maxima; the mismatch is that of the first."""
-    if not metrics:
-        return {}
-    shares = [m.shares for m in metrics]
-    means = {name: float(np.mean([share.metrics[name] for share in shares])) for name in shares[0].metrics}
-    maxima = {name: float(np.max([share.maxima[name] for share in shares])) for name in shares[0].maxima}
-    first = shares[0]
-    mismatch = {
-        "mismatch": float(first.metrics["tokens/mismatch"]),
-        "mismatch_max": float(first.maxima["tokens/mismatch_max"]),
+def _summary(metrics: Sequence[StepMetrics]) -> dict[str, Any]:
+    """One value of an iteration for what each of its updates reports.
+
+    Means over the updates, and of maxima the largest; but the mismatch is that of the first update, which alone
+    compares the engine with the trainer at the same weights.
+    """
+    shares, logits = [m.shares for m in metrics], np.max([m.stats.max_logit for m in metrics], 0)
+    scalars = [scalar_metrics(share) for share in shares]
+    reduced = {
+        name: float((np.max if name in shares[0].maxima else np.mean)([each[name] for each in scalars]))
+        for name in scalars[0]
     }
-    return {"loss": float(np.mean([m.loss for m in metrics])), **means, **maxima, **mismatch}
+    if len(shares[0].terms) > 1:
+        reduced |= {f"loss/{name}": float(np.mean([share.terms[name] for share in shares])) for name in shares[0].terms}
+    mean, largest = (float(scalars[0][name]) for name in ("tokens/mismatch", "tokens/mismatch_max"))
+    return reduced | {
+        "loss": float(np.mean([m.loss for m in metrics])),
+        "grad_norm": float(np.mean([m.grad_norm for m in metrics])),
+        "max_logit": float(logits.max()),
+        "max_logit_heads": logits,
+        "tokens/mismatch": mean,
+        "tokens/mismatch_p99": quantile(shares[0].metrics["tokens/mismatch_above"], 0.99, largest),
+        "tokens/mismatch_max": largest,
+    }

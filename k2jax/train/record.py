@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from k2jax.chips import PEAK_FLOPS
 from k2jax.config.schema import Config, MoEConfig
 from k2jax.model import training_flops_per_token
 from k2jax.optim import qk_clip_gamma
+from k2jax.parallel.objective import LossShares
 from k2jax.train.report import device_name
 from k2jax.train.step import StepMetrics
 
@@ -50,6 +52,11 @@ def memory_gb() -> float:
 def max_violation(expert_tokens: np.ndarray) -> np.ndarray:
     """Busiest expert over the mean, minus 1, per layer ``[L_moe]``; ``expert_tokens`` is ``[L_moe, E]``."""
     return expert_tokens.max(-1) / np.maximum(expert_tokens.mean(-1), 1e-9) - 1
+
+
+def scalar_metrics(shares: LossShares) -> dict[str, Any]:
+    """Metrics and maxima ``[]`` of a loss; arrays are there for a loop that makes numbers of them."""
+    return {name: share for name, share in (shares.metrics | shares.maxima).items() if not np.ndim(share)}
 
 
 def _worst_violation(moe: MoEConfig) -> float:
@@ -102,6 +109,11 @@ class Recorder:
         self.running_loss = loss if self.running_loss is None else 0.95 * self.running_loss + 0.05 * loss
         return spike
 
+    def rates(self, tokens: int, seconds: float) -> dict[str, float]:
+        """Tokens per second of training, and the part of the devices' peak that it uses."""
+        rate = tokens / seconds
+        return {"tokens_per_second": rate, "mfu": self._flops_per_token * rate / self.peak_flops}
+
     def values(self, metrics: StepMetrics, learning_rate: float, seconds: float) -> dict:
         """The record of one step.
 
@@ -119,8 +131,7 @@ class Recorder:
             "loss": loss,
             "learning_rate": learning_rate,
             "grad_norm": float(metrics.grad_norm),
-            "tokens_per_second": tokens / seconds,
-            "mfu": self._flops_per_token * tokens / seconds / self.peak_flops,
+            **self.rates(tokens, seconds),
             "max_logit": float(max_logit.max()),
             "max_logit_heads": max_logit,
             "spikes": self.spikes,
@@ -131,7 +142,7 @@ class Recorder:
         terms = {name: float(share) for name, share in metrics.shares.terms.items()}
         if len(terms) > 1:
             record |= {f"loss/{name}": share for name, share in terms.items()}
-        record |= {name: float(share) for name, share in (metrics.shares.metrics | metrics.shares.maxima).items()}
+        record |= {name: float(share) for name, share in scalar_metrics(metrics.shares).items()}
         if self._config.optimizer.name == "muonclip":
             gamma = np.asarray(qk_clip_gamma(max_logit, self._config.optimizer.qk_clip_tau))
             record |= {"clipped_heads": int((gamma < 1).sum()), "qk_clip_gamma": gamma}

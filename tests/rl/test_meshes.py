@@ -45,7 +45,7 @@ def assert_same_run(workdir, one):
     records, expected = read_metrics(workdir), read_metrics(one)
     assert [record["step"] for record in records] == [record["step"] for record in expected] == [0, 1, 2]
     for record, other in zip(records[1:], expected[1:], strict=True):
-        for name in ("loss", "reward", "accuracy", "length", "truncated", "mismatch", "tokens/entropy"):
+        for name in ("loss", "reward", "accuracy", "length", "truncated", "tokens/mismatch", "tokens/entropy"):
             np.testing.assert_allclose(record[name], other[name], rtol=1e-5, atol=1e-5, err_msg=name)
     for name in ("eval/greedy", "eval/avg@2"):
         assert records[0][name] == expected[0][name]

@@ -22,7 +22,7 @@ def test_an_iteration_with_another_objective(tmp_path, name):
     assert train(tiny(**SHORT, **more, **{"rl.loss.name": name}), tmp_path / name) == 0
     (record,) = read_metrics(tmp_path / name)
     assert record["updates"] == 2 and 0 < abs(record["loss"]) < 1 and record["grad_norm"] > 0
-    assert record["mismatch"] < 1e-5
+    assert record["tokens/mismatch"] < 1e-5
 
 
 def with_ptx(folder):
@@ -44,7 +44,7 @@ def test_ptx_is_a_term_of_the_loss_and_resumes_bit_for_bit(tmp_path):
     records = read_metrics(tmp_path / "whole")
     for record in records:
         assert record["ptx/nll"] == pytest.approx(np.log(258), abs=0.3)  # of a model that knows little yet
-        assert record["loss/ptx"] == pytest.approx(record["ptx/nll"] / 2, rel=1e-2)  # of the last update, all updates
+        assert record["loss/ptx"] == pytest.approx(record["ptx/nll"] / 2, rel=1e-5)
         assert record["updates"] == 2
     assert records[1]["ptx/nll"] < records[0]["ptx/nll"]
 
