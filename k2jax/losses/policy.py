@@ -60,7 +60,7 @@ class PolicyLoss(Loss):
 
     def weights(self, targets: PolicyTargets) -> Array:
         """The aggregation: the weight ``[B, U]`` of every unit; the denominator is their sum over the batch."""
-        return targets.mask
+        return targets.weight
 
     def report(self, gain: Gain, targets: PolicyTargets) -> Metrics:
         """What is reported of the units beside the term, ``[B, U]`` each: the share that is clipped."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from k2jax.config.schema import PolicyLossConfig
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
+from k2jax.losses.distill import Distillation
 from k2jax.losses.gspo import GSPO
 from k2jax.losses.k2 import K2Loss
 from k2jax.losses.k25 import K25Loss
@@ -22,12 +23,14 @@ _MAKERS: dict[str, Callable[[PolicyLossConfig, bool], PolicyLoss]] = {
 }
 
 
-def make_policy_loss(config: PolicyLossConfig, *, entropy: bool = False) -> Loss:
-    """The loss of ``config.rl.loss`` over ``PolicyTargets``, with PTX as a term beside it where it has a coefficient.
+def make_policy_loss(config: PolicyLossConfig, *, entropy: bool = False, distill: float = 0.0) -> Loss:
+    """The loss of ``config.rl.loss`` over ``PolicyTargets``, beside it PTX and distillation with their coefficients.
 
     Args:
         config: name and settings of the loss. ``old`` is the packer's affair: it decides ``old_logprob``.
         entropy: whether the mean entropy over sampled tokens is computed and reported.
+        distill: coefficient of distillation as a term of its own; 0 is no such term.
     """
     policy = _MAKERS[config.name](config, entropy)
-    return CombinedLoss(policy, PTX(config.ptx)) if config.ptx else policy
+    beside = [PTX(config.ptx)] * bool(config.ptx) + [Distillation(distill)] * bool(distill)
+    return CombinedLoss(policy, *beside) if beside else policy

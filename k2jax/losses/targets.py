@@ -25,6 +25,8 @@ class PolicyTargets(NamedTuple):
 
     Attributes:
         mask: float32 ``[B, S]``, 1 on sampled tokens, else 0.
+        weight: float32 ``[B, S]``, of the token in means over tokens: ``mask``, or another number above 0 on sampled
+            tokens.
         advantage: float32 ``[B, S]``, of the token's response (or the token's own).
         old_logprob: float32 ``[B, S]``, log pi_old, the denominator of the ratio [nats]: ``behavior_logprob``, or with
             ``old = "recompute"`` the trainer's own log-probability before the first update of the iteration.
@@ -33,6 +35,10 @@ class PolicyTargets(NamedTuple):
             where it is 0.
         turn: int32 ``[B, S]``, index of the token's turn in the tables of its row, from 0; NONE where mask is 0.
         response: int32 ``[B, S]``, index of the token's response in the tables of its row, as ``turn``.
+        domain: int32 ``[B, S]``, number of the token's class of tasks, by which tokens are weighed and reported; NONE
+            where mask is 0. Losses do not read it.
+        distill: float32 ``[B, S]``, log pi_teacher - log pi of the token where distillation is a term of its own, else
+            0 [nats].
         ptx: float32 ``[B, S]``, weight of the token's cross-entropy in the PTX term; 0 outside rows of PTX, and there
             on tokens without a parent.
         turn_advantage: float32 ``[B, N]``, of the turn's response (or the turn's own).
@@ -45,12 +51,15 @@ class PolicyTargets(NamedTuple):
     """
 
     mask: Array | np.ndarray
+    weight: Array | np.ndarray
     advantage: Array | np.ndarray
     old_logprob: Array | np.ndarray
     behavior_logprob: Array | np.ndarray
     temperature: Array | np.ndarray
     turn: Array | np.ndarray
     response: Array | np.ndarray
+    domain: Array | np.ndarray
+    distill: Array | np.ndarray
     ptx: Array | np.ndarray
     turn_advantage: Array | np.ndarray
     turn_tokens: Array | np.ndarray
@@ -78,7 +87,7 @@ def empty_targets(length: int, turns: int, responses: int) -> PolicyTargets:
     for name in PolicyTargets._fields:
         table, _, of_table = name.partition("_")
         width = sizes[table] if of_table and table in sizes else length
-        leaves[name] = np.full(width, NONE, np.int32) if name in sizes else np.zeros(width, np.float32)
+        leaves[name] = np.full(width, NONE, np.int32) if name in (*sizes, "domain") else np.zeros(width, np.float32)
     return PolicyTargets(**leaves)
 
 

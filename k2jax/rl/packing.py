@@ -22,10 +22,11 @@ TOKENS_PER_ENTRY = 8
 
 
 class TrainingSample(NamedTuple):
-    """A trajectory to train on, and how much better it was than its group."""
+    """A trajectory to train on, how much better it was than its group, and the number of its class of tasks."""
 
     trajectory: Trajectory
     advantage: float
+    domain: int = 0
 
 
 def pack(samples: Sequence[TrainingSample], length: int) -> list[PackedBatch]:
@@ -107,6 +108,7 @@ class _Segment(NamedTuple):
     pieces: list[_Piece]
     turns: list[int]
     advantage: float
+    domain: int
 
     @property
     def tokens(self) -> int:
@@ -122,7 +124,7 @@ def _segment(sample: TrainingSample) -> _Segment:
             pieces.append(_piece(trajectory, path, set(new)))
             trained |= set(new)
     turns = sorted({int(turn) for piece in pieces for turn in np.unique(piece.turn[piece.mask > 0])})
-    return _Segment(pieces, turns, sample.advantage)
+    return _Segment(pieces, turns, sample.advantage, sample.domain)
 
 
 def _piece(trajectory: Trajectory, path: Sequence[int], new: set[int]) -> _Piece:
@@ -155,7 +157,7 @@ class _Row:
     def add(self, segment: _Segment) -> None:
         numbers = {turn: self._turns + index for index, turn in enumerate(segment.turns)}
         for piece in segment.pieces:
-            self._add_piece(piece, segment.advantage, numbers)
+            self._add_piece(piece, segment, numbers)
         targets: PolicyTargets = self._row.targets
         sampled = sum(float(piece.mask.sum()) for piece in segment.pieces)
         for turn, number in numbers.items():
@@ -172,7 +174,7 @@ class _Row:
     def packed(self) -> PackedBatch:
         return self._row
 
-    def _add_piece(self, piece: _Piece, advantage: float, numbers: dict[int, int]) -> None:
+    def _add_piece(self, piece: _Piece, segment: _Segment, numbers: dict[int, int]) -> None:
         start, end = self._end, self._end + len(piece)
         row, targets = self._row, self._row.targets
         row.tokens[start:end] = piece.tokens
@@ -181,8 +183,9 @@ class _Row:
         row.parent[start + 1 : end] = np.arange(start, end - 1)
         sampled = np.flatnonzero(piece.mask)
         where = start + sampled
-        targets.mask[where] = 1.0
-        targets.advantage[where] = advantage
+        targets.mask[where] = targets.weight[where] = 1.0
+        targets.advantage[where] = segment.advantage
+        targets.domain[where] = segment.domain
         targets.old_logprob[where] = targets.behavior_logprob[where] = piece.logprobs[sampled]
         targets.temperature[where] = piece.temperature[sampled]
         targets.turn[where] = [numbers[int(turn)] for turn in piece.turn[sampled]]

@@ -46,7 +46,7 @@ def targets_of(responses, rng, spread=0.5):
     for response in responses:
         row, leaves = response.row, rows[response.row]
         tokens = response.tokens
-        leaves.mask[tokens] = 1
+        leaves.mask[tokens] = leaves.weight[tokens] = 1
         leaves.advantage[tokens] = response.advantage
         leaves.temperature[tokens] = 1
         leaves.response[tokens] = counts[row]

@@ -53,7 +53,8 @@ def with_policy_targets(row, rng):
         advantage, temperature = rng.normal(), rng.choice([0.7, 1.0, 1.3])
         turns = [span for span in (np.arange(first, middle), np.arange(middle + 1, end)) if len(span)]
         for span in turns:
-            targets.mask[span], targets.advantage[span], targets.temperature[span] = 1, advantage, temperature
+            targets.mask[span], targets.weight[span] = 1, 1
+            targets.advantage[span], targets.temperature[span] = advantage, temperature
             targets.old_logprob[span] = rng.normal(-5.7, 0.4, len(span))
             targets.behavior_logprob[span] = targets.old_logprob[span] + rng.normal(0, 0.1, len(span))
             targets.turn[span], targets.response[span] = turn, number
