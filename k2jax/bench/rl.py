@@ -31,6 +31,7 @@ from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.rollouts import Rollouts
 from k2jax.rl.setup import open_chat
 from k2jax.rl.tasks import TaskMixture
+from k2jax.rl.toggle import Toggle
 from k2jax.rl.updates import Updates
 from k2jax.rl.weight_sync import WeightSync, colocated_engine
 from k2jax.text.chat import ChatBuilder, configured_chat
@@ -76,7 +77,7 @@ class _Loop(contextlib.ExitStack):
         program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
         self.run = self.enter_context(Run(program, path, {}))
         engine = colocated_engine(program, config.rl.rollout)
-        self.sync, self.updates = WeightSync(program, engine), Updates(self.run)
+        self.sync, self.updates = WeightSync(program, engine), Updates(self.run, Toggle(config, self._mixture))
         self.sync.push(self.run.state.params, 0)
         self.client = LockstepClient(engine)
         prompts = [self._prompt(number) for number in range(SLOTS // SAMPLES)]

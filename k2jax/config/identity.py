@@ -26,6 +26,7 @@ FIXED = (
     "rl.rollout.max_length",
     "rl.updates",
     "rl.loss.ptx_rows",
+    "rl.toggle",
 )
 """Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""
 

@@ -16,6 +16,7 @@ from k2jax.config.ranges import (
     IntFromTwo,
     NonNegativeFloat,
     NonNegativeInt,
+    Percentile,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
@@ -408,6 +409,16 @@ class ScoringConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ToggleConfig:
+    """Toggle (Kimi K2.5, section 4.4): phases in which a right response counts only within a budget of tokens."""
+
+    period: NonNegativeInt = 0  #: iterations of a phase, the first of which has budgets; 0 turns Toggle off
+    accuracy: Share = 0.75  #: mean reward of a group from which on the budget of its prompt holds
+    percentile: Percentile = 50.0  #: of the lengths of right responses of the initial policy: a prompt's budget
+    samples: PositiveInt = 8  #: responses of the initial policy to every prompt, from which budgets come
+
+
+@dataclasses.dataclass(frozen=True)
 class RLConfig:
     """Reinforcement learning; read where ``stage`` is rl. ``train.steps`` counts iterations."""
 
@@ -418,6 +429,7 @@ class RLConfig:
     updates: PositiveInt = 1  #: optimizer steps of an iteration; its groups are divided among them
     scoring: ScoringConfig = ScoringConfig()  #: verifiers
     skip_flat_groups: bool = False  #: leave groups whose rewards are all equal out of the batch and its denominators
+    toggle: ToggleConfig = ToggleConfig()  #: budgets of tokens
     correct_reward: float = 1.0  #: reward from which on a response counts as right
     eval_prompts: NonNegativeInt = 128  #: held-out tasks of an evaluation; 0 turns it off
     eval_samples: PositiveInt = 8  #: responses to each of them at temperature 1 (pass@k, Avg@k, pass^k)

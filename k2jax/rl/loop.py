@@ -23,6 +23,7 @@ from k2jax.rl.report import write_results
 from k2jax.rl.rollouts import Rollouts
 from k2jax.rl.setup import check_config, open_chat, open_scorer, publisher
 from k2jax.rl.tasks import TaskMixture
+from k2jax.rl.toggle import Toggle
 from k2jax.rl.updates import Updates
 from k2jax.rl.weight_sync import WeightSync, colocated_engine
 from k2jax.train.corpus import ptx_data
@@ -50,6 +51,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
     with claimed(workdir, config) as path, contextlib.ExitStack() as opened:
         tokenizer, chat = open_chat(config, path)
         mixture = TaskMixture(config.rl.tasks, config.train.seed)
+        toggle = Toggle(config, mixture)
         scorer = opened.enter_context(open_scorer(config, path, mixture))
         program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
@@ -57,17 +59,21 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
             identity["corpus"] = ptx.fingerprint
         with Run(program, path, identity) as run:
             engine = colocated_engine(program, config.rl.rollout)
-            sync, updates = WeightSync(program, engine), Updates(run, ptx)
+            sync, updates = WeightSync(program, engine), Updates(run, toggle, ptx)
             event_loop = opened.enter_context(EventLoop())
             rollouts = Rollouts(config, mixture, LockstepClient(engine), chat, tokenizer, scorer)
             if run.extra:
                 rollouts.restore(run.extra)
+                toggle.restore(run.extra)
             held_out = HeldOutTasks(config, mixture, rollouts)
             store = TrajectoryStore(path / "trajectories", keep=config.rl.keep_trajectories)
             published = opened.enter_context(publisher(config, path, engine))
             sync.push(run.state.params, run.start)
             published(run.start)
             for step in run.steps():
+                if step == 1:
+                    with at_rest(run):
+                        event_loop.run(toggle.sample(rollouts, run.note))
                 if step == 1 and held_out.is_due(0):
                     with at_rest(run):
                         untrained = event_loop.run(held_out.evaluate(0))
@@ -89,7 +95,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                     with at_rest(run):
                         record |= event_loop.run(held_out.evaluate(step))
                 run.log(step, record)
-                run.save_when_due(step, extra=rollouts.extra())
+                run.save_when_due(step, extra=rollouts.extra() | toggle.extra())
                 if processes.is_first() and step % config.log.plots_every == 0 and step != config.train.steps:
                     write_results(run, "running", command)
         if processes.is_first():

@@ -49,6 +49,8 @@ def iteration_record(
         "length": float(np.mean(lengths)),
         "truncated": float(np.mean(cut)),
     }
+    by_verdict = {"length_right": np.array(right), "length_wrong": ~np.array(right)}
+    record |= {name: float(np.mean(np.array(lengths)[of])) for name, of in by_verdict.items() if of.any()}
     if len(rewards) > 1:
         record |= {f"reward/{kind}": float(np.mean(values)) for kind, values in sorted(rewards.items())}
     return record

@@ -99,7 +99,7 @@ class Rollouts:
         """Samples and scores every response of some groups that is not done.
 
         Args:
-            step: names the verdicts, and decides the temperature of responses that begin.
+            step: decides the temperature of responses that begin.
             groups: their trajectories are replaced.
             token_cap: tokens that a response may grow by; 0 is no cap.
             greedy: so many samples of each group, from the first, are not drawn but take the most likely tokens.
@@ -121,7 +121,7 @@ class Rollouts:
         ]
         await self._client.gather(*(respond(group, sample) for group, sample in unfinished))
         await asyncio.gather(*scoring)
-        _share_verdicts(f"verdicts/{step}/{greedy}", [group.trajectories[sample] for group, sample in unfinished])
+        _share_verdicts(step, [group.trajectories[sample] for group, sample in unfinished])
 
     def extra(self) -> dict[str, Any]:
         """What a checkpoint keeps of the rollouts: prompts drawn, and groups that wait to go on."""
@@ -180,10 +180,11 @@ def _sampled_tokens(groups: list[PromptGroup]) -> int:
     return sum(each.sampled_tokens for group in groups for each in group.trajectories if each is not None)
 
 
-def _share_verdicts(name: str, trajectories: list[Trajectory | None]) -> None:
-    """Gives every process the verdicts of the first one."""
-    if processes.count() == 1:
+def _share_verdicts(step: int, trajectories: list[Trajectory | None]) -> None:
+    """Gives every process the verdicts of the first one, under a name that is used once in a run."""
+    if processes.count() == 1 or not trajectories:
         return
+    name = f"verdicts/{step}/{trajectories[-1].key}"
     own = [(each.status, each.error, each.reward) for each in trajectories]
     shared = json.loads(processes.broadcast_from_first(name, json.dumps(own)))
     for trajectory, (status, error, reward) in zip(trajectories, shared, strict=True):

@@ -50,6 +50,10 @@ class TaskMixture:
         """All training tasks, class by class."""
         return itertools.chain.from_iterable(self._train.values())
 
+    def training_prompts(self) -> Iterator[DrawnTask]:
+        """Every training task once, class by class."""
+        return (DrawnTask(name, task) for name in self._names for task in self._train[name])
+
     def prompt(self, number: int) -> DrawnTask:
         """Training prompt ``number``, from 0; a class is shuffled anew in each of its epochs."""
         source, index = self._plan[number]

@@ -15,8 +15,8 @@ from k2jax.data import TrainingData
 from k2jax.losses.quantiles import quantile
 from k2jax.rl.advantages import group_advantages
 from k2jax.rl.packing import TrainingSample, in_updates, pack, parts_of, ptx_row
-from k2jax.rl.rewards import group_rewards
 from k2jax.rl.rollouts import PromptGroup
+from k2jax.rl.toggle import Toggle
 from k2jax.train.record import scalar_metrics
 from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
@@ -27,13 +27,14 @@ class Updates:
 
     Args:
         run: the run.
+        toggle: what rewards count.
         ptx: the data of PTX, of which this process reads all rows; None without PTX.
     """
 
-    def __init__(self, run: Run, ptx: TrainingData | None = None):
+    def __init__(self, run: Run, toggle: Toggle, ptx: TrainingData | None = None):
         self._run, self._config = run, run.config
         self._local_rows = run.program.batch_sharding().rows
-        self._ptx = ptx
+        self._toggle, self._ptx = toggle, ptx
 
     def train(self, step: int, groups: Sequence[PromptGroup]) -> dict[str, Any]:
         """Updates the weights, and returns metrics of the updates, see ``_summary``.
@@ -44,12 +45,12 @@ class Updates:
         rl, data, began = self._config.rl, self._config.data, time.perf_counter()
         samples, flat = [], 0
         for group in groups:
-            rewards, counted = group_rewards(group.trajectories, rl.tasks[group.prompt.kind])
+            rewards, counted = self._toggle.rewards(step, group)
             advantages = group_advantages(rewards[None], counted[None], rl.advantage)[0]
             flat += not advantages.any()
             if advantages.any() or not rl.skip_flat_groups:
                 samples.append(_counted(group, advantages, counted))
-        record = {"flat_groups": flat / max(1, len(groups))}
+        record = {"flat_groups": flat / max(1, len(groups)), **self._toggle.record(step, groups)}
         if flat == len(groups):
             return record | {"updates": 0, "train_seconds": time.perf_counter() - began}
         metrics, rows = [], 0

@@ -12,7 +12,11 @@ from tests.rl.tiny import CONFIG_FILE
 
 KILLS = 20
 FLAGS = ["--config.train.steps=16", "--config.rl.eval_prompts=2", "--config.rl.keep_trajectories=100"]
-CAPPED = ["--config.rl.rollout.token_cap=25"]
+MORE = {
+    "whole": [],
+    "partial": ["--config.rl.rollout.token_cap=25"],
+    "toggle": ["--config.rl.toggle.period=3", "--config.rl.toggle.accuracy=0.1", "--config.rl.correct_reward=0.2"],
+}
 SECONDS = 300  # that a process may take to come to its moment
 
 pytestmark = pytest.mark.slow
@@ -59,10 +63,10 @@ def killed_in(moment, config_file, workdir, flags):
     return process.returncode != 0
 
 
-@pytest.mark.parametrize("capped", [False, True], ids=["whole", "partial"])
-def test_twenty_kills_leave_no_trace(tmp_path, capped):
+@pytest.mark.parametrize("more", MORE)
+def test_twenty_kills_leave_no_trace(tmp_path, more):
     (tmp_path / "config.py").write_text(CONFIG_FILE)
-    flags = FLAGS + CAPPED * capped
+    flags = FLAGS + MORE[more]
     ended(tmp_path / "config.py", tmp_path / "expected", flags)
     kills, run = [], 0
     while len(kills) < KILLS:

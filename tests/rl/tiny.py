@@ -22,10 +22,10 @@ def share_of_low_bytes(task: Task, answer: str) -> Reward:
 
 
 class LowBytes:
-    """Prompts of two letters, judged by ``share_of_low_bytes``."""
+    """Prompts of two of so many letters, judged by ``share_of_low_bytes``."""
 
-    def __init__(self, split: str = "train"):
-        self._letters = "abcdefgh" if split == "train" else "wxyz"
+    def __init__(self, letters: int = 8, split: str = "train"):
+        self._letters = "abcdefgh"[:letters] if split == "train" else "wxyz"
 
     def load(self):
         verifiers.add("share_of_low_bytes", "tests.rl.tiny:share_of_low_bytes")
