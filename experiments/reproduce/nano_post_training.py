@@ -99,10 +99,11 @@ def prepare(workdir: Path):
 
 def runs():
     """For each seed the chain, then what is compared with its end."""
-    return {f"seed{seed}_{name}": run | {"train.seed": seed} for seed in SEEDS for name, run in _chain(seed).items()}
+    return {f"seed{seed}_{name}": run | {"train.seed": seed} for seed in SEEDS for name, run in chain(seed).items()}
 
 
-def _chain(seed: int) -> dict[str, dict]:
+def chain(seed: int) -> dict[str, dict]:
+    """The runs of a seed by name, each after those that it starts from."""
     folder = f"{{workdir}}/seed{seed}"
     start, imperfect = f"{folder}_sft/best", {"data.sources.text.path": "{workdir}/imperfect.jsonl"}
     from_start = {"init_from": start}
@@ -132,16 +133,25 @@ def _chain(seed: int) -> dict[str, dict]:
     }
 
 
-def evaluate(config, workdir):
-    """Accuracy on 1,000 held-out problems, greedy and Avg@8, and the share of worked answers; none of pretraining."""
+def checkpoint_of(config, workdir: Path) -> Path:
+    """What a run has made: its best step where it ends by patience, else its last."""
+    return workdir / "best" if config.stage == "sft" and config.train.patience else workdir
+
+
+def held_out_answers(checkpoint: Path):
+    """Answers of a checkpoint to the 1,000 held-out problems, and what makes a record of them."""
     from k2jax.rl.evaluation import evaluate_checkpoint
 
-    if config.stage == "pretrain" or workdir.name.endswith("samples_of_sft"):
-        return {}
     study = get_config()
     study.rl.eval_prompts = 1000
-    checkpoint = workdir / "best" if config.stage == "sft" and config.train.patience else workdir
-    held_out, groups = evaluate_checkpoint(resolve(study), str(checkpoint))
+    return evaluate_checkpoint(resolve(study), str(checkpoint))
+
+
+def evaluate(config, workdir):
+    """Accuracy on 1,000 held-out problems, greedy and Avg@8, and the share of worked answers; none of pretraining."""
+    if config.stage == "pretrain" or workdir.name.endswith("samples_of_sft"):
+        return {}
+    held_out, groups = held_out_answers(checkpoint_of(config, workdir))
     record = held_out.record(groups)
     greedy = [group.trajectories[0] for group in groups]
     worked = [style_of(trajectory.answer) == "worked" for trajectory in greedy]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -17,15 +15,12 @@ from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
 from k2jax.report.metrics import read_metrics
 from k2jax.report.style import save_figure
+from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.results import RunResult
 from k2jax.rl.loop import train as train_policy
 from k2jax.train.loop import train
 
 TRAIN = {"pretrain": train, "sft": train, "rl": train_policy}
-FOLDER = Path("experiments/reproduce")
-FUNCTIONS = ("get_config", "runs", "summarize")
-"""What a study has. It may have ``prepare(workdir)``, which makes files before the first run, and ``evaluate(config,
-workdir of the run)``, which measures a finished run in JSON values that its result then holds."""
 
 
 def reproduce(name: str, workdir: str | Path, steps: int | None = None, only: str | None = None) -> int:
@@ -90,29 +85,10 @@ def _evaluated(study: Any, config: Config, workdir: Path) -> dict[str, Any]:
     """What the study measures of a finished run, once."""
     if not hasattr(study, "evaluate"):
         return {}
-    file = workdir / "evaluation.json"
+    file = workdir / getattr(study, "EVALUATION", "evaluation.json")
     if not file.exists():
         write_atomic(file, json.dumps(study.evaluate(config, workdir), indent=2))
     return json.loads(file.read_text())
-
-
-def load_study(name: str) -> ModuleType:
-    """Loads a file of ``experiments/reproduce`` and checks that it has all functions of a study.
-
-    Raises:
-        UserError: if there is no such file, or it lacks a function.
-    """
-    path = FOLDER / f"{name}.py"
-    if not path.is_file():
-        names = sorted(p.stem for p in FOLDER.glob("*.py"))
-        hint = f"there are {', '.join(names)}" if names else f"run from the repository's root, where {FOLDER}/ is"
-        raise UserError(f"no study {name!r}; {hint}")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if missing := [function for function in FUNCTIONS if not hasattr(module, function)]:
-        raise UserError(f"study {name!r} needs the function {missing[0]} in {path}")
-    return module
 
 
 def shortened_runs(study: Any, steps: int | None) -> dict[str, dict[str, Any]]:

@@ -7,9 +7,9 @@ import pytest
 
 from k2jax.config import Config, defaults, replace_keys, resolve, to_json
 from k2jax.errors import UserError
-from k2jax.reproduce import RunResult, study
+from k2jax.reproduce import RunResult, loading, study
 
-muon_vs_adamw, qk_clip, sparsity = (study.load_study(name) for name in ("muon_vs_adamw", "qk_clip", "sparsity"))
+muon_vs_adamw, qk_clip, sparsity = (loading.load_study(name) for name in ("muon_vs_adamw", "qk_clip", "sparsity"))
 
 
 def result(losses, every=10, seconds_per_step=1.0, **overrides) -> RunResult:
@@ -104,7 +104,7 @@ def test_an_unknown_study_is_one_line(tmp_path):
 
 
 def test_a_study_without_a_summary_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "FOLDER", tmp_path)
+    monkeypatch.setattr(loading, "FOLDER", tmp_path)
     (tmp_path / "half.py").write_text("def get_config(): ...\ndef runs(): ...\n")
     with pytest.raises(UserError, match=r"study 'half' needs the function summarize in .*half\.py"):
         study.reproduce("half", tmp_path)
@@ -113,7 +113,7 @@ def test_a_study_without_a_summary_is_one_line(tmp_path, monkeypatch):
 def test_config_files_of_studies_do_not_import_jax():
     """Commands read them before they choose jax's platform."""
     load = "import runpy, sys\nfor name in sys.argv[1:]: runpy.run_path(name)\nassert 'jax' not in sys.modules"
-    paths = sorted(map(str, study.FOLDER.glob("*.py")))
+    paths = sorted(map(str, loading.FOLDER.glob("*.py")))
     assert len(paths) >= 3
     subprocess.run([sys.executable, "-c", load, *paths], check=True)
 
