@@ -4,8 +4,8 @@ Reproduces: budget control, PTX and temperature decay (Kimi K2, section 3.2.3) a
 tasks and the start are those of ``nano_post_training``, whose finished runs are used where the workdir is the same. A
 budget of 40 tokens leaves room for every worked sum of four digits and for no worked running sum or sort. PTX trains on
 the text of pretraining, which the policy loss never sees: easier problems of five kinds, of which subtracting and
-reversing are not among the tasks. The temperature falls from 1.3 to the 1.0 at which the run without decay samples
-throughout.
+reversing are not among the tasks; with a coefficient of 0.1 in the place of 0.02 one seed learnt nothing else in 14
+iterations. The temperature falls from 1.3 to the 1.0 at which the run without decay samples throughout.
 Expected: not measured yet. The table says of each part what it changes, whichever way it falls.
 
     python -m k2jax.reproduce k2_recipe --workdir=runs/nano_post_training
@@ -33,7 +33,7 @@ EASIER_PROBLEMS = 500
 TASKS = "rl.tasks.problems"
 PARTS = {
     "rl_budget": {f"{TASKS}.max_tokens": BUDGET, f"{TASKS}.overlong_penalty": 0.5},
-    "rl_ptx": {"data.sources.text.path": "{workdir}/text.jsonl", "rl.loss.ptx": 0.1, "rl.loss.ptx_rows": 8},
+    "rl_ptx": {"data.sources.text.path": "{workdir}/text.jsonl", "rl.loss.ptx": 0.02, "rl.loss.ptx_rows": 8},
     "rl_decay": {
         f"{TASKS}.temperature": 1.3,
         f"{TASKS}.temperature_final": 1.0,
