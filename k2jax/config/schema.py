@@ -34,6 +34,8 @@ Kernels = Literal["auto", "xla", "pallas", "interpret"]
 MomentumForm = Literal["heavy_ball", "nesterov"]
 OnCorrupt = Literal["skip", "fail"]
 OptimizerName = Literal["muonclip", "muon", "adamw"]
+PackingLayout = Literal["paths", "tree"]
+SharedTokens = Literal["unique", "paths"]
 PolicyLossName = Literal["k2", "k2.5", "gspo", "reinforce"]
 RematPolicy = Literal["none", "selective", "full"]
 ScheduleKind = Literal["wsd", "cosine", "constant"]
@@ -399,6 +401,14 @@ class PolicyLossConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PackingConfig:
+    """Rows of the training of reinforcement learning."""
+
+    layout: PackingLayout = "paths"  #: every path of a trajectory by itself, or what paths share once (Tree Training)
+    shared_tokens: SharedTokens = "unique"  #: a sampled token that paths share counts once, or once in each of them
+
+
+@dataclasses.dataclass(frozen=True)
 class ScoringConfig:
     """Verifiers in processes that can be killed."""
 
@@ -426,6 +436,7 @@ class RLConfig:
     rollout: RolloutConfig = RolloutConfig()  #: generation
     advantage: AdvantageConfig = AdvantageConfig()  #: rewards to advantages
     loss: PolicyLossConfig = PolicyLossConfig()  #: objective
+    packing: PackingConfig = PackingConfig()  #: rows
     updates: PositiveInt = 1  #: optimizer steps of an iteration; its groups are divided among them
     scoring: ScoringConfig = ScoringConfig()  #: verifiers
     skip_flat_groups: bool = False  #: leave groups whose rewards are all equal out of the batch and its denominators

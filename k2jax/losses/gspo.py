@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from k2jax.losses.base import Metrics
 from k2jax.losses.policy import Gain, PolicyLoss, held_ratio
 from k2jax.losses.rows import Rows
-from k2jax.losses.targets import PolicyTargets
+from k2jax.losses.targets import PolicyTargets, turn_sums
 
 LENGTHS = (64, 512)  # of turns, between which clipping is reported apart [tokens]
 
@@ -32,8 +32,7 @@ class GSPO(PolicyLoss):
 
     def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:
         """Means over the sampled tokens of turns ``[B, N]``."""
-        sums_BN = rows.segment_sum(log_ratio_BS, targets.turn, targets.turn_tokens.shape[-1])
-        return sums_BN / jnp.maximum(targets.turn_tokens, 1.0)
+        return turn_sums(log_ratio_BS, targets, rows) / jnp.maximum(targets.turn_tokens, 1.0)
 
     def advantages(self, targets: PolicyTargets) -> Array:
         """Of turns ``[B, N]``."""

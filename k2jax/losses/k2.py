@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from k2jax.losses.policy import Gain, PolicyLoss
 from k2jax.losses.rows import Rows
-from k2jax.losses.targets import PolicyTargets
+from k2jax.losses.targets import PolicyTargets, response_sums
 
 
 class K2Loss(PolicyLoss):
@@ -24,7 +24,7 @@ class K2Loss(PolicyLoss):
 
     def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:
         """Sums (or means) over responses ``[B, R]``."""
-        sums_BR = rows.segment_sum(log_ratio_BS, targets.response, targets.response_tokens.shape[-1])
+        sums_BR = response_sums(log_ratio_BS, targets, rows)
         return sums_BR / jnp.maximum(targets.response_tokens, 1.0) if self._length_normalized else sums_BR
 
     def advantages(self, targets: PolicyTargets) -> Array:

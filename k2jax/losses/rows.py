@@ -45,28 +45,32 @@ class Rows(NamedTuple):
         return vary_tree(values.max(), like=like)
 
     def segment_sum(self, values_BS: Array, ids_BS: Array, count: int) -> Array:
-        """Sums per turn ``[B, count]`` of values per token; every device has those of the whole row.
+        """Sums per segment ``[B, count]`` of values per token, turn or branch; every device has those of the whole row.
 
         Args:
-            values_BS: values per token.
-            ids_BS: int32, the turn of each token; those outside ``0 .. count - 1`` belong to none.
-            count: turns of a row, unused ones included.
+            values_BS: values per token, turn or branch.
+            ids_BS: int32, the segment of each; those outside ``0 .. count - 1`` belong to none.
+            count: segments of a row, unused ones included.
         """
         sums = jax.vmap(lambda values_S, ids_S: jax.ops.segment_sum(values_S, ids_S, num_segments=count))
         inside_BS = (ids_BS >= 0) & (ids_BS < count)
         return _over_row(sums(jnp.where(inside_BS, values_BS, 0), jnp.where(inside_BS, ids_BS, 0)))
 
-    def path_sum(self, values_BS: Array, leaves_BN: Array) -> Array:
-        """Sums per branch ``[B, N]`` of values per token over the tokens from the root to a leaf.
+    def path_sum(self, values_BS: Array, last_BN: Array, first_BN: Array | None = None) -> Array:
+        """Sums ``[B, N]`` of values per token over pieces of paths: of branches, or of turns of branches.
 
-        A token t lies on the path to a leaf if ``t <= leaf < exit[t]``.
+        A token t lies on the path from the root to ``last`` if ``t <= last < exit[t]``, and in its piece from ``first``
+        if ``first <= t`` too.
 
         Args:
             values_BS: values per token.
-            leaves_BN: int32, the index in the row of each branch's last token; -1 for unused branches.
+            last_BN: int32, the index in the row of each piece's last token; -1 where there is none, whose sum is 0.
+            first_BN: int32, that of its first token; by default the root.
         """
-        leaves_BN1 = leaves_BN[..., None]
-        on_path_BNS = (self.index_S <= leaves_BN1) & (leaves_BN1 < self.exit_BS[:, None, :])
+        last_BN1 = last_BN[..., None]
+        on_path_BNS = (self.index_S <= last_BN1) & (last_BN1 < self.exit_BS[:, None, :])
+        if first_BN is not None:
+            on_path_BNS &= first_BN[..., None] <= self.index_S
         return _over_row(jnp.where(on_path_BNS, values_BS[:, None, :], 0).sum(-1))
 
 

@@ -1,7 +1,9 @@
 """Trajectories as rows of a batch: token in, token out.
 
-A response is trained on in the row that holds its whole path, so that sums over its turns and tokens are sums of one
-row. Rows are filled first-fit in the order of the trajectories, which is a function of their keys alone.
+Every path of a trajectory is stored by itself, or what the paths of a group share is stored once (Tree Training,
+KAT-Coder-V2, section 3.3.2): a row then holds trees in depth-first order, ``positions`` are depths, ``parent`` leads
+from the first token of a branch to the one that it forks from, and ``exit`` is where a token's subtree ends. Both
+layouts give the same gradient. Which rows there are is a function of the samples, in their order.
 """
 
 from __future__ import annotations
@@ -14,44 +16,71 @@ from typing import NamedTuple
 import numpy as np
 
 from k2jax.batch import PackedBatch, stack_rows
+from k2jax.config.schema import PackingConfig
 from k2jax.losses.targets import PolicyTargets, empty_targets
-from k2jax.trajectory import Trajectory
+from k2jax.rl.fragments import Fragment, PlacedPath, RowSize, fragments
+from k2jax.rl.placement import place
+from k2jax.rl.training_paths import TrainingSample, training_responses
 
 TOKENS_PER_ENTRY = 8
 """Tokens of a row for each entry of its tables of turns and responses: a row takes no more of them than a table has."""
 
 
-class TrainingSample(NamedTuple):
-    """A trajectory to train on, how much better it was than its group, and the number of its class of tasks."""
+class PackedRows(NamedTuple):
+    """Rows, and how well they are used.
 
-    trajectory: Trajectory
-    advantage: float
-    domain: int = 0
+    Attributes:
+        rows: ``[S]`` each.
+        stored_tokens: tokens in them, padding left out.
+        path_tokens: tokens that they would hold if every path were stored by itself.
+    """
+
+    rows: list[PackedBatch]
+    stored_tokens: int
+    path_tokens: int
+
+    @property
+    def padding(self) -> float:
+        """Share of the rows that is padding."""
+        capacity = sum(len(row.tokens) for row in self.rows)
+        return 1 - self.stored_tokens / capacity if capacity else 0.0
+
+    @property
+    def tokens_saved(self) -> float:
+        """Tokens in all paths over tokens stored, 1 or more."""
+        return self.path_tokens / self.stored_tokens if self.stored_tokens else 1.0
 
 
-def pack(samples: Sequence[TrainingSample], length: int) -> list[PackedBatch]:
+def pack(
+    samples: Sequence[TrainingSample],
+    length: int,
+    config: PackingConfig,
+    *,
+    splits_responses: bool = False,
+) -> PackedRows:
     """Rows ``[S]`` of NumPy arrays with the targets of policy losses.
 
     Args:
-        samples: in the order of training. Every path from the root to a leaf is laid out; a sampled node that two paths
-            share is trained on in the first of them.
+        samples: in the order of training; those of a group stand together.
         length: tokens of a row.
+        config: whether what paths share is stored once, and how a sampled token that they share counts.
+        splits_responses: whether a response of several paths that is larger than a row may be split, which suits
+            losses over tokens and turns.
 
     Raises:
-        ValueError: a path is longer than a row.
+        ValueError: a path is longer than a row, or a response that may not be split is larger.
     """
-    rows: list[_Row] = []
-    for sample in samples:
-        segment = _segment(sample)
-        row = next((row for row in rows if row.takes(segment)), None)
-        if row is None:
-            row = _Row(length)
-            if not row.takes(segment):
-                tokens = segment.tokens
-                raise ValueError(f"a trajectory of {tokens} tokens does not fit a row of {length}")
-            rows.append(row)
-        row.add(segment)
-    return [row.packed() for row in rows]
+    room = empty_row_size(length)
+    responses = [one for sample in samples for one in training_responses(sample, config.shared_tokens)]
+    parts = fragments(responses, config.layout, room, splits_responses=splits_responses)
+    rows = []
+    for indices in place(np.array([part.size for part in parts], int), room):
+        row = _Row(length)
+        for index in indices:
+            row.add(parts[index])
+        rows.append(row.packed())
+    stored = sum(part.size.tokens for part in parts)
+    return PackedRows(rows, stored, sum(len(path) for response in responses for path in response.paths))
 
 
 def parts_of(rows: Sequence[PackedBatch], count: int, local_rows: Sequence[int]) -> list[PackedBatch]:
@@ -73,14 +102,20 @@ def parts_of(rows: Sequence[PackedBatch], count: int, local_rows: Sequence[int])
 
 def empty_row(length: int) -> PackedBatch:
     """A row ``[S]`` of padding."""
-    entries = max(1, length // TOKENS_PER_ENTRY)
+    room = empty_row_size(length)
     return PackedBatch(
         tokens=np.zeros(length, np.int32),
         positions=np.zeros(length, np.int32),
         exit=np.arange(length, dtype=np.int32),
         parent=np.full(length, -1, np.int32),
-        targets=empty_targets(length, entries, entries),
+        targets=empty_targets(length, room.turns, room.responses),
     )
+
+
+def empty_row_size(length: int) -> RowSize:
+    """What an empty row of so many tokens has room for."""
+    entries = max(1, length // TOKENS_PER_ENTRY)
+    return RowSize(length, entries, entries)
 
 
 def ptx_row(row: PackedBatch) -> PackedBatch:
@@ -89,108 +124,63 @@ def ptx_row(row: PackedBatch) -> PackedBatch:
     return dataclasses.replace(row, targets=empty.targets._replace(ptx=row.targets["weights"]))
 
 
-class _Piece(NamedTuple):
-    """One path of a trajectory: its tokens, and which of them are trained on."""
-
-    tokens: np.ndarray
-    mask: np.ndarray
-    logprobs: np.ndarray
-    temperature: np.ndarray
-    turn: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-class _Segment(NamedTuple):
-    """All paths of one trajectory, which go into one row together."""
-
-    pieces: list[_Piece]
-    turns: list[int]
-    advantage: float
-    domain: int
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(piece.tokens) for piece in self.pieces)
-
-
-def _segment(sample: TrainingSample) -> _Segment:
-    trajectory, trained, pieces = sample.trajectory, set(), []
-    for leaf in trajectory.leaves():
-        path = trajectory.path(leaf)
-        new = [index for index in path if index not in trained and trajectory.nodes[index].mask.any()]
-        if new:
-            pieces.append(_piece(trajectory, path, set(new)))
-            trained |= set(new)
-    turns = sorted({int(turn) for piece in pieces for turn in np.unique(piece.turn[piece.mask > 0])})
-    return _Segment(pieces, turns, sample.advantage, sample.domain)
-
-
-def _piece(trajectory: Trajectory, path: Sequence[int], new: set[int]) -> _Piece:
-    nodes = [trajectory.nodes[index] for index in path]
-    mask = [node.mask * (index in new) for index, node in zip(path, nodes, strict=True)]
-    return _Piece(
-        np.concatenate([node.tokens for node in nodes]),
-        np.concatenate(mask).astype(np.float32),
-        np.concatenate([node.logprobs for node in nodes]),
-        np.concatenate([np.full(len(node.tokens), node.temperature, np.float32) for node in nodes]),
-        np.concatenate([np.full(len(node.tokens), node.turn, np.int32) for node in nodes]),
-    )
-
-
 class _Row:
     """A row that is being filled."""
 
     def __init__(self, length: int):
-        self._row, self._length = empty_row(length), length
-        self._entries = self._row.targets.response_weight.shape[0]
+        self._row = empty_row(length)
+        self._advantages_S = np.zeros(length, np.float64)  # summed over the responses of each token
         self._end = self._turns = self._responses = 0
 
-    def takes(self, segment: _Segment) -> bool:
-        return (
-            self._end + segment.tokens <= self._length
-            and self._turns + len(segment.turns) <= self._entries
-            and self._responses < self._entries
-        )
-
-    def add(self, segment: _Segment) -> None:
-        numbers = {turn: self._turns + index for index, turn in enumerate(segment.turns)}
-        for piece in segment.pieces:
-            self._add_piece(piece, segment, numbers)
-        targets: PolicyTargets = self._row.targets
-        sampled = sum(float(piece.mask.sum()) for piece in segment.pieces)
-        for turn, number in numbers.items():
-            targets.turn_advantage[number] = segment.advantage
-            targets.turn_tokens[number] = sum(float(piece.mask[piece.turn == turn].sum()) for piece in segment.pieces)
-            targets.turn_weight[number] = 1 / len(numbers)
-        if numbers:
-            targets.response_advantage[self._responses] = segment.advantage
-            targets.response_tokens[self._responses] = sampled
-            targets.response_weight[self._responses] = 1.0
-            self._responses += 1
-        self._turns += len(numbers)
+    def add(self, fragment: Fragment) -> None:
+        numbers: dict[int, int] = {}
+        path_T = np.zeros(0, int)  # index in the row of every token of the path that was stored last
+        for placed in fragment.paths:
+            path_T = self._store(placed, path_T)
+            response = placed.response
+            if id(response) not in numbers:
+                numbers[id(response)] = self._responses
+                self._responses += 1
+            self._count(placed, path_T, numbers[id(response)])
+        self._row.exit[path_T] = self._end
 
     def packed(self) -> PackedBatch:
+        targets: PolicyTargets = self._row.targets
+        targets.weight[:] = targets.mask
+        targets.advantage[:] = self._advantages_S / np.maximum(targets.mask, 1)
         return self._row
 
-    def _add_piece(self, piece: _Piece, segment: _Segment, numbers: dict[int, int]) -> None:
-        start, end = self._end, self._end + len(piece)
-        row, targets = self._row, self._row.targets
-        row.tokens[start:end] = piece.tokens
-        row.positions[start:end] = np.arange(len(piece))
-        row.exit[start:end] = end
-        row.parent[start + 1 : end] = np.arange(start, end - 1)
-        sampled = np.flatnonzero(piece.mask)
-        where = start + sampled
-        targets.mask[where] = targets.weight[where] = 1.0
-        targets.advantage[where] = segment.advantage
-        targets.domain[where] = segment.domain
-        targets.old_logprob[where] = targets.behavior_logprob[where] = piece.logprobs[sampled]
-        targets.temperature[where] = piece.temperature[sampled]
-        targets.turn[where] = [numbers[int(turn)] for turn in piece.turn[sampled]]
-        targets.response[where] = self._responses
-        self._end = end
+    def _store(self, placed: PlacedPath, before_T: np.ndarray) -> np.ndarray:
+        """Stores the tokens that the path before it does not have, and returns where all tokens of the path are."""
+        path, shared, start, row = placed.path, placed.shared, self._end, self._row
+        row.exit[before_T[shared:]] = start
+        self._end = end = start + len(path) - shared
+        path_T = np.concatenate([before_T[:shared], np.arange(start, end)])
+        row.tokens[start:end] = path.tokens_T[shared:]
+        row.positions[start:end] = np.arange(shared, len(path))
+        row.parent[start:end] = np.concatenate([[-1], path_T[:-1]])[shared:]
+        return path_T
+
+    def _count(self, placed: PlacedPath, path_T: np.ndarray, number: int) -> None:
+        """Counts the path's sampled tokens in its response, which has a number in the row."""
+        path, response, targets = placed.path, placed.response, self._row.targets
+        where = path_T[path.counted_T]
+        targets.mask[where] += 1
+        targets.domain[where] = response.domain
+        self._advantages_S[where] += response.advantage
+        targets.old_logprob[where] = targets.behavior_logprob[where] = path.logprobs_T[path.counted_T]
+        targets.temperature[where] = path.temperatures_T[path.counted_T]
+        for first, last in path.turns:
+            turn, self._turns = self._turns, self._turns + 1
+            targets.turn_first[turn], targets.turn_last[turn] = path_T[first], path_T[last]
+            targets.turn_response[turn] = number
+            targets.turn_advantage[turn] = response.advantage
+            targets.turn_tokens[turn] = path.counted_T[first : last + 1].sum()
+            targets.turn_weight[turn] = 1 / response.turns
+        targets.response_advantage[number] = response.advantage
+        targets.response_tokens[number] = response.tokens
+        # The share of its turns: where a response had to be split, its rows have the weight of one response.
+        targets.response_weight[number] += len(path.turns) / response.turns
 
 
 def in_updates(groups: Sequence[Sequence[TrainingSample]], updates: int) -> Iterator[list[TrainingSample]]:

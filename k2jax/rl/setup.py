@@ -46,6 +46,11 @@ def check_config(config: Config) -> None:
             )
     if config.router.balance_loss:
         raise UserError("config.router.balance_loss counts rows of pretraining; set it to 0 for reinforcement learning")
+    if rl.packing.layout == "tree" and config.parallel.expert_slots < 1:
+        raise UserError(
+            f"config.rl.packing.layout tree gives the gradient of all paths only where no token is dropped; set "
+            f"config.parallel.expert_slots {config.parallel.expert_slots} to 1, or the layout to paths"
+        )
     if rl.advantage.baseline == "none" and rl.advantage.scale != "none":
         raise UserError("config.rl.advantage.scale divides what a baseline has centred; set it to none, or a baseline")
     if rl.updates > rl.rollout.prompts:

@@ -14,9 +14,10 @@ from k2jax.batch import PackedBatch
 from k2jax.data import TrainingData
 from k2jax.losses.quantiles import quantile
 from k2jax.rl.advantages import group_advantages
-from k2jax.rl.packing import TrainingSample, in_updates, pack, parts_of, ptx_row
+from k2jax.rl.packing import PackedRows, in_updates, pack, parts_of, ptx_row
 from k2jax.rl.rollouts import PromptGroup
 from k2jax.rl.toggle import Toggle
+from k2jax.rl.training_paths import TrainingSample
 from k2jax.train.record import scalar_metrics
 from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
@@ -53,17 +54,17 @@ class Updates:
         record = {"flat_groups": flat / max(1, len(groups)), **self._toggle.record(step, groups)}
         if flat == len(groups):
             return record | {"updates": 0, "train_seconds": time.perf_counter() - began}
-        metrics, rows = [], 0
+        metrics, updates = [], []
         for number, update in enumerate(in_updates(samples, rl.updates)):
             if not any(sample.advantage for sample in update):
                 continue
-            packed = pack(update, data.sequence_length)
-            rows += len(packed)
-            if self._ptx is not None:
-                packed += self._ptx_rows((step - 1) * rl.updates + number)
-            parts = parts_of(packed, self._config.train.batch_size, self._local_rows)
+            # K2's objective is a square over the whole response.
+            packed = pack(update, data.sequence_length, rl.packing, splits_responses=rl.loss.name != "k2")
+            updates.append(packed)
+            ptx = [] if self._ptx is None else self._ptx_rows((step - 1) * rl.updates + number)
+            parts = parts_of(packed.rows + ptx, self._config.train.batch_size, self._local_rows)
             metrics.append(self._run.update_in_parts(parts))
-        record |= {"updates": len(metrics), "rows": rows, "train_seconds": time.perf_counter() - began}
+        record |= {"updates": len(metrics), "train_seconds": time.perf_counter() - began} | _packing(updates)
         if metrics:
             record |= self._run.recorder.rates(sum(int(m.tokens) for m in metrics), record["train_seconds"])
             record |= _summary(metrics)
@@ -77,6 +78,16 @@ class Updates:
 def _counted(group: PromptGroup, advantages: np.ndarray, counted: np.ndarray) -> list[TrainingSample]:
     chosen = [i for i in range(len(counted)) if counted[i]]
     return [TrainingSample(group.trajectories[i], float(advantages[i])) for i in chosen]
+
+
+def _packing(updates: Sequence[PackedRows]) -> dict[str, float]:
+    """Rows of all updates, their share of padding, and tokens of all paths over tokens stored."""
+    rows = PackedRows(
+        [row for update in updates for row in update.rows],
+        sum(update.stored_tokens for update in updates),
+        sum(update.path_tokens for update in updates),
+    )
+    return {"rows": len(rows.rows), "padding": rows.padding, "tokens_saved": rows.tokens_saved}
 
 
 def _summary(metrics: Sequence[StepMetrics]) -> dict[str, Any]:

@@ -49,17 +49,17 @@ def targets_of(responses, rng, spread=0.5):
         leaves.mask[tokens] = leaves.weight[tokens] = 1
         leaves.advantage[tokens] = response.advantage
         leaves.temperature[tokens] = 1
-        leaves.response[tokens] = counts[row]
         leaves.response_advantage[counts[row]] = response.advantage
         leaves.response_tokens[counts[row]] = len(tokens)
         leaves.response_weight[counts[row]] = 1
-        counts[row] += 1
         for turn in response.turns:
-            leaves.turn[turn] = turns[row]
+            leaves.turn_first[turns[row]], leaves.turn_last[turns[row]] = turn[0], turn[-1]
+            leaves.turn_response[turns[row]] = counts[row]
             leaves.turn_advantage[turns[row]] = response.advantage
             leaves.turn_tokens[turns[row]] = len(turn)
             leaves.turn_weight[turns[row]] = 1 / len(response.turns)
             turns[row] += 1
+        counts[row] += 1
     targets = PolicyTargets(*[np.stack(leaf) for leaf in zip(*rows, strict=True)])
     sampled = targets.mask > 0
     old = np.where(sampled, rng.normal(-2.0, 0.5, sampled.shape), 0.0).astype(np.float32)

@@ -11,9 +11,10 @@ def test_a_row_of_padding_belongs_to_no_turn_and_no_response():
     row = empty_targets(6, turns=3, responses=2)
     assert isinstance(row, PolicyTargets)
     for name, leaf in row._asdict().items():
-        assert leaf.shape == {"turn": (3,), "response": (2,)}.get(name.partition("_")[0] if "_" in name else "", (6,))
-        assert (leaf == (NONE if name in ("turn", "response", "domain") else 0)).all()
-        assert leaf.dtype == (np.int32 if name in ("turn", "response", "domain") else np.float32)
+        is_index = name in ("domain", "turn_first", "turn_last", "turn_response")
+        assert leaf.shape == {"turn": (3,), "response": (2,)}.get(name.partition("_")[0], (6,))
+        assert (leaf == (NONE if is_index else 0)).all()
+        assert leaf.dtype == (np.int32 if is_index else np.float32)
 
 
 def test_rows_with_targets_stack_to_a_batch():

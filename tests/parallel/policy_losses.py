@@ -57,7 +57,7 @@ def with_policy_targets(row, rng):
             targets.advantage[span], targets.temperature[span] = advantage, temperature
             targets.old_logprob[span] = rng.normal(-5.7, 0.4, len(span))
             targets.behavior_logprob[span] = targets.old_logprob[span] + rng.normal(0, 0.1, len(span))
-            targets.turn[span], targets.response[span] = turn, number
+            targets.turn_first[turn], targets.turn_last[turn], targets.turn_response[turn] = span[0], span[-1], number
             targets.turn_advantage[turn], targets.turn_tokens[turn] = advantage, len(span)
             targets.turn_weight[turn] = 1 / len(turns)
             turn += 1

@@ -23,7 +23,8 @@ def pulls(arms, advantages, old, temperatures, length):
     rows = []
     for advantage, logprob, temperature in zip(advantages, old, temperatures, strict=True):
         row = empty_targets(length, 1, 1)
-        row.mask[1], row.weight[1], row.turn[1], row.response[1] = 1, 1, 0, 0
+        row.mask[1] = row.weight[1] = row.turn_first[0] = row.turn_last[0] = 1
+        row.turn_response[0] = 0
         row.advantage[1], row.temperature[1] = advantage, temperature
         row.old_logprob[1] = row.behavior_logprob[1] = logprob
         row.turn_advantage[0] = row.response_advantage[0] = advantage

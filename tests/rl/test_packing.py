@@ -1,14 +1,17 @@
-"""Rows hold every sampled token once, behind its own context, with the targets of its trajectory."""
+"""Rows hold every sampled token behind its own context, with the targets of its trajectory, in both layouts."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.rl.packing import TrainingSample, empty_row, in_updates, pack, parts_of
+from k2jax.config import PackingConfig
+from k2jax.rl.packing import empty_row, in_updates, pack, parts_of
+from k2jax.rl.training_paths import TrainingSample
 from tests.rl.trees import forked, several_turns, single_turn
 
 MAKERS = (single_turn, several_turns, forked)
+LAYOUTS = pytest.mark.parametrize("layout", ["paths", "tree"])
 
 
 def samples(seed, count):
@@ -34,46 +37,53 @@ def expected(sample):
     return found
 
 
+@LAYOUTS
 @given(st.integers(0, 10_000), st.integers(1, 25))
-def test_every_sampled_token_is_trained_on_once_behind_the_context_that_it_was_sampled_in(seed, count):
+def test_every_sampled_token_is_trained_on_once_behind_the_context_that_it_was_sampled_in(layout, seed, count):
     items = samples(seed, count)
     found = []
-    for row in pack(items, 64):
+    for row in pack(items, 64, PackingConfig(layout)).rows:
         targets = row.targets
         for index in np.flatnonzero(targets.mask):
+            assert targets.mask[index] == 1
             found.append((
                 context(row, index), int(row.tokens[index]), float(targets.behavior_logprob[index]),
                 targets.advantage[index], float(targets.temperature[index]),
             ))  # fmt: skip
-        outside = targets.mask == 0
-        assert not targets.advantage[outside].any() and (targets.turn[outside] == -1).all()
+        assert not targets.advantage[targets.mask == 0].any()
         np.testing.assert_array_equal(targets.old_logprob, targets.behavior_logprob)
     wanted = [token for item in items for token in expected(item)]
     key = lambda entry: (entry[0], entry[1], entry[2])  # noqa: E731
     assert sorted(found, key=key) == sorted(wanted, key=key)
 
 
+@LAYOUTS
 @given(st.integers(0, 10_000), st.integers(1, 25))
-def test_tables_of_turns_and_responses_agree_with_the_tokens(seed, count):
-    items, rows = samples(seed, count), pack(samples(seed, count), 64)
-    assert sum(row.targets.response_weight.sum() for row in rows) == len(items)
+def test_tables_of_turns_and_responses_agree_with_the_tokens(layout, seed, count):
+    items = samples(seed, count)
+    rows = pack(items, 64, PackingConfig(layout)).rows
+    assert sum(row.targets.response_weight.sum() for row in rows) == pytest.approx(len(items))
     np.testing.assert_allclose(sum(row.targets.turn_weight.sum() for row in rows), len(items), rtol=1e-6)
     for row in rows:
-        targets = row.targets
-        for table, ids in (("turn", targets.turn), ("response", targets.response)):
-            tokens = getattr(targets, f"{table}_tokens")
-            np.testing.assert_array_equal(tokens, [targets.mask[ids == n].sum() for n in range(len(tokens))])
-            for n in np.flatnonzero(tokens):
-                assert set(targets.advantage[ids == n]) == {getattr(targets, f"{table}_advantage")[n]}
+        targets, responses = row.targets, np.zeros(len(row.targets.response_tokens))
+        for n in np.flatnonzero(targets.turn_tokens):
+            first, last = targets.turn_first[n], targets.turn_last[n]
+            tokens = [t for t in range(first, last + 1) if last < row.exit[t] and targets.mask[t]]
+            assert targets.turn_tokens[n] == len(tokens)
+            assert set(targets.advantage[tokens]) == {targets.turn_advantage[n]}
+            responses[targets.turn_response[n]] += len(tokens)
+            assert targets.turn_advantage[n] == targets.response_advantage[targets.turn_response[n]]
+        np.testing.assert_array_equal(targets.response_tokens, responses)
+        assert targets.mask.sum() == responses.sum()
 
 
 def test_a_trajectory_longer_than_a_row_is_refused():
-    with pytest.raises(ValueError, match="does not fit a row of 8"):
-        pack([TrainingSample(single_turn(np.random.default_rng(0)), 1.0)], 8)
+    with pytest.raises(ValueError, match="a path of 9 tokens and 1 turns does not fit a row of 8"):
+        pack([TrainingSample(single_turn(np.random.default_rng(0)), 1.0)], 8, PackingConfig())
 
 
 def test_parts_have_one_shape_and_are_filled_up_with_padding():
-    rows = pack(samples(0, 20), 64)
+    rows = pack(samples(0, 20), 64, PackingConfig()).rows
     parts = parts_of(rows, 4, [0, 1, 2, 3, 4])
     assert {part.tokens.shape for part in parts} == {(5, 64)}
     kept = np.concatenate([part.targets.mask[:4] for part in parts])

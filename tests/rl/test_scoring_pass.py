@@ -4,9 +4,11 @@ import jax
 import numpy as np
 import pytest
 
+from k2jax.config import PackingConfig
 from k2jax.model import K2
-from k2jax.rl.packing import TrainingSample, pack
+from k2jax.rl.packing import pack
 from k2jax.rl.scoring_pass import ScoringPass
+from k2jax.rl.training_paths import TrainingSample
 from k2jax.train.program import Program
 from tests.parallel.tiny import config_of
 from tests.rl.trees import forked, several_turns, single_turn
@@ -17,7 +19,7 @@ def packed_rows(length=32):
     rng = np.random.default_rng(0)
     trajectories = [single_turn(rng, 7, 9, temperature=(0.5, 1.0, 1.7)[n % 3]) for n in range(30)]
     trajectories += [several_turns(rng), forked(rng)]
-    return pack([TrainingSample(trajectory, 1.0) for trajectory in trajectories], length)
+    return pack([TrainingSample(trajectory, 1.0) for trajectory in trajectories], length, PackingConfig()).rows
 
 
 def expected(config, params, rows):

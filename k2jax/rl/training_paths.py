@@ -1,0 +1,125 @@
+"""What is trained on of a trajectory: paths from a root to a leaf, and which of their tokens count in which response.
+
+A token that paths share counts in one of two ways. With ``unique`` a trajectory is one response, and each of its
+sampled tokens counts once, on the first path that holds it: the policy gradient of the episode's reward. With ``paths``
+every path that holds sampled tokens is a response of its own, as if it had been the whole episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from k2jax.config.schema import SharedTokens
+from k2jax.trajectory import Trajectory
+
+
+class TrainingSample(NamedTuple):
+    """A trajectory to train on, how much better it was than its group, and the number of its class of tasks."""
+
+    trajectory: Trajectory
+    advantage: float
+    domain: int = 0
+
+
+class TrainingPath(NamedTuple):
+    """The tokens from a root to a leaf.
+
+    Attributes:
+        record_T4: int32 ``[T, 4]``, of each token: its id, whether the policy sampled it, and the bits of its recorded
+            log-probability and temperature. Tokens behind equal records are one token to the loss.
+        counted_T: bool ``[T]``, the sampled tokens that count in the path's response.
+        turns: indices of the first and the last counted token of every turn.
+    """
+
+    record_T4: np.ndarray
+    counted_T: np.ndarray
+    turns: list[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.record_T4)
+
+    @property
+    def tokens_T(self) -> np.ndarray:
+        """Token ids, int32 ``[T]``."""
+        return self.record_T4[:, 0]
+
+    @property
+    def logprobs_T(self) -> np.ndarray:
+        """Recorded log-probabilities, float32 ``[T]`` [nats]."""
+        return np.ascontiguousarray(self.record_T4[:, 2]).view(np.float32)
+
+    @property
+    def temperatures_T(self) -> np.ndarray:
+        """Temperatures of sampling, float32 ``[T]``."""
+        return np.ascontiguousarray(self.record_T4[:, 3]).view(np.float32)
+
+
+class TrainingResponse(NamedTuple):
+    """What counts together in a loss: sampled tokens of some paths of one trajectory, with one advantage.
+
+    Attributes:
+        group: the trajectory's prompt: (step, prompt).
+        advantage: of the trajectory.
+        domain: number of its class of tasks.
+        paths: at least one; each of them holds tokens that count.
+    """
+
+    group: tuple[int, int]
+    advantage: float
+    domain: int
+    paths: list[TrainingPath]
+
+    @property
+    def turns(self) -> int:
+        """Number of turns that count."""
+        return sum(len(path.turns) for path in self.paths)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that count."""
+        return int(sum(path.counted_T.sum() for path in self.paths))
+
+
+def training_responses(sample: TrainingSample, shared_tokens: SharedTokens) -> list[TrainingResponse]:
+    """The responses of a trajectory, in the order of its leaves; none where nothing was sampled.
+
+    Args:
+        sample: the trajectory.
+        shared_tokens: how a sampled token that paths share counts.
+    """
+    trajectory, counted, paths = sample.trajectory, set(), []
+    about = (trajectory.key[:2], sample.advantage, sample.domain)
+    for leaf in trajectory.leaves():
+        path = trajectory.path(leaf)
+        new = [index for index in path if index not in counted and trajectory.nodes[index].mask.any()]
+        if new:
+            paths.append(_path(trajectory, path, set(new)))
+        if shared_tokens == "unique":
+            counted.update(new)
+    if shared_tokens == "paths":
+        return [TrainingResponse(*about, [path]) for path in paths]
+    return [TrainingResponse(*about, paths)] if paths else []
+
+
+def _path(trajectory: Trajectory, path: Sequence[int], counted: set[int]) -> TrainingPath:
+    nodes = [trajectory.nodes[index] for index in path]
+    sizes = [len(node.tokens) for node in nodes]
+    record_T4 = np.stack(
+        [
+            np.concatenate([node.tokens for node in nodes]).astype(np.int32),
+            np.concatenate([node.mask for node in nodes]).astype(np.int32),
+            np.concatenate([node.logprobs for node in nodes]).astype(np.float32).view(np.int32),
+            np.repeat(np.array([node.temperature for node in nodes], np.float32), sizes).view(np.int32),
+        ],
+        axis=1,
+    )
+    counted_T = (record_T4[:, 1] > 0) & np.repeat([index in counted for index in path], sizes)
+    turn_T = np.repeat([node.turn for node in nodes], sizes)
+    turns = []
+    for turn in dict.fromkeys(turn_T[counted_T].tolist()):
+        places = np.flatnonzero(counted_T & (turn_T == turn))
+        turns.append((int(places[0]), int(places[-1])))
+    return TrainingPath(record_T4, counted_T, turns)
