@@ -28,6 +28,7 @@ LEAVE_SECONDS = 20.0
 _FOREVER = 365 * 24 * 3600.0
 _VERDICT = "k2jax/verdict"
 _HOSTS = "k2jax/host/"
+_FIRST = "k2jax/first/"
 
 
 class Group:
@@ -78,11 +79,17 @@ class Group:
             ) from error
 
     def broadcast_from_first(self, name: str, text: str) -> str:
-        """Returns process 0's ``text`` in every process; each ``name`` is used once in a run."""
-        key = f"k2jax/first/{name}"
+        """Returns process 0's ``text`` in every process; each ``name`` is used once in a run.
+
+        The last process to read the text deletes it, so that the service does not grow with the run.
+        """
+        key = f"{_FIRST}{name}"
         if self.index == 0:
             self._client.key_value_set(key, text)
-        return self._client.blocking_key_value_get(key, int(_FOREVER * 1000))
+        read = self._client.blocking_key_value_get(key, int(_FOREVER * 1000))
+        if self._client.key_value_increment(f"{key}/readers", 1) == self.count:
+            self._client.key_value_delete(key)  # and what is below it
+        return read
 
     def stop(self, line: str, code: int, failed: int | None = None, lost: tuple[int, ...] = ()) -> NoReturn:
         """Ends this process and all others with one verdict; an earlier verdict has precedence.

@@ -8,7 +8,8 @@ import numpy as np
 
 from k2jax import processes
 from k2jax.errors import UserError
-from k2jax.processes.group import Group
+from k2jax.processes.group import _FIRST, Group
+from k2jax.processes.membership import current_group
 
 SHAPES = {"matrix": (1024, 1024), "stack": (6, 512, 512), "copied": (1024, 1024), "vector": (4096,), "odd": (37, 33)}
 CUT = {"matrix": ("d",), "stack": (None, "d"), "copied": (), "vector": (), "odd": ()}
@@ -29,7 +30,11 @@ def _main() -> int:
         raise UserError("no such file")
     if what == "bug" and here == 1:
         raise KeyboardInterrupt
-    if what == "load":
+    if what == "broadcast":
+        texts = [processes.broadcast_from_first(f"texts/{turn}", f"{turn} of {here}") for turn in range(3)]
+        processes.barrier("read", 20)
+        print(texts, current_group()._client.key_value_dir_get(_FIRST), flush=True)
+    elif what == "load":
         _load(Path(sys.argv[2]))
     elif what != "end":
         print("joined", flush=True)

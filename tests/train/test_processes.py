@@ -123,6 +123,12 @@ def test_an_ordinary_end_has_the_exit_code_of_the_run():
     assert [code for code, _, _ in end(members("end", 2), 60)] == [7, 7]
 
 
+def test_a_text_that_all_have_read_is_kept_no_longer():
+    told = end(members("broadcast", 3), 60)
+    assert [code for code, _, _ in told] == [7] * 3, told
+    assert [stdout for _, stdout, _ in told] == ["['0 of 0', '1 of 0', '2 of 0'] []\n"] * 3
+
+
 @pytest.mark.parametrize("what", ["wait", "unwatched"])
 def test_when_the_coordinator_is_killed_the_others_say_so(what):
     three = members(what, 3)
