@@ -20,12 +20,13 @@ class Scorer:
     """Judges episodes, once each: a verdict is logged before it is used, and a logged one is not asked for again.
 
     Attributes:
+        log: of verdicts, or None.
         replayed: verdicts that came from the log.
     """
 
     def __init__(self, pool: VerifierPool, log: VerdictLog | None = None, backend: SandboxBackend | None = None):
         """Args: ``log`` is None where nothing resumes; ``backend`` serves verifiers that need a sandbox."""
-        self._pool, self._log, self._backend = pool, log, backend
+        self._pool, self.log, self._backend = pool, log, backend
         self.replayed = 0
 
     async def judge(self, task: Task, trajectory: Trajectory) -> None:
@@ -46,14 +47,14 @@ class Scorer:
         if trajectory.status not in ("finished", "truncated"):
             raise ValueError(f"an episode that is {trajectory.status} has no reward")
         digest = digest_of(task, trajectory)
-        known = self._log.get(trajectory.key) if self._log is not None else None
+        known = self.log.get(trajectory.key) if self.log is not None else None
         if known is not None and known.digest == digest:
             self.replayed += 1
             verdict = known
         else:
             verdict = await self._verdict(task, trajectory, digest)
-            if self._log is not None:
-                self._log.append(trajectory.key, verdict)
+            if self.log is not None:
+                self.log.append(trajectory.key, verdict)
         if verdict.reward is None:
             raise VerifierError(verdict.error)
         return verdict.reward

@@ -6,6 +6,7 @@ is dropped; a damaged line before it is an error.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import hashlib
 import json
 import os
@@ -81,12 +82,12 @@ class VerdictLog:
             raise UserError(f"cannot write the verdict log {path}: {error.strerror}; free some space") from None
         verdicts[place] = verdict
 
-    def forget_before(self, step: int) -> None:
-        """Deletes the verdicts of earlier steps, which no checkpoint that is kept needs."""
+    def forget(self, unneeded: Callable[[int], bool]) -> None:
+        """Deletes the verdicts of the steps of which ``unneeded`` is true."""
         for path in self._folder.glob("step-*.jsonl"):
-            if (old := int(path.stem.removeprefix("step-"))) < step:
+            if unneeded(step := int(path.stem.removeprefix("step-"))):
                 path.unlink(missing_ok=True)
-                self._steps.pop(old, None)
+                self._steps.pop(step, None)
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}.jsonl"

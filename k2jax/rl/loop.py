@@ -20,6 +20,7 @@ from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.measure import iteration_record
 from k2jax.rl.offload import at_rest
 from k2jax.rl.report import write_results
+from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.rollouts import Rollouts
 from k2jax.rl.setup import check_config, open_chat, open_scorer, publisher
 from k2jax.rl.tasks import TaskMixture
@@ -68,6 +69,8 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
             held_out = HeldOutTasks(config, mixture, rollouts)
             store = TrajectoryStore(path / "trajectories", keep=config.rl.keep_trajectories)
             published = opened.enter_context(publisher(config, path, engine))
+            verdicts = VerdictRetention(scorer.log, path)
+            verdicts.note(run.start, rollouts.began(run.start))
             sync.push(run.state.params, run.start)
             published(run.start)
             for step in run.steps():
@@ -96,6 +99,9 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                         record |= event_loop.run(held_out.evaluate(step))
                 run.log(step, record)
                 run.save_when_due(step, extra=rollouts.extra() | toggle.extra())
+                verdicts.note(step, rollouts.began(step))
+                if step % config.checkpoint.every == 0:
+                    verdicts.tidy()
                 if processes.is_first() and step % config.log.plots_every == 0 and step != config.train.steps:
                     write_results(run, "running", command)
         if processes.is_first():

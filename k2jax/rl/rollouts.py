@@ -123,6 +123,10 @@ class Rollouts:
         await asyncio.gather(*scoring)
         _share_verdicts(step, [group.trajectories[sample] for group, sample in unfinished])
 
+    def began(self, step: int) -> int:
+        """The step in which the oldest group that waits after ``step`` began; the next step where none waits."""
+        return min((group.key[0] for group in self._waiting), default=step + 1)
+
     def extra(self) -> dict[str, Any]:
         """What a checkpoint keeps of the rollouts: prompts drawn, and groups that wait to go on."""
         waiting = [

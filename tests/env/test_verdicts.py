@@ -95,13 +95,14 @@ def test_a_damaged_line_before_the_end_is_reported_and_not_skipped(tmp_path):
         VerdictLog(tmp_path).get((0, 0, 1))
 
 
-def test_verdicts_of_old_steps_are_deleted(tmp_path):
-    log = VerdictLog(tmp_path)
-    for step in (1, 5, 20):
+def test_verdicts_of_steps_that_nobody_needs_are_deleted(tmp_path):
+    log, steps = VerdictLog(tmp_path), (-4, 0, 1, 20)
+    for step in steps:
         log.append((step, 0, 0), Verdict("d", Reward(1.0)))
-    log.forget_before(20)
-    assert [log.get((step, 0, 0)) is None for step in (1, 5, 20)] == [True, True, False]
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000020.jsonl"]
+    log.forget(lambda step: step in (-4, 1))
+    for each in (log, VerdictLog(tmp_path)):
+        assert [each.get((step, 0, 0)) is None for step in steps] == [True, False, True, False]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000000.jsonl", "step-00000020.jsonl"]
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path):

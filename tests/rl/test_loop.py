@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import time
 
@@ -10,6 +11,7 @@ import pytest
 
 from k2jax.checkpoint import committed_steps
 from k2jax.convert.loading import from_pretrained
+from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl import offload
@@ -47,8 +49,10 @@ def test_a_run_leaves_everything_a_person_looks_for(finished):
         assert record["eval/greedy/low"] <= record["eval/greedy"] <= record["eval/greedy/high"]
         assert {"eval/avg@2", "eval/pass@2", "eval/pass^2"} <= record.keys()
     for name in ("config.json", "report.md", "plots/accuracy.png", "plots/responses.png", "plots/drift.png",
-                 "tokenizer/tokenizer.json", "checkpoints/4", "trajectories", "verdicts"):  # fmt: skip
+                 "tokenizer/tokenizer.json", "checkpoints/4", "trajectories"):  # fmt: skip
         assert (finished / name).exists(), name
+    verdicts = {int(path.stem.removeprefix("step-")) for path in (finished / "verdicts").iterdir()}
+    assert verdicts == {3, 4, -4}  # what the checkpoint of step 2 leads to
 
 
 def test_engine_and_trainer_agree_on_what_was_sampled(finished):
@@ -93,16 +97,26 @@ def killed_at_random_moments(folder, finished, workdir, times):
     assert_equal_runs(workdir, finished)
 
 
-def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder):
+def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder, monkeypatch):
     """With a cap a response takes several iterations; the checkpoint holds what is unfinished."""
-    capped = {"rl.rollout.token_cap": 25, "train.steps": 6, "rl.eval_prompts": 0, "checkpoint.every": 3}
+    capped = {"rl.rollout.token_cap": 25, "train.steps": 6, "rl.eval_prompts": 0, "checkpoint.every": 2}
     constant = {
         "optimizer.schedule.kind": "constant",
         "optimizer.schedule.warmup_steps": 1,
         "rl.tasks.low.temperature_decay": 0.0,
     }
     assert train(tiny(**capped, **constant), folder / "capped") == 0
-    assert train(tiny(**capped | {"train.steps": 3}, **constant), folder / "resumed") == 0
+    assert train(tiny(**capped | {"train.steps": 4}, **constant), folder / "resumed") == 0
+    assert train(tiny(**capped, **constant), folder / "resumed") == 0
+    assert_equal_runs(folder / "resumed", folder / "capped")
+    # Killed before its last checkpoint is there, it asks for no verdict again, of groups that began before it neither.
+    store = TrajectoryStore(folder / "resumed" / "trajectories")
+    waiting = [trajectory for step in (5, 6) for trajectory in store.read(step) if trajectory.key[0] <= 4]
+    assert waiting
+    for step in (5, 6):
+        store.path(step).unlink()
+    shutil.rmtree(folder / "resumed" / "checkpoints" / "6")
+    monkeypatch.setattr(VerifierPool, "score", None)
     assert train(tiny(**capped, **constant), folder / "resumed") == 0
     assert_equal_runs(folder / "resumed", folder / "capped")
     store, versions, responses = TrajectoryStore(folder / "capped" / "trajectories"), set(), 0
