@@ -12,13 +12,15 @@ from pathlib import Path
 from k2jax import processes
 from k2jax.checkpoint import committed_steps
 from k2jax.env.verdicts import VerdictLog
+from k2jax.rl.budgets import KEY as BUDGETS
 
 
 class VerdictRetention:
     """Deletes the verdicts that no checkpoint of a run leads to.
 
     Args:
-        log: of verdicts. Iterations are its steps from 1 on; step -C is the evaluation after step C.
+        log: of verdicts. Iterations are its steps from 1 on; step -C is the evaluation after step C; and those of the
+            table of budgets, which lies in every checkpoint, have a step of their own.
         workdir: of the run.
     """
 
@@ -45,5 +47,5 @@ class VerdictRetention:
         if oldest not in self._began or not processes.is_first():
             return
         began = self._began[oldest]
-        self._log.forget(lambda step: 0 < step < began or -oldest <= step <= 0)
+        self._log.forget(lambda step: 0 < step < began or -oldest <= step <= 0 or step == BUDGETS)
         self._began = {step: first for step, first in self._began.items() if step >= oldest}

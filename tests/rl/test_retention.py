@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k2jax.env.verdicts import Verdict, VerdictLog
+from k2jax.rl.budgets import KEY as BUDGETS
 from k2jax.rl.retention import VerdictRetention
 from k2jax.trajectory import Reward
 
@@ -23,7 +24,8 @@ def test_what_any_checkpoint_leads_to_is_kept_and_what_none_leads_to_is_gone(tmp
     """Checkpoints in ``saved``; after step C groups wait that began up to ``waits[C - 1]`` steps before the next."""
     workdir = tmp_path_factory.mktemp("run")
     log = VerdictLog(workdir / "verdicts")
-    for step in range(-STEPS, STEPS + 1):
+    every = {BUDGETS, *range(-STEPS, STEPS + 1)}
+    for step in every:
         log.append((step, 0, 0), Verdict("d", Reward(1.0)))
     began = [1]
     for step, wait in enumerate(waits, 1):  # a group that has left does not come back
@@ -34,7 +36,6 @@ def test_what_any_checkpoint_leads_to_is_kept_and_what_none_leads_to_is_gone(tmp
     for step in saved:
         (workdir / "checkpoints" / str(step)).mkdir(parents=True)
     retention.tidy()
-    every = set(range(-STEPS, STEPS + 1))
     wanted = every
     if saved and min(saved) >= restored:
         asked = [set(range(began[step], STEPS + 1)) | set(range(-STEPS, -step)) for step in saved]
