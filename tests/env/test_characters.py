@@ -4,11 +4,20 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
+import numpy as np
 import pytest
 
 from k2jax.env.registry import load_tasks
 from k2jax.env.tasks.characters import CharacterTasks, final_answer
-from k2jax.env.tasks.teacher import demonstrations, pretraining_texts, solution, style_of
+from k2jax.env.tasks.teacher import (
+    CHECK_MARK,
+    checked_demonstrations,
+    checked_solution,
+    demonstrations,
+    pretraining_texts,
+    solution,
+    style_of,
+)
 from k2jax.errors import UserError
 
 KINDS = st.sampled_from(["add1", "add3", "sub3", "sum2", "sum6", "sort6", "rev4"])
@@ -91,3 +100,31 @@ def test_texts_of_pretraining_hold_problem_working_and_answer():
 def test_an_unknown_kind_is_refused_in_one_line(kind):
     with pytest.raises(UserError, match=r"no kind followed by a size|kinds is empty"):
         load_tasks("characters", (f"kinds={kind}",))
+
+
+@given(st.sampled_from(["add1", "add3", "sum2", "sum6"]), st.integers(0, 999), st.integers(0, 2))
+def test_checks_undo_every_sum_of_a_working_and_change_nothing_of_the_answer(kind, seed, checks):
+    (task,) = CharacterTasks((kind,), 1, seed).load()
+    text = checked_solution(task, checks)
+    assert final_answer(task, text).value == 1 and equations_hold(text)
+    working, *subtractions = text.rpartition(";")[0].split("?")
+    assert working == task.metadata["working"] and len(subtractions) == checks
+    sums = [re.fullmatch(r"(\d+)\+(\d+)(\+1)?=(\d+)", step).groups("") for step in working.split(",")]
+    for number, steps in enumerate(subtractions):
+        for (first, second, carry, total), step in zip(sums, steps.split(","), strict=True):
+            less, left = (second, first) if number == 0 else (first, second)
+            assert step == f"{total}-{less}{carry.replace('+', '-')}={left}"
+
+
+def test_the_checking_teacher_keeps_its_shares_and_refuses_what_it_cannot_check():
+    tasks = load_tasks("characters", ("kinds=add3", "count=2000"))
+    records = list(checked_demonstrations(tasks, (0.2, 0.3, 0.5), seed=1))
+    answers = [record["messages"][1]["content"] for record in records]
+    shares = np.bincount([answer.count(CHECK_MARK) for answer in answers], minlength=3) / 2000
+    np.testing.assert_allclose(shares, [0.2, 0.3, 0.5], atol=0.035)  # three standard deviations
+    assert all(final_answer(task, answer).value == 1 for task, answer in zip(tasks, answers, strict=True))
+    assert list(checked_demonstrations(tasks, (0.2, 0.3, 0.5), seed=1)) == records
+    with pytest.raises(UserError, match="three that sum to 1"):
+        next(checked_demonstrations(tasks, (0.2, 0.3, 0.6)))
+    with pytest.raises(UserError, match=r"task 'sort4/.*' holds no sum"):
+        list(checked_demonstrations(load_tasks("characters", ("kinds=sort4", "count=1")), (0, 1, 0)))

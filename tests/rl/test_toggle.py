@@ -30,8 +30,7 @@ FOUR_PROMPTS = {"rl.tasks.low.options": ("letters=2",), "rl.toggle.period": 1}
 RUN = FOUR_PROMPTS | {
     "rl.toggle.accuracy": 0.2,
     "rl.correct_reward": 0.25,
-    "rl.toggle.percentile": 20.0,
-    "rl.toggle.samples": 3,
+    "rl.toggle.percentile": 0.0,
     "rl.eval_prompts": 0,
     "optimizer.schedule.kind": "constant",
     "optimizer.schedule.warmup_steps": 1,
@@ -218,10 +217,11 @@ def test_a_run_trains_on_the_toggled_rewards_of_its_trajectories(workdir):
         assert record["toggle/phase"] == (record["step"] - 1) % 2
         assert record["toggle/taken"] == np.mean(taken) and record["flat_groups"] == np.mean(flat)
         for name, lengths in (("length_right", right), ("length_wrong", wrong)):
-            np.testing.assert_allclose(record[name], np.mean(lengths))
-        shares.append((record["toggle/taken"], record["flat_groups"]))
+            assert (name in record) == bool(lengths)
+            np.testing.assert_allclose(record.get(name, 0.0), np.mean(lengths or [0.0]))
+        shares.append(record["toggle/taken"])
     print(shares)
-    assert shares[0][0] > 0.3 and shares[1][0] == 0 and max(flat for _, flat in shares) > 0
+    assert shares[0] > 0.2 and shares[1] == 0
 
 
 @pytest.mark.parametrize("key", ["period", "accuracy", "percentile", "samples"])

@@ -1,0 +1,218 @@
+"""Toggle cuts the length of responses: the same reinforcement learning with and without it.
+
+Reproduces: phases of a budget that the initial policy sets, in alternation with plain reinforcement learning (Kimi
+K2.5, section 4.4 and equation 2), at the scale of a laptop. A teacher adds numbers of three digits digit by digit, and
+then checks its sums by subtracting, once or twice, in four solutions of five. Such a check never changes the answer, so
+that a model of its demonstrations is as often right with as without checks: whether P(right | length) is flat at the
+start is measured first. Reinforcement learning without Toggle then has no reason to shorten anything. Nothing in the
+data is filler: every token is a step of a working or of a check.
+Expected: with Toggle responses of 25 % fewer tokens and more, at an accuracy that is not lower by more than 1 point and
+2 standard errors, on 2,000 held-out problems. Not measured yet.
+
+    python -m k2jax.reproduce toggle --workdir=runs/toggle
+"""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from k2jax.config import defaults, resolve, source, task
+from k2jax.env.registry import load_tasks
+from k2jax.env.tasks.teacher import checked_demonstrations
+from k2jax.report.files import write_atomic
+from k2jax.report.style import PALETTE, legend, new_figure, style_axes
+from k2jax.report.table import markdown_table, percent
+from k2jax.reproduce import RunResult, Summary, curve, spread
+
+SEEDS = (0, 1, 2)
+KIND = "add3"
+DEMONSTRATIONS = 24_000
+CHECKS = (0.2, 0.4, 0.4)  # shares of solutions with no check, one and two
+PROMPTS = 512  # of reinforcement learning, each of which has a budget
+HELD_OUT, SAMPLES = 2000, 2
+SFT_STEPS, ITERATIONS, PERIOD = 320, 60, 5
+EDGES = (0, 34, 57, 97)  # solutions without a check take 22 to 30 tokens, with one 40 to 55, with two 58 to 80
+BIN = 4  # tokens of a bar
+LEAST_CUT, MOST_LOSS = 0.25, 0.01
+LABELS = {"sft": "SFT, the start", "rl": "RL without Toggle", "toggle": "RL with Toggle"}
+COLORS = {"sft": PALETTE[5], "rl": PALETTE[0], "toggle": PALETTE[1]}
+MEASURES = {"sampled": ("eval/avg@2", "tokens"), "greedy": ("eval/greedy", "eval/length")}  # accuracy, tokens
+HEADER = ("seed", "responses", "tokens without", "tokens with", "cut", "right without", "right with",
+          "lowest allowed", "target met")  # fmt: skip
+FLAT_HEADER = (
+    "seed",
+    *(f"{low} to {end - 1} tokens" for low, end in itertools.pairwise(EDGES)),
+    "largest difference",
+)
+RL = {
+    "stage": "rl",
+    "train.steps": ITERATIONS,
+    "optimizer.learning_rate": 5e-4,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.schedule.warmup_steps": 2,
+    "router.bias_rate": 0.0,
+    "router.bias_rate_final": 0.0,
+    "checkpoint.every": 10,
+}
+TOGGLE = {"rl.toggle.period": PERIOD, "rl.toggle.accuracy": 0.75, "rl.toggle.percentile": 25.0}
+
+
+def get_config():
+    """The model, the data and the tasks that all runs share."""
+    config = defaults("sft", model="micro")
+    config.data.sources = {"text": source(kind="chat", path="{workdir}/demonstrations.jsonl")}
+    config.data.tokenizer.kind = "bytes"
+    config.data.chat_format = "plain"
+    config.data.sequence_length = 256
+    config.data.held_out = 0.03
+    config.train.batch_size = 16
+    config.train.steps = SFT_STEPS
+    config.optimizer.learning_rate = 1e-2
+    config.router.bias_rate = 5e-2
+    config.router.bias_rate_final = 1e-3
+    config.eval.every = 80
+    config.eval.sample_tokens = 0
+    config.checkpoint.every = 100
+    config.log.plots_every = 10_000
+    config.log.tensorboard = False
+    options = (f"kinds={KIND}", f"count={PROMPTS}")
+    config.rl.tasks = {"sums": task(dataset="characters", options=options, max_tokens=EDGES[-1] - 1)}
+    config.rl.rollout.prompts = 32
+    config.rl.rollout.max_length = 112
+    config.rl.updates = 2
+    config.rl.skip_flat_groups = True
+    config.rl.eval_prompts = 0
+    return config
+
+
+def prepare(workdir: Path):
+    """Writes the demonstrations."""
+    file = workdir / "demonstrations.jsonl"
+    if not file.exists():
+        problems = load_tasks("characters", (f"kinds={KIND}", f"count={DEMONSTRATIONS}"))
+        write_atomic(file, "".join(json.dumps(line) + "\n" for line in checked_demonstrations(problems, CHECKS)))
+
+
+def runs():
+    """For each seed the start, and both runs from it."""
+    named = {}
+    for seed in SEEDS:
+        here = {"train.seed": seed, "data.sources.text.path": "{workdir}/demonstrations.jsonl"}
+        from_start = RL | here | {"init_from": f"{{workdir}}/seed{seed}_sft"}
+        named |= {f"seed{seed}_sft": here, f"seed{seed}_rl": from_start, f"seed{seed}_toggle": from_start | TOGGLE}
+    return named
+
+
+def evaluate(config, workdir):
+    """Accuracy and tokens on held-out problems, greedy and sampled, and how many samples of each length are right."""
+    from k2jax.rl.evaluation import evaluate_checkpoint
+
+    study = get_config()
+    study.rl.eval_prompts, study.rl.eval_samples = HELD_OUT, SAMPLES
+    held_out, groups = evaluate_checkpoint(resolve(study), str(workdir))
+    record = held_out.record(groups)
+    right, lengths = [], []
+    for group in groups:
+        scored = [sample for sample in range(1, 1 + SAMPLES) if group.trajectories[sample].reward is not None]
+        right += [held_out.is_right(group, sample) for sample in scored]
+        lengths += [group.trajectories[sample].sampled_tokens for sample in scored]
+    bars = range(0, EDGES[-1] + BIN, BIN)
+    right, lengths = np.array(right, bool), np.array(lengths)
+    for name, chosen in (("right", lengths[right]), ("wrong", lengths[~right])):
+        record[f"tokens_{name}"] = np.histogram(chosen, bars)[0].tolist()
+        record[f"bucket_{name}"] = np.histogram(chosen, EDGES)[0].tolist()
+    return record | {"tokens": float(np.mean(lengths)), "problems": len(groups)}
+
+
+def summarize(results: dict[str, RunResult]) -> Summary:
+    """Whether the start is flat; then tokens and accuracy of both runs, seed by seed."""
+    seeds = sorted({result.config.train.seed for result in results.values()})
+    found = {run: [results[f"seed{seed}_{run}"].evaluation for seed in seeds] for run in LABELS}
+    rows, holds = [], 0
+    for seed, without, with_it in zip(seeds, found["rl"], found["toggle"], strict=True):
+        compared = {name: _compared(without, with_it, *keys) for name, keys in MEASURES.items()}
+        holds += all(is_met for *_, is_met in compared.values())
+        rows += [(seed, name, *cells, "yes" if is_met else "no") for name, (*cells, is_met) in compared.items()]
+    problems = min(each["problems"] for each in found["toggle"])
+    text = (
+        f"Toggle cuts the tokens of sampled responses by {_cuts(found, 'tokens')} and of greedy ones by "
+        f"{_cuts(found, 'eval/length')}. Both cuts are at least {percent(LEAST_CUT, 2)} at an accuracy that is not "
+        f"lower by more than {100 * MOST_LOSS:.0f} point and 2 standard errors on {holds} of {len(seeds)} seeds.\n\n"
+        f"{markdown_table(HEADER, rows)}\n{problems:,} held-out problems. The start was right with "
+        f"{spread([each['eval/avg@2'] for each in found['sft']])} of its samples, of "
+        f"{spread([each['tokens'] for each in found['sft']], 1)} tokens. How often, by their length:\n\n"
+        f"{markdown_table(FLAT_HEADER, _flatness(found['sft'], seeds))}\n"
+    )
+    return Summary(text, _figure(results, found, seeds))
+
+
+def _compared(without: dict, with_it: dict, accuracy: str, tokens: str) -> tuple:
+    """Cells of a row, and whether the target is met."""
+    cut = 1 - with_it[tokens] / without[tokens]
+    error = math.hypot(
+        *((each[f"{accuracy}/high"] - each[f"{accuracy}/low"]) / 2 / 1.96 for each in (without, with_it))
+    )
+    lowest = without[accuracy] - MOST_LOSS - 2 * error
+    met = cut >= LEAST_CUT and with_it[accuracy] >= lowest
+    numbers = (without[accuracy], with_it[accuracy], lowest)
+    return f"{without[tokens]:.1f}", f"{with_it[tokens]:.1f}", percent(cut), *(f"{n:.4f}" for n in numbers), met
+
+
+def _cuts(found: dict, tokens: str) -> str:
+    pairs = zip(found["rl"], found["toggle"], strict=True)
+    return spread([100 * (1 - with_it[tokens] / without[tokens]) for without, with_it in pairs], 1) + " %"
+
+
+def _shares(evaluation: dict, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The share of right samples by their length, NaN without any, and its standard error."""
+    right, wrong = (np.array(evaluation[f"{name}_{kind}"], float) for kind in ("right", "wrong"))
+    count = np.where(right + wrong > 0, right + wrong, np.nan)
+    share = right / count
+    return share, np.sqrt(share * (1 - share) / count)
+
+
+def _flatness(starts: list[dict], seeds: list[int]) -> list[tuple]:
+    rows = []
+    for seed, start in zip(seeds, starts, strict=True):
+        share, error = _shares(start, "bucket")
+        count = np.add(start["bucket_right"], start["bucket_wrong"])
+        cells = [f"{s:.3f} ± {e:.3f} of {n:,}" if n else "none" for s, e, n in zip(share, error, count, strict=True)]
+        low, high = np.nanargmin(share), np.nanargmax(share)
+        rows.append((seed, *cells, f"{share[high] - share[low]:.3f} ± {math.hypot(error[high], error[low]):.3f}"))
+    return rows
+
+
+def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
+    figure, axes = new_figure(2, 2, height=7.0)
+    for run in ("rl", "toggle"):
+        for number, seed in enumerate(seeds):
+            for key, style, kind in (("length_right", "-", "right"), ("length_wrong", ":", "wrong")):
+                label = f"{LABELS[run]}, {kind}" if number == 0 else None
+                of_seed = curve(results[f"seed{seed}_{run}"], key)
+                axes[0, 0].plot(*of_seed, style, color=COLORS[run], alpha=0.7, linewidth=1.2, label=label)
+    for begin in range(0, results[f"seed{seeds[0]}_toggle"].config.train.steps, 2 * PERIOD):
+        axes[0, 0].axvspan(begin + 0.5, begin + PERIOD + 0.5, color=COLORS["toggle"], alpha=0.08, linewidth=0)
+    style_axes(axes[0, 0], title="Length of sampled responses, budgets shaded", x="iteration", y="tokens")
+    legend(axes[0, 0], fontsize=8)
+    middles = (np.arange(len(found["sft"][0]["tokens_right"])) + 0.5) * BIN
+    for seed, start in zip(seeds, found["sft"], strict=True):
+        axes[0, 1].errorbar(
+            middles, *_shares(start, "tokens"), fmt="o-", markersize=3, linewidth=1, label=f"seed {seed}"
+        )
+    axes[0, 1].set_ylim(0, 1.05)
+    style_axes(axes[0, 1], title="P(right | length) at the start, ± 1 s.e.", x="tokens", y="share of samples")
+    legend(axes[0, 1])
+    for panel, runs_shown in ((axes[1, 0], ("sft",)), (axes[1, 1], ("rl", "toggle"))):
+        for run in runs_shown:
+            for kind, style in (("right", "-"), ("wrong", ":")):
+                counts = np.sum([each[f"tokens_{kind}"] for each in found[run]], 0)
+                panel.step(middles, np.maximum(counts, 0.5), style, where="mid", color=COLORS[run],
+                           label=f"{LABELS[run]}, {kind}")  # fmt: skip
+        panel.set_yscale("log")
+        legend(panel, fontsize=8)
+    style_axes(axes[1, 0], title="Sampled lengths at the start", x="tokens", y="samples of all seeds")
+    style_axes(axes[1, 1], title="Sampled lengths at the end", x="tokens", y="samples of all seeds")
+    return figure
