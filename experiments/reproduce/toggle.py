@@ -33,7 +33,7 @@ DEMONSTRATIONS = 24_000
 CHECKS = (0.2, 0.4, 0.4)  # shares of solutions with no check, one and two
 PROMPTS = 512  # of reinforcement learning, each of which has a budget
 HELD_OUT, SAMPLES = 2000, 2
-SFT_STEPS, ITERATIONS, PERIOD = 320, 60, 5
+SFT_STEPS, ITERATIONS, PERIOD = 240, 60, 5
 EDGES = (0, 34, 57, 97)  # solutions without a check take 22 to 30 tokens, with one 40 to 55, with two 58 to 80
 BIN = 4  # tokens of a bar
 LEAST_CUT, MOST_LOSS = 0.25, 0.01
@@ -78,8 +78,7 @@ def get_config():
     config.checkpoint.every = 100
     config.log.plots_every = 10_000
     config.log.tensorboard = False
-    options = (f"kinds={KIND}", f"count={PROMPTS}")
-    config.rl.tasks = {"sums": task(dataset="characters", options=options, max_tokens=EDGES[-1] - 1)}
+    config.rl.tasks = {"sums": task(dataset="characters", options=_options(PROMPTS), max_tokens=EDGES[-1] - 1)}
     config.rl.rollout.prompts = 32
     config.rl.rollout.max_length = 112
     config.rl.updates = 2
@@ -88,11 +87,23 @@ def get_config():
     return config
 
 
+def held_out_config():
+    """The configuration of the evaluation: other problems, and more of them, than those of the runs."""
+    config = get_config()
+    config.rl.tasks.sums.options = _options(HELD_OUT)
+    config.rl.eval_prompts, config.rl.eval_samples = HELD_OUT, SAMPLES
+    return config
+
+
+def _options(count: int) -> tuple[str, str]:
+    return f"kinds={KIND}", f"count={count}"
+
+
 def prepare(workdir: Path):
     """Writes the demonstrations."""
     file = workdir / "demonstrations.jsonl"
     if not file.exists():
-        problems = load_tasks("characters", (f"kinds={KIND}", f"count={DEMONSTRATIONS}"))
+        problems = load_tasks("characters", _options(DEMONSTRATIONS))
         write_atomic(file, "".join(json.dumps(line) + "\n" for line in checked_demonstrations(problems, CHECKS)))
 
 
@@ -110,9 +121,7 @@ def evaluate(config, workdir):
     """Accuracy and tokens on held-out problems, greedy and sampled, and how many samples of each length are right."""
     from k2jax.rl.evaluation import evaluate_checkpoint
 
-    study = get_config()
-    study.rl.eval_prompts, study.rl.eval_samples = HELD_OUT, SAMPLES
-    held_out, groups = evaluate_checkpoint(resolve(study), str(workdir))
+    held_out, groups = evaluate_checkpoint(resolve(held_out_config()), str(workdir))
     record = held_out.record(groups)
     right, lengths = [], []
     for group in groups:

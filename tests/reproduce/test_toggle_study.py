@@ -8,6 +8,8 @@ import pytest
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.loading import load_study
+from k2jax.rl.tasks import TaskMixture
+from k2jax.rl.toggle import Toggle
 
 toggle = load_study("toggle")
 
@@ -71,3 +73,15 @@ def test_the_demonstrations_lie_in_the_buckets_of_the_summary(tmp_path, monkeypa
         bucket = np.searchsorted(toggle.EDGES, len(answer) + 1, side="right") - 1  # the end is a token too
         assert bucket == answer.count("?")
     assert len(answers) == 600
+
+
+def test_two_thousand_problems_are_held_out_and_every_prompt_of_training_has_a_budget():
+    config = resolve(toggle.held_out_config())
+    held_out = TaskMixture(config.rl.tasks, 0).held_out(config.rl.eval_prompts)
+    assert len({prompt.task.id for prompt in held_out}) == 2000
+    runs = toggle.runs()
+    study = toggle.get_config()
+    study.update_from_flattened_dict(runs["seed0_toggle"])
+    Toggle(resolve(study), TaskMixture(resolve(study).rl.tasks, 0))  # not refused
+    differing = {key for key, value in runs["seed0_toggle"].items() if runs["seed0_rl"].get(key) != value}
+    assert differing == {"rl.toggle.period", "rl.toggle.accuracy", "rl.toggle.percentile"}
