@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import pytest
@@ -149,12 +150,21 @@ def test_opening_that_is_cancelled_leaves_nothing_behind():
                 pass
 
         await once()
-        spawner, before = backend._link._process.pid, own_descriptors()
+        link, before = backend._link, own_descriptors()
+        spawner, resolve, answers = link._process.pid, link._resolve, threading.Event()
+
+        def hold(*answer):  # The thread that listens could be faster than the cancellation.
+            answers.wait()
+            resolve(*answer)
+
+        link._resolve = hold
         for _ in range(5):
+            answers.clear()
             opening = asyncio.create_task(backend.open(SandboxSpec()))
-            while not backend._link._waiting:
+            while not link._waiting:
                 await asyncio.sleep(0)
             opening.cancel()
+            answers.set()
             with pytest.raises(asyncio.CancelledError):
                 await opening
             await once()  # the spawner answers in order
