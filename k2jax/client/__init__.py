@@ -5,7 +5,7 @@ process: ``ScriptedClient`` for tests, ``HTTPClient`` for servers. ``k2jax.infer
 This package imports numpy and no jax: processes that hold environments, gateways and judges import it.
 """
 
-from k2jax.client.http import HTTPClient
+from k2jax.client.http import HTTPClient, ServerFailedError
 from k2jax.client.scripted import ScriptedClient, cut_reply
 from k2jax.client.types import (
     MAX_TOP_LOGPROBS,
@@ -26,6 +26,7 @@ __all__ = [
     "OnToken",
     "Sampling",
     "ScriptedClient",
+    "ServerFailedError",
     "cut_reply",
     "new_completion",
 ]

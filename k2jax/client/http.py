@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 
 from k2jax.client.types import UNKNOWN_VERSION, Completion, OnToken, Sampling, new_completion
-from k2jax.errors import UserError
+from k2jax.errors import InfrastructureError, UserError
+
+
+class ServerFailedError(UserError, InfrastructureError):
+    """A server does not answer, or not as it should: one line for a command, and a masked sample for a run."""
 
 
 class HTTPClient:
@@ -70,8 +74,9 @@ class HTTPClient:
         """Generates on the server; see ``Client.generate``.
 
         Raises:
-            UserError: the server refuses the request, does not answer after all attempts, or answers without token
-                ids; ``return_experts`` is asked for; the completion that is to be resumed has ``max_tokens`` already.
+            ServerFailedError: the server does not answer after all attempts, or answers with what is no completion.
+            UserError: the server refuses the request, or answers without token ids; ``return_experts`` is asked for;
+                the completion that is to be resumed has ``max_tokens`` already.
         """
         sampling.check()
         if sampling.return_experts:
@@ -107,8 +112,8 @@ class HTTPClient:
             except self._failed as error:
                 failure = f"{type(error).__name__}: {error}"
                 if tokens or not isinstance(error, self._retried):  # reported tokens cannot be taken back
-                    raise UserError(f"{self._url} failed: {failure}") from error
-        raise UserError(f"{self._url} failed {self._attempts} times, the last time with {failure}")
+                    raise ServerFailedError(f"{self._url} failed: {failure}") from error
+        raise ServerFailedError(f"{self._url} failed {self._attempts} times, the last time with {failure}")
 
     async def _read(self, response: Any, tokens: list[int], logprobs: list[float], on_token: OnToken | None) -> str:
         """Appends the answer's tokens and log-probabilities; returns its finish reason."""
@@ -125,28 +130,39 @@ class HTTPClient:
                 if on_token is not None and on_token(token, logprobs[-1]):
                     return "stop"
         if finish is None:
-            raise UserError(f"{self._url} ended its answer without a finish reason")
+            raise ServerFailedError(f"{self._url} ended its answer without a finish reason")
         return finish
 
     async def _choices(self, response: Any, stream: bool) -> AsyncIterator[dict[str, Any]]:
         """The choice of a whole answer, or of every chunk of a stream."""
         if not stream:
-            yield _decoded(await response.aread(), self._url)["choices"][0]
+            for choice in _choices_of(_decoded(await response.aread(), self._url), self._url)[:1]:
+                yield choice
             return
         async for line in response.aiter_lines():
             if line.startswith("data:") and line != "data: [DONE]":
                 chunk = _decoded(line.removeprefix("data:"), self._url)
                 if "error" in chunk:
-                    raise UserError(f"{self._url} failed: {chunk['error'].get('message')}")
-                for choice in chunk["choices"]:
+                    raise ServerFailedError(f"{self._url} failed: {chunk['error'].get('message')}")
+                for choice in _choices_of(chunk, self._url):
                     yield choice
 
 
 def _decoded(raw: str | bytes, url: str) -> dict[str, Any]:
     try:
-        return json.loads(raw)
+        decoded = json.loads(raw)
     except ValueError:
-        raise UserError(f"{url} answered with what is not JSON") from None
+        decoded = None
+    if not isinstance(decoded, dict):
+        raise ServerFailedError(f"{url} answered with what is not JSON, or no object")
+    return decoded
+
+
+def _choices_of(answer: dict[str, Any], url: str) -> list[dict[str, Any]]:
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise ServerFailedError(f"{url} answered without choices")
+    return choices
 
 
 def _error_message(raw: bytes) -> str:

@@ -27,10 +27,14 @@ FIXED = (
     "rl.updates",
     "rl.loss.ptx_rows",
     "rl.toggle",
+    "rl.critic",
 )
 """Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""
 
-FREE = r"data\.(on_corrupt|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
+FREE = (
+    r"data\.(on_corrupt|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
+    r"|rl\.critic\.(url|api_key_variable|concurrency|timeout)"
+)
 """Keys below FIXED ones that change neither (a corpus may move: its contents are compared, not its path)."""
 
 

@@ -354,6 +354,7 @@ class TaskConfig:
     temperature: PositiveFloat = 1.0  #: sampling temperature of the first iterations
     temperature_final: PositiveFloat = 1.0  #: temperature from the end of the decay on
     temperature_decay: Share = 0.0  #: share of the run over which the temperature falls linearly; 0 is no decay
+    reward: Literal["verifier", "critic"] = "verifier"  #: the dataset's verifier, or comparisons by rl.critic's judge
 
 
 def _default_tasks() -> dict[str, TaskConfig]:
@@ -429,6 +430,24 @@ class ToggleConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class CriticConfig:
+    """Rewards from pairwise comparisons by rubrics, and the policy's training as a judge (Kimi K2, section 3.2.2)."""
+
+    judge: Literal["policy", "endpoint"] = "policy"  #: who compares two answers: the policy itself, or a server
+    format: Literal["chat", "compact"] = "chat"  #: of questions to the judge; compact is for models of characters
+    rubrics: tuple[str, ...] = ()  #: YAML files of rubrics; empty is the packaged core and prescriptive ones
+    max_tokens: PositiveInt = 256  #: most tokens of a verdict; one that is cut is no verdict [tokens]
+    share: Share = 0.0  #: closed loop: prompts to the policy as judge, over prompts of an iteration; 0 turns it off
+    temperature: PositiveFloat = 1.0  #: of the closed loop's sampled verdicts; verdicts that give rewards are greedy
+    url: str = ""  #: of the endpoint, OpenAI-compatible, without /v1
+    model: str = ""  #: the name by which the endpoint knows its model
+    tokenizer: str = ""  #: checkpoint of the endpoint's tokenizer; empty is the policy's
+    api_key_variable: str = ""  #: name of the environment variable that holds the endpoint's key; empty is no key
+    concurrency: PositiveInt = 16  #: requests to the endpoint at a time
+    timeout: PositiveFloat = 120.0  #: longest silence of the endpoint [s]
+
+
+@dataclasses.dataclass(frozen=True)
 class RLConfig:
     """Reinforcement learning; read where ``stage`` is rl. ``train.steps`` counts iterations."""
 
@@ -439,6 +458,7 @@ class RLConfig:
     packing: PackingConfig = PackingConfig()  #: rows
     updates: PositiveInt = 1  #: optimizer steps of an iteration; its groups are divided among them
     scoring: ScoringConfig = ScoringConfig()  #: verifiers
+    critic: CriticConfig = CriticConfig()  #: judge of comparisons
     skip_flat_groups: bool = False  #: leave groups whose rewards are all equal out of the batch and its denominators
     toggle: ToggleConfig = ToggleConfig()  #: budgets of tokens
     correct_reward: float = 1.0  #: reward from which on a response counts as right

@@ -106,6 +106,7 @@ verifiers = Registry(
         "answer_line": "k2jax.env.tasks.answer_line:answer_line",
         "final_answer": "k2jax.env.tasks.characters:final_answer",
         "instructions": "k2jax.env.tasks.instructions_scoring:instructions",
+        "known_verdict": "k2jax.env.critic.refinement:known_verdict",
         "math": "k2jax.env.tasks.mathematics_scoring:math",
         "reasoning_gym": "k2jax.env.tasks.reasoning_scoring:reasoning_gym",
         "unit_tests": "k2jax.env.tasks.code_scoring:UnitTests",

@@ -19,6 +19,8 @@ from k2jax.errors import UserError
 from k2jax.trajectory import Reward, Trajectory
 from k2jax.trajectory.types import NO_TURN
 
+COMPARED = -2
+"""Turn of a verdict on a comparison of two samples of a prompt; its call is the number of the other sample."""
 _NONE = -1  # turn and call of a verdict on a whole episode
 
 

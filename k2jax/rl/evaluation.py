@@ -35,8 +35,9 @@ class HeldOutTasks:
         return bool(self._prompts) and (step in (0, last) or step % self._config.eval.every == 0)
 
     async def evaluate(self, step: int) -> dict[str, float]:
-        """The record of ``sample(step)``."""
-        return self.record(await self.sample(step))
+        """The record of ``sample(step)``, and of the judge on what was sampled, in runs that have one."""
+        groups, critic = await self.sample(step), self._rollouts.critic
+        return self.record(groups) | ({} if critic is None else await critic.evaluate(groups))
 
     async def sample(self, step: int) -> list[PromptGroup]:
         """Answers to every held-out prompt: a greedy one, then ``config.rl.eval_samples`` at temperature 1."""

@@ -15,6 +15,7 @@ from k2jax import processes
 from k2jax.config.schema import Config
 from k2jax.inference import LockstepClient
 from k2jax.losses.registry import make_policy_loss
+from k2jax.rl.critic_setup import open_critic, rubrics_identity
 from k2jax.rl.evaluation import HeldOutTasks
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.measure import iteration_record
@@ -55,14 +56,16 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
         toggle = Toggle(config, mixture)
         scorer = opened.enter_context(open_scorer(config, path, mixture))
         program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
-        identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
+        identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint} | rubrics_identity(config)
         if (ptx := ptx_data(config, tokenizer)) is not None:
             identity["corpus"] = ptx.fingerprint
         with Run(program, path, identity) as run:
             engine = colocated_engine(program, config.rl.rollout)
             sync, updates = WeightSync(program, engine), Updates(run, toggle, ptx)
             event_loop = opened.enter_context(EventLoop())
-            rollouts = Rollouts(config, mixture, LockstepClient(engine), chat, tokenizer, scorer)
+            client = LockstepClient(engine)
+            critic = opened.enter_context(open_critic(config, client, chat, tokenizer, scorer.log, event_loop))
+            rollouts = Rollouts(config, mixture, client, chat, tokenizer, scorer, critic=critic)
             if run.extra:
                 rollouts.restore(run.extra)
                 toggle.restore(run.extra)

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from k2jax.config.schema import Config
+from k2jax.env.critic.verdict_metrics import verdict_metrics
+from k2jax.rl.critic import refinement_metrics
 from k2jax.rl.rewards import budgeted_reward
 from k2jax.rl.rollouts import PromptGroup
+from k2jax.rl.tasks import CRITIC
 
 
 def iteration_record(
@@ -19,38 +22,48 @@ def iteration_record(
 
     Args:
         config: the experiment.
-        groups: complete ones.
-        sampled_tokens: in the iteration, of complete groups or not.
+        groups: complete ones. Rewards and lengths are those of answers; the policy's verdicts in the closed loop have
+            keys of their own, ``refinement/...``, beside ``critic/...`` of the judge whose verdicts give rewards.
+        sampled_tokens: in the iteration, of answers that are complete or go on.
         seconds: wall time of the rollouts, scoring included [s].
     """
-    rewards, right, lengths, cut, masked = defaultdict(list), [], [], [], 0
-    for group in groups:
+    rewards, right, verified, lengths, cut, masked = defaultdict(list), [], [], [], [], 0
+    refinement = [group for group in groups if group.prompt.kind == CRITIC]
+    answered = [group for group in groups if group.prompt.kind != CRITIC]
+    for group in answered:
+        by_critic = config.rl.tasks[group.prompt.kind].reward == "critic"
         for trajectory in group.trajectories:
             if trajectory.status == "masked":
                 masked += 1
                 continue
             rewards[group.prompt.kind].append(budgeted_reward(trajectory, config.rl.tasks[group.prompt.kind]))
-            right.append(trajectory.reward.value >= config.rl.correct_reward)
+            if not by_critic:
+                right.append(trajectory.reward.value >= config.rl.correct_reward)
+                verified.append(trajectory.sampled_tokens)
             lengths.append(trajectory.sampled_tokens)
             cut.append(trajectory.status == "truncated")
     record: dict[str, float] = {
-        "groups": len(groups),
+        "groups": len(answered),
         "masked_samples": masked,
         "sampled_tokens": sampled_tokens,
         "rollout_seconds": seconds,
         "rollout_tokens_per_second": sampled_tokens / seconds,
     }
+    judged = [pair for group in answered for pair in group.judged]
+    for name, metrics in (("critic", verdict_metrics(judged)), ("refinement", refinement_metrics(refinement))):
+        record |= {f"{name}/{key}": value for key, value in metrics.items()} if metrics["pairs"] else {}
     if not lengths:
         return record
     every = [reward for of_kind in rewards.values() for reward in of_kind]
     record |= {
         "reward": float(np.mean(every)),
-        "accuracy": float(np.mean(right)),
         "length": float(np.mean(lengths)),
         "truncated": float(np.mean(cut)),
     }
-    by_verdict = {"length_right": np.array(right), "length_wrong": ~np.array(right)}
-    record |= {name: float(np.mean(np.array(lengths)[of])) for name, of in by_verdict.items() if of.any()}
+    if right:
+        record["accuracy"] = float(np.mean(right))
+    by_verdict = {"length_right": np.array(right, bool), "length_wrong": ~np.array(right, bool)}
+    record |= {name: float(np.mean(np.array(verified)[of])) for name, of in by_verdict.items() if of.any()}
     if len(rewards) > 1:
         record |= {f"reward/{kind}": float(np.mean(values)) for kind, values in sorted(rewards.items())}
     return record

@@ -17,12 +17,14 @@ import numpy as np
 from k2jax import processes
 from k2jax.client import Sampling
 from k2jax.config.schema import Config
+from k2jax.env.critic.verdict_metrics import JudgedPair
 from k2jax.env.registry import environments
 from k2jax.env.rollout import run_episode
 from k2jax.env.scorer import Scorer
 from k2jax.inference import LockstepClient
+from k2jax.rl.critic import Critic
 from k2jax.rl.schedules import sampling_temperature
-from k2jax.rl.tasks import DrawnTask, TaskMixture
+from k2jax.rl.tasks import DrawnTask, TaskMixture, class_config
 from k2jax.text.chat import ChatFormat
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Reward, Trajectory
@@ -38,12 +40,14 @@ class PromptGroup:
         key: (step in which it began, place among that step's prompts).
         prompt: class and task.
         trajectories: one for each sample; None before it began.
+        judged: what a critic said of pairs of them.
     """
 
     number: int
     key: tuple[int, int]
     prompt: DrawnTask
     trajectories: list[Trajectory | None]
+    judged: list[JudgedPair] = dataclasses.field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -61,6 +65,7 @@ class Rollouts:
         chat: format of conversations.
         tokenizer: its vocabulary.
         scorer: verifiers; only the first process asks them.
+        critic: judge of comparisons, in runs that have one.
 
     Attributes:
         sampled_tokens: of the last ``collect``, of groups that are complete or wait.
@@ -74,16 +79,20 @@ class Rollouts:
         chat: ChatFormat,
         tokenizer: Tokenizer,
         scorer: Scorer,
+        *,
+        critic: Critic | None = None,
     ):
         self._config, self._mixture, self._client = config, mixture, client
         self._chat, self._tokenizer, self._scorer = chat, tokenizer, scorer
+        self.critic = critic
         self._drawn = self.sampled_tokens = 0
         self._waiting: list[PromptGroup] = []
 
     async def collect(self, step: int) -> list[PromptGroup]:
         """Runs an iteration's rollouts and returns the groups whose members are all done, the oldest first.
 
-        Prompts in flight are always ``rl.rollout.prompts``: new ones are drawn where groups have left.
+        Prompts in flight are always ``rl.rollout.prompts``: new ones are drawn where groups have left. Where the policy
+        is trained as a judge, groups of its verdicts on these responses are spread among them.
         """
         rollout = self._config.rl.rollout
         fresh = rollout.prompts - len(self._waiting)
@@ -93,7 +102,21 @@ class Rollouts:
         await self.run(step, groups, rollout.token_cap)
         self.sampled_tokens = _sampled_tokens(groups) - before
         self._waiting = [group for group in groups if not group.complete]
-        return [group for group in groups if group.complete]
+        complete = [group for group in groups if group.complete]
+        return _spread(complete, await self._refinement(step, complete))
+
+    async def _refinement(self, step: int, groups: list[PromptGroup]) -> list[PromptGroup]:
+        """Groups of the policy's verdicts on pairs of verified responses."""
+        if self.critic is None:
+            return []
+        rollout = self._config.rl.rollout
+        drawn = self.critic.refinement(step, groups)
+        verdicts = [
+            PromptGroup(-1, (step, rollout.prompts + place), prompt, [None] * rollout.samples)
+            for place, prompt in enumerate(drawn)
+        ]
+        await self.run(step, verdicts)
+        return verdicts
 
     async def run(self, step: int, groups: list[PromptGroup], token_cap: int = 0, greedy: int = 0) -> None:
         """Samples and scores every response of some groups that is not done.
@@ -110,7 +133,7 @@ class Rollouts:
             temperature = 0.0 if sample < greedy else self._temperature(group.prompt.kind, step)
             trajectory = await self._episode(group, sample, temperature, token_cap)
             group.trajectories[sample] = trajectory
-            if trajectory.status in ("finished", "truncated") and processes.is_first():
+            if trajectory.status in ("finished", "truncated") and processes.is_first() and self._verified(step, group):
                 scoring.append(asyncio.create_task(self._scorer.judge(group.prompt.task, trajectory)))
 
         unfinished = [
@@ -120,6 +143,9 @@ class Rollouts:
             if trajectory is None or trajectory.status == "unfinished"
         ]
         await self._client.gather(*(respond(group, sample) for group, sample in unfinished))
+        if self.critic is not None and (self.critic.is_policy or processes.is_first()):
+            compared = [group for group in groups if group.complete and step > 0 and self.critic.rewards(group)]
+            await self.critic.compare(compared)
         await asyncio.gather(*scoring)
         _share_verdicts(step, [group.trajectories[sample] for group, sample in unfinished])
 
@@ -160,7 +186,7 @@ class Rollouts:
 
     async def _episode(self, group: PromptGroup, sample: int, temperature: float, token_cap: int) -> Trajectory:
         task = group.prompt.task
-        tokens = self._config.rl.tasks[group.prompt.kind].max_tokens
+        tokens = class_config(self._config.rl, group.prompt.kind).max_tokens
         return await run_episode(
             task,
             self._client,
@@ -174,10 +200,22 @@ class Rollouts:
             trajectory=group.trajectories[sample],
         )
 
+    def _verified(self, step: int, group: PromptGroup) -> bool:
+        """Whether a verifier judges a group: a critic's rewards are for training, and held-out tasks ask for truth."""
+        if step > 0 and self.critic is not None and self.critic.rewards(group):
+            return False
+        return bool(group.prompt.task.verifier)
+
     def _temperature(self, kind: str, step: int) -> float:
         if step <= 0:  # an evaluation
             return 1.0
-        return sampling_temperature(self._config.rl.tasks[kind], step - 1, self._config.train.steps)
+        return sampling_temperature(class_config(self._config.rl, kind), step - 1, self._config.train.steps)
+
+
+def _spread(groups: list[PromptGroup], more: list[PromptGroup]) -> list[PromptGroup]:
+    """Both lists in their orders, one spread evenly over the other: updates take consecutive groups."""
+    ranked = [((i + 0.5) / len(part), group) for part in (groups, more) for i, group in enumerate(part)]
+    return [group for _, group in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def _sampled_tokens(groups: list[PromptGroup]) -> int:

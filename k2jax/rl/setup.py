@@ -17,6 +17,7 @@ from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.inference import Engine
 from k2jax.rl.checkpoint_engine import CheckpointEngine, store_folder
+from k2jax.rl.critic_setup import check_critic
 from k2jax.rl.event_loop import EventLoop
 from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import ChatFormat, configured_chat
@@ -53,6 +54,7 @@ def check_config(config: Config) -> None:
         )
     if rl.advantage.baseline == "none" and rl.advantage.scale != "none":
         raise UserError("config.rl.advantage.scale divides what a baseline has centred; set it to none, or a baseline")
+    check_critic(config)
     if rl.updates > rl.rollout.prompts:
         raise UserError(f"config.rl.updates {rl.updates} is more than config.rl.rollout.prompts {rl.rollout.prompts}")
 
@@ -90,7 +92,7 @@ def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> 
     scoring = config.rl.scoring
     with VerifierPool(scoring.workers, scoring.timeout, scoring.retries) as pool:
         with EventLoop() as event_loop:
-            names = sorted({task.verifier for task in tasks})
+            names = sorted({task.verifier for task in tasks if task.verifier})
             in_sandbox = [event_loop.run(pool.needs_sandbox(name)) for name in names]
         backend = make_backend(scoring.sandbox) if any(in_sandbox) else None
         yield Scorer(pool, VerdictLog(workdir / "verdicts") if workdir else None, backend)

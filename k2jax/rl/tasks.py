@@ -10,18 +10,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.config.schema import TaskConfig
+from k2jax.config.schema import RLConfig, TaskConfig
 from k2jax.data.mixture import MixturePlan
 from k2jax.env.registry import load_tasks
 from k2jax.env.task import Task
 from k2jax.errors import UserError
 
+CRITIC = "critic"
+"""Name of the class of tasks in which the policy is trained as a judge; ``config.rl.critic`` describes it."""
+
 
 class DrawnTask(NamedTuple):
-    """A task and the name of its class in ``config.rl.tasks``."""
+    """A task and the name of its class: one of ``config.rl.tasks``, or CRITIC."""
 
     kind: str
     task: Task
+
+
+def class_config(rl: RLConfig, kind: str) -> TaskConfig:
+    """How a class of tasks is sampled and rewarded."""
+    if kind != CRITIC:
+        return rl.tasks[kind]
+    critic = rl.critic
+    return TaskConfig(
+        max_tokens=critic.max_tokens, temperature=critic.temperature, temperature_final=critic.temperature
+    )
 
 
 class TaskMixture:

@@ -17,7 +17,7 @@ from k2jax.errors import UserError
 from k2jax.rl.budgets import sample_budgets
 from k2jax.rl.rewards import group_rewards
 from k2jax.rl.rollouts import PromptGroup, Rollouts
-from k2jax.rl.tasks import DrawnTask, TaskMixture
+from k2jax.rl.tasks import CRITIC, DrawnTask, TaskMixture, class_config
 from k2jax.trajectory import Trajectory
 
 
@@ -91,7 +91,7 @@ class Toggle:
 
     def rewards(self, step: int, group: PromptGroup) -> tuple[np.ndarray, np.ndarray]:
         """The rewards that a step's advantages are made of, and which samples count; see ``group_rewards``."""
-        rewards_K, counted_K = group_rewards(group.trajectories, self._config.rl.tasks[group.prompt.kind])
+        rewards_K, counted_K = group_rewards(group.trajectories, class_config(self._config.rl, group.prompt.kind))
         rewards_K[counted_K] = self._toggled(step, group, rewards_K[counted_K])[0]
         return rewards_K, counted_K
 
@@ -136,9 +136,10 @@ class Toggle:
         toggle, scored = self._config.rl.toggle, _scored(group)
         if toggle_phase(step - 1, toggle.period) == 1:
             return rewards_K, np.zeros(len(scored), bool)
+        budget = np.inf if group.prompt.kind == CRITIC else self._budgets[_name(group.prompt)]
         raw_K = np.array([trajectory.reward.value for trajectory in scored], float)
         lengths_K = np.array([trajectory.sampled_tokens for trajectory in scored], int)
-        return toggled_rewards(rewards_K, raw_K, lengths_K, self._budgets[_name(group.prompt)], toggle.accuracy)
+        return toggled_rewards(rewards_K, raw_K, lengths_K, budget, toggle.accuracy)
 
 
 def _scored(group: PromptGroup) -> list[Trajectory]:

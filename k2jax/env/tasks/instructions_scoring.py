@@ -29,12 +29,24 @@ _CLAIMS = re.compile(
 
 def instructions(task: Task, answer: str) -> Reward:
     """Share of the constraints that hold, in [0, 1]; 0 for an answer without content or with a false claim."""
-    held = {name: CONSTRAINTS[name].holds(answer, *values) for name, values in task.metadata["constraints"]}
+    held = _held(task, answer)
     share = sum(held.values()) / len(held)
     empty = len(words(answer)) < LEAST_WORDS
-    hacked = claims_compliance(answer, task.instruction[-1]["content"]) and not all(held.values())
+    hacked = claims_falsely(task, answer)
     info = {"held": held, "hacked": hacked, "empty": empty}
     return Reward(0.0 if empty or hacked else share, info=info)
+
+
+def claims_falsely(task: Task, answer: str) -> bool:
+    """The hack-check: whether an answer claims to meet its task's constraints and does not; False without any."""
+    if not task.metadata.get("constraints"):
+        return False
+    return claims_compliance(answer, task.instruction[-1]["content"]) and not all(_held(task, answer).values())
+
+
+def _held(task: Task, answer: str) -> dict[str, bool]:
+    """Whether each constraint of a task holds, by name."""
+    return {name: CONSTRAINTS[name].holds(answer, *values) for name, values in task.metadata["constraints"]}
 
 
 def claims_compliance(answer: str, prompt: str) -> bool:
