@@ -88,21 +88,21 @@ class Critic:
     async def evaluate(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
         """Metrics ``eval/judge/...`` of the judge on verified pairs of some groups, one of each prompt at most."""
         pairs = draw_pairs([pairs[:1] for pairs in self._verified(groups)], len(groups), 0, self._fits)
-        return {f"eval/judge/{name}": value for name, value in (await self.accuracy(pairs)).items()}
+        judged = [pair for pair in await self.judged(pairs) if pair is not None]
+        return {f"eval/judge/{name}": value for name, value in verdict_metrics(judged).items()}
 
-    async def accuracy(self, pairs: Sequence[VerifiedPair]) -> dict[str, float]:
-        """``verdict_metrics`` of the judge on pairs whose better answer is known.
-
-        A pair about which the judge could not be asked does not count.
-        """
+    async def judged(self, pairs: Sequence[VerifiedPair]) -> list[JudgedPair | None]:
+        """What the judge says of pairs whose better answer is known; None of one that it could not be asked about."""
         asked = [(pair.task, pair.comparison(), Place(*pair.key, *pair.samples)) for pair in pairs]
-        judged = []
+        judged: list[JudgedPair | None] = []
         for pair, said in zip(pairs, await self._both_orders(asked), strict=True):
-            if not any(isinstance(each, InfrastructureError) for each in said):
-                lengths = len(pair.better), len(pair.worse)
-                forth = Judgement(said[0], *lengths, truth="first")
-                judged.append(JudgedPair(forth, Judgement(said[1], *lengths[::-1], truth=OTHER["first"])))
-        return verdict_metrics(judged)
+            if any(isinstance(each, InfrastructureError) for each in said):
+                judged.append(None)
+                continue
+            lengths = len(pair.better), len(pair.worse)
+            forth = Judgement(said[0], *lengths, truth="first")
+            judged.append(JudgedPair(forth, Judgement(said[1], *lengths[::-1], truth=OTHER["first"])))
+        return judged
 
     async def _both_orders(self, asked: Sequence[tuple[Task, Comparison, Place]]) -> list[tuple[Said, Said]]:
         """What the judge says of comparisons, each in its order and in the other one."""

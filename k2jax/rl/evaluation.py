@@ -9,13 +9,18 @@ import numpy as np
 
 from k2jax.config.schema import Config
 from k2jax.convert.loading import from_pretrained, tokenizer_of
+from k2jax.env.critic.refinement import VerifiedPair
+from k2jax.env.critic.verdict_metrics import JudgedPair
+from k2jax.errors import UserError
 from k2jax.evaluate.pass_at_k import proportion, summarize_samples
 from k2jax.inference import Engine, LockstepClient
+from k2jax.rl.critic_setup import open_critic, uses_critic
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.rollouts import PromptGroup, Rollouts
 from k2jax.rl.setup import open_scorer
 from k2jax.rl.tasks import TaskMixture
-from k2jax.text.chat import configured_chat
+from k2jax.text.chat import ChatFormat, configured_chat
+from k2jax.text.tokenizer import Tokenizer
 
 
 class HeldOutTasks:
@@ -92,14 +97,41 @@ def evaluate_checkpoint(config: Config, checkpoint: str) -> tuple[HeldOutTasks, 
     Raises:
         UserError: a mistake in the tasks, or a checkpoint that cannot be read.
     """
-    model, params = from_pretrained(checkpoint)
-    tokenizer, rollout = tokenizer_of(checkpoint), config.rl.rollout
+    client, chat, tokenizer = _open_policy(config, checkpoint)
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
-    sizes = {"slots": rollout.slots, "page_size": rollout.page_size, "max_length": rollout.max_length}
-    engine = Engine(model.config, params, **sizes)
     with open_scorer(config, None, mixture) as scorer:
-        chat = configured_chat(tokenizer, config.data.chat_format)
-        rollouts = Rollouts(config, mixture, LockstepClient(engine), chat, tokenizer, scorer)
+        rollouts = Rollouts(config, mixture, client, chat, tokenizer, scorer)
         held_out = HeldOutTasks(config, mixture, rollouts)
         with EventLoop() as event_loop:
             return held_out, event_loop.run(held_out.sample(0))
+
+
+def judge_with_checkpoint(config: Config, checkpoint: str, pairs: Sequence[VerifiedPair]) -> list[JudgedPair | None]:
+    """Asks any checkpoint which answer of each pair is better, in both orders, with a new engine.
+
+    Args:
+        config: ``rl.critic`` is the judge, which has to be the policy, in ``data.chat_format``; ``rl.rollout`` sizes
+            the engine.
+        checkpoint: a checkpoint argument.
+        pairs: their better answers are known.
+
+    Returns:
+        What it says of every pair, for ``verdict_metrics``.
+
+    Raises:
+        UserError: a checkpoint or rubrics that cannot be read, or a config that has no critic.
+    """
+    if not uses_critic(config.rl) or config.rl.critic.judge != "policy":
+        raise UserError("config.rl has no policy that judges; set rl.critic.share, and rl.critic.judge to policy")
+    client, chat, tokenizer = _open_policy(config, checkpoint)
+    with EventLoop() as event_loop, open_critic(config, client, chat, tokenizer, None, event_loop) as critic:
+        return event_loop.run(critic.judged(pairs))
+
+
+def _open_policy(config: Config, checkpoint: str) -> tuple[LockstepClient, ChatFormat, Tokenizer]:
+    """A new engine with the weights of a checkpoint, its conversations and its vocabulary."""
+    model, params = from_pretrained(checkpoint)
+    tokenizer, rollout = tokenizer_of(checkpoint), config.rl.rollout
+    sizes = {"slots": rollout.slots, "page_size": rollout.page_size, "max_length": rollout.max_length}
+    client = LockstepClient(Engine(model.config, params, **sizes))
+    return client, configured_chat(tokenizer, config.data.chat_format), tokenizer
