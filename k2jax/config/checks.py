@@ -145,7 +145,31 @@ def _check_policy_loss(loss: PolicyLossConfig) -> None:
     ):
         if value and loss.name != reader:
             raise UserError(f"config.rl.loss.{key} is read by the loss {reader} alone, and rl.loss.name is {loss.name}")
+    _check_corrections(loss)
     if (loss.ptx > 0) != (loss.ptx_rows > 0):
         raise UserError(
             f"config.rl.loss.ptx {loss.ptx} and ptx_rows {loss.ptx_rows} go together: both are above 0, or neither"
+        )
+
+
+def _check_corrections(loss: PolicyLossConfig) -> None:
+    """Rules about what reads the trainer's own log-probabilities."""
+    icepop, mcla = loss.icepop, loss.mcla
+    for key, wanted in (("icepop.on", icepop.on), (f"mcla.passes={mcla.passes}", mcla.passes > 1)):
+        if wanted and loss.old != "recompute":
+            raise UserError(
+                f"config.rl.loss.{key} reads the trainer's own log-probabilities; set rl.loss.old=recompute, not "
+                f"{loss.old}"
+            )
+    if mcla.current and mcla.passes == 1:
+        raise UserError("config.rl.loss.mcla.current averages over rl.loss.mcla.passes, which is 1; 2 would do")
+    if not icepop.low <= 1 <= icepop.high:
+        raise UserError(
+            f"config.rl.loss.icepop.low {icepop.low} and high {icepop.high} do not enclose 1, where the trainer and "
+            "the engine agree; 0.5 and 5.0 would do"
+        )
+    if icepop.denominator == "kept" and loss.name not in ("k2.5", "reinforce"):
+        raise UserError(
+            f"config.rl.loss.icepop.denominator kept counts tokens, and the loss {loss.name} is a mean over turns or "
+            "responses; take all"
         )

@@ -32,6 +32,7 @@ ComputeDtype = Literal["auto", "float32", "bfloat16"]
 ExpertBackend = Literal["auto", "dense", "a2a", "ragged", "dma"]
 Kernels = Literal["auto", "xla", "pallas", "interpret"]
 MomentumForm = Literal["heavy_ball", "nesterov"]
+OldLogprobs = Literal["rollout", "recompute"]
 OnCorrupt = Literal["skip", "fail"]
 OptimizerName = Literal["muonclip", "muon", "adamw"]
 PackingLayout = Literal["paths", "tree"]
@@ -388,6 +389,24 @@ class AdvantageConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class IcePopConfig:
+    """IcePop: the policy gradient of a token is weighed by how far the trainer is from the engine."""
+
+    on: bool = False  #: weigh by k = exp(log pi_old - log mu), 0 where k is outside the band; needs old recompute
+    low: PositiveFloat = 0.5  #: lowest k inside the band
+    high: PositiveFloat = 5.0  #: highest k inside the band
+    denominator: Literal["all", "kept"] = "all"  #: mean over all sampled tokens, or over those inside (k2.5, reinforce)
+
+
+@dataclasses.dataclass(frozen=True)
+class MCLAConfig:
+    """Monte-Carlo averaging of log-probabilities (KAT-Coder-V2, equation 11)."""
+
+    passes: PositiveInt = 1  #: differently packed forward passes whose mean is log pi_old; above 1 needs old recompute
+    current: bool = False  #: average the current policy's log-probabilities over as many passes too
+
+
+@dataclasses.dataclass(frozen=True)
 class PolicyLossConfig:
     """The policy objective: level of the ratio, trust region, advantage and aggregation follow from its name."""
 
@@ -397,6 +416,9 @@ class PolicyLossConfig:
     ratio_high: PositiveFloat = 2.0  #: highest ratio inside the band (k2.5, gspo)
     length_normalized: bool = False  #: divide a response's sum of log-ratios by its length (k2)
     aggregation: Aggregation = "token"  #: gspo: mean over tokens or over responses
+    old: OldLogprobs = "rollout"  #: log pi_old is what the engine recorded, or a forward pass before the first update
+    icepop: IcePopConfig = IcePopConfig()  #: tokens on which the trainer and the engine differ
+    mcla: MCLAConfig = MCLAConfig()  #: averages over forward passes
     ptx: NonNegativeFloat = 0.0  #: coefficient of the cross-entropy on config.data (PTX); 0 turns it off
     ptx_rows: NonNegativeInt = 0  #: rows of config.data in every update
 

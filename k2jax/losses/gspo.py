@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from jax import Array
 import jax.numpy as jnp
@@ -23,11 +23,13 @@ class GSPO(PolicyLoss):
     and ``high - 1``. The text of KAT-Coder-V2 that was at hand lacks the formulas of turns; these are a reconstruction.
     """
 
+    units_are_tokens = False
+
     def __init__(
-        self, low: float, high: float, *, aggregation: Literal["token", "sequence"] = "sequence", entropy: bool = False
+        self, low: float, high: float, *, aggregation: Literal["token", "sequence"] = "sequence", **options: Any
     ):
-        """The bounds of the ratio, and what the mean is over."""
-        super().__init__(entropy=entropy)
+        """The bounds of the ratio, and what the mean is over; options as of PolicyLoss."""
+        super().__init__(**options)
         self._low, self._high, self._aggregation = low, high, aggregation
 
     def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jax import Array
 import jax.numpy as jnp
 
@@ -17,9 +19,14 @@ class K2Loss(PolicyLoss):
     the old policy it does not depend on tau. Nothing is clipped.
     """
 
-    def __init__(self, tau: float, *, length_normalized: bool = False, entropy: bool = False):
-        """The strength of the pull; with ``length_normalized`` s is the mean over the response's sampled tokens."""
-        super().__init__(entropy=entropy)
+    units_are_tokens = False
+
+    def __init__(self, tau: float, *, length_normalized: bool = False, **options: Any):
+        """The strength of the pull; with ``length_normalized`` s is the mean over the response's sampled tokens.
+
+        Further options are those of PolicyLoss.
+        """
+        super().__init__(**options)
         self._tau, self._length_normalized = tau, length_normalized
 
     def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from jax import Array
 import jax.numpy as jnp
@@ -19,13 +20,13 @@ class K25Loss(PolicyLoss):
     on policy; here ``low < 1 < high`` bound the ratio itself.
     """
 
-    def __init__(self, low: float, high: float, tau: float, *, entropy: bool = False):
-        """A band of ratios and the strength of the pull."""
-        super().__init__(entropy=entropy)
+    def __init__(self, low: float, high: float, tau: float, **options: Any):
+        """A band of ratios and the strength of the pull; options as of PolicyLoss."""
+        super().__init__(**options)
         self._low, self._high, self._tau = low, high, tau
 
     def gain(self, log_ratio: Array, advantage: Array) -> Gain:
         """The clipped ratio times the advantage, less the pull."""
         below, above = log_ratio < math.log(self._low), log_ratio > math.log(self._high)
         ratio = jnp.where(below, self._low, jnp.where(above, self._high, held_ratio(log_ratio)))
-        return Gain(ratio * advantage - self._tau * log_ratio**2, below | above)
+        return Gain(ratio * advantage, below | above, -self._tau * log_ratio**2)

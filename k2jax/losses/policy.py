@@ -9,11 +9,12 @@ from __future__ import annotations
 import abc
 from typing import NamedTuple
 
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 from k2jax.batch import TokenScores
 from k2jax.losses.base import Loss, Metrics
+from k2jax.losses.icepop import IcePop
 from k2jax.losses.quantiles import sums_above
 from k2jax.losses.rows import Rows
 from k2jax.losses.targets import PolicyTargets, token_temperature
@@ -25,12 +26,19 @@ class Gain(NamedTuple):
     """What is maximised, by unit.
 
     Attributes:
-        value: ``[B, U]``, of every token, turn or response.
+        policy: ``[B, U]``, the policy-gradient term of every token, turn or response.
         clipped: bool ``[B, U]``, where the trust region stops the gradient of the ratio; None without such a region.
+        pull: ``[B, U]``, what keeps the policy near the old one, where that is a term of its own.
     """
 
-    value: Array
+    policy: Array
     clipped: Array | None = None
+    pull: Array | float = 0.0
+
+    @property
+    def value(self) -> Array:
+        """Both terms ``[B, U]``."""
+        return self.policy + self.pull
 
 
 class PolicyLoss(Loss):
@@ -39,12 +47,25 @@ class PolicyLoss(Loss):
     Metrics of the term ``tokens``, means over sampled tokens [nats]: ``mismatch``, abs(log pi - log mu), which before
     the first update of an iteration is that of engine and trainer, its maximum ``mismatch_max``, and ``mismatch_above``
     for its percentiles, see ``losses.quantiles``; ``drift``, abs(log pi - log pi_old); ``kl``, the estimate
-    ratio - 1 - log ratio of KL(pi_old, pi), without bias; ``entropy`` where it is asked for.
+    ratio - 1 - log ratio of KL(pi_old, pi), without bias; ``entropy`` where it is asked for; ``zeroed``, the share of
+    tokens outside IcePop's band.
+
+    With IcePop the policy-gradient term of a token is multiplied by its factor. Where the ratio is that of a turn or a
+    response, the token's share of the gradient is, and the value stays: the trust region sees the same ratio.
     """
 
-    def __init__(self, *, entropy: bool = False):
-        """A loss whose scores hold entropies, which are then reported, where ``entropy`` is set."""
-        self.entropy = entropy
+    units_are_tokens = True
+
+    def __init__(self, *, entropy: bool = False, icepop: IcePop | None = None, averaged: bool = False):
+        """A loss over log-probabilities.
+
+        Args:
+            entropy: whether the scores hold entropies, which are then reported.
+            icepop: weighs tokens by how far the trainer is from the engine.
+            averaged: whether log pi has the value ``targets.current_logprob``, and only its gradient is this pass's
+                (MCLA).
+        """
+        self.entropy, self._icepop, self._averaged = entropy, icepop, averaged
 
     def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:
         """The level: log-ratios ``[B, U]`` of the units from those of tokens, which are 0 outside sampled tokens."""
@@ -68,21 +89,42 @@ class PolicyLoss(Loss):
 
     def denominators(self, targets: PolicyTargets) -> dict[str, Array]:
         """The weight of the batch's units, and its sampled tokens."""
-        return {"policy": self.weights(targets).sum(), "tokens": targets.mask.sum()}
+        weights = self.weights(targets)
+        if self._icepop and self._icepop.denominator == "kept":
+            weights = weights * self._icepop.kept(targets)
+        return {"policy": weights.sum(), "tokens": targets.mask.sum()}
 
     def __call__(
         self, scores: TokenScores, targets: PolicyTargets, rows: Rows
     ) -> dict[str, tuple[Array | None, Metrics]]:
         """The sum of minus the weighted gains, and the metrics."""
-        log_ratio_BS = _where_sampled(targets, scores.logprob - targets.old_logprob)
-        gain = self.gain(self.log_ratios(log_ratio_BS, targets, rows), self.advantages(targets))
+        log_ratio_BS = _where_sampled(targets, self._logprobs(scores, targets) - targets.old_logprob)
+        gain = self._weighed_gain(log_ratio_BS, targets, rows)
         weight = self.weights(targets)
         units = {name: rows.sum(weight * value) for name, value in self.report(gain, targets).items()}
         statistics = _of_tokens(log_ratio_BS, scores, targets)
+        if self._icepop:
+            statistics["zeroed"] = ~self._icepop.kept(targets)
         tokens = {name: rows.sum(targets.mask * value) for name, value in statistics.items()}
         tokens["mismatch_max"] = rows.max(statistics["mismatch"])
         tokens["mismatch_above"] = sums_above(rows, statistics["mismatch"], targets.mask)
         return {"policy": (-rows.sum(weight * gain.value), units), "tokens": (None, tokens)}
+
+    def _logprobs(self, scores: TokenScores, targets: PolicyTargets) -> Array:
+        if not self._averaged:
+            return scores.logprob
+        own_BS = _where_sampled(targets, scores.logprob)
+        return own_BS + lax.stop_gradient(targets.current_logprob - own_BS)
+
+    def _weighed_gain(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Gain:
+        """The gain of every unit, in which IcePop's factors weigh the tokens' policy gradients."""
+        if self._icepop and not self.units_are_tokens:
+            held_BS = lax.stop_gradient(log_ratio_BS)
+            log_ratio_BS = held_BS + self._icepop.factor(targets) * (log_ratio_BS - held_BS)
+        gain = self.gain(self.log_ratios(log_ratio_BS, targets, rows), self.advantages(targets))
+        if self._icepop and self.units_are_tokens:
+            gain = gain._replace(policy=self._icepop.factor(targets) * gain.policy)
+        return gain
 
     def temperature(self, targets: PolicyTargets) -> Array:
         """The temperature at which each token was sampled."""

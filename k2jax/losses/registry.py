@@ -9,17 +9,18 @@ from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
 from k2jax.losses.distill import Distillation
 from k2jax.losses.gspo import GSPO
+from k2jax.losses.icepop import IcePop
 from k2jax.losses.k2 import K2Loss
 from k2jax.losses.k25 import K25Loss
 from k2jax.losses.policy import PolicyLoss
 from k2jax.losses.ptx import PTX
 from k2jax.losses.reinforce import Reinforce
 
-_MAKERS: dict[str, Callable[[PolicyLossConfig, bool], PolicyLoss]] = {
-    "k2": lambda loss, entropy: K2Loss(loss.tau, length_normalized=loss.length_normalized, entropy=entropy),
-    "k2.5": lambda loss, entropy: K25Loss(loss.ratio_low, loss.ratio_high, loss.tau, entropy=entropy),
-    "gspo": lambda loss, entropy: GSPO(loss.ratio_low, loss.ratio_high, aggregation=loss.aggregation, entropy=entropy),
-    "reinforce": lambda loss, entropy: Reinforce(entropy=entropy),
+_MAKERS: dict[str, Callable[..., PolicyLoss]] = {
+    "k2": lambda loss, **options: K2Loss(loss.tau, length_normalized=loss.length_normalized, **options),
+    "k2.5": lambda loss, **options: K25Loss(loss.ratio_low, loss.ratio_high, loss.tau, **options),
+    "gspo": lambda loss, **options: GSPO(loss.ratio_low, loss.ratio_high, aggregation=loss.aggregation, **options),
+    "reinforce": lambda loss, **options: Reinforce(**options),
 }
 
 
@@ -27,10 +28,13 @@ def make_policy_loss(config: PolicyLossConfig, *, entropy: bool = False, distill
     """The loss of ``config.rl.loss`` over ``PolicyTargets``, beside it PTX and distillation with their coefficients.
 
     Args:
-        config: name and settings of the loss. ``old`` is the packer's affair: it decides ``old_logprob``.
+        config: name and settings of the loss. ``old`` and ``mcla.passes`` decide what ``rl.old_logprobs`` writes into
+            the targets, and nothing here.
         entropy: whether the mean entropy over sampled tokens is computed and reported.
         distill: coefficient of distillation as a term of its own; 0 is no such term.
     """
-    policy = _MAKERS[config.name](config, entropy)
+    band = config.icepop
+    icepop = IcePop(band.low, band.high, band.denominator) if band.on else None
+    policy = _MAKERS[config.name](config, entropy=entropy, icepop=icepop, averaged=config.mcla.current)
     beside = [PTX(config.ptx)] * bool(config.ptx) + [Distillation(distill)] * bool(distill)
     return CombinedLoss(policy, *beside) if beside else policy

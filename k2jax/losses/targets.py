@@ -34,8 +34,11 @@ class PolicyTargets(NamedTuple):
         weight: float32 ``[B, S]``, of the token in means over tokens: ``mask``, or that times another number above 0.
         advantage: float32 ``[B, S]``, the mean over the token's responses (or the token's own).
         old_logprob: float32 ``[B, S]``, log pi_old, the denominator of the ratio [nats]: ``behavior_logprob``, or with
-            ``old = "recompute"`` the trainer's own log-probability before the first update of the iteration.
+            ``old = "recompute"`` the trainer's own log-probability before the first update of the iteration (with MCLA
+            a mean over passes).
         behavior_logprob: float32 ``[B, S]``, log mu: as the engine recorded it at sampling, at ``temperature`` [nats].
+        current_logprob: float32 ``[B, S]``, log pi before this update, averaged over passes (``mcla.current``); 0, and
+            not read, without it [nats].
         temperature: float32 ``[B, S]``, at which the token was sampled; the loss divides the logits by it, and by 1
             where it is 0.
         domain: int32 ``[B, S]``, number of the token's class of tasks, by which tokens are weighed and reported; NONE
@@ -63,6 +66,7 @@ class PolicyTargets(NamedTuple):
     advantage: Array | np.ndarray
     old_logprob: Array | np.ndarray
     behavior_logprob: Array | np.ndarray
+    current_logprob: Array | np.ndarray
     temperature: Array | np.ndarray
     domain: Array | np.ndarray
     distill: Array | np.ndarray

@@ -88,11 +88,16 @@ def make_loss_and_gradients(
     return loss_and_gradients
 
 
-def make_loss_sums(config: Config, layout: Layout, loss: Loss) -> Callable[[Any, PackedBatch], LossShares]:
-    """``(params, batch) -> sums`` of ``[micro-batches, rows, sequence]``, not divided by denominators: validation."""
+def make_loss_sums(
+    config: Config, layout: Layout, loss: Loss, slots: float = 1.0
+) -> Callable[[Any, PackedBatch], LossShares]:
+    """``(params, batch) -> sums`` of ``[micro-batches, rows, sequence]``, not divided by denominators: validation.
+
+    By default nothing depends on the room in the exchange of experts, ``slots``.
+    """
 
     def local(params: Any, batch: PackedBatch) -> LossShares:
-        experts = make_experts(config, layout, slots=1.0)  # a held-out loss does not depend on the room in an exchange
+        experts = make_experts(config, layout, slots)
         objective = undivided(make_objective(config, loss, loss.denominators(batch.targets)))
         if layout.stages == 1:
             params, batch = vary_tree(params, axes=layout.marked_axes), vary_tree(batch, axes=(STAGE,))

@@ -74,8 +74,14 @@ class ScoringPass:
         layout: how the weights are stored that ``score_rows`` takes.
     """
 
-    def __init__(self, config: Config, mesh: Mesh):
+    def __init__(self, config: Config, mesh: Mesh, slots: float = 1.0):
         """Of ``config.model`` for batches of ``config.train.batch_size`` rows of ``config.data.sequence_length``.
+
+        Args:
+            config: the experiment, whose model may be another one than the trained.
+            mesh: of the training.
+            slots: room in the exchange of experts, over a device's tokens; 1 drops no row, and
+                ``config.parallel.expert_slots`` drops rows as a training step does.
 
         Raises:
             UserError: the model does not divide over the mesh.
@@ -84,7 +90,7 @@ class ScoringPass:
         self._sharding, self._length = BatchSharding(config, mesh), config.data.sequence_length
         rows = config.train.micro_batches * rows_per_micro_batch(config, mesh)
         dtype = compute_dtype(config.train.compute_dtype, self.layout.platform)
-        sums = make_loss_sums(config, self.layout, TokenTable(rows, self._length))
+        sums = make_loss_sums(config, self.layout, TokenTable(rows, self._length), slots)
         # The cast is a program of its own, so that weights stored in another dtype meet the same pass.
         self._to_compute = jax.jit(lambda params: self.layout.to_compute(params, dtype))
         everywhere = NamedSharding(mesh, PartitionSpec())

@@ -14,8 +14,10 @@ from k2jax.batch import PackedBatch
 from k2jax.data import TrainingData
 from k2jax.losses.quantiles import quantile
 from k2jax.rl.advantages import group_advantages
+from k2jax.rl.old_logprobs import OldLogprobs
 from k2jax.rl.packing import PackedRows, in_updates, pack, parts_of, ptx_row
 from k2jax.rl.rollouts import PromptGroup
+from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.rl.toggle import Toggle
 from k2jax.rl.training_paths import TrainingSample
 from k2jax.train.record import scalar_metrics
@@ -36,6 +38,7 @@ class Updates:
         self._run, self._config = run, run.config
         self._local_rows = run.program.batch_sharding().rows
         self._toggle, self._ptx = toggle, ptx
+        self._old_logprobs = self._recomputes()
 
     def train(self, step: int, groups: Sequence[PromptGroup]) -> dict[str, Any]:
         """Updates the weights, and returns metrics of the updates, see ``_summary``.
@@ -43,7 +46,7 @@ class Updates:
         Updates without signal, in which every advantage is 0, are left out: the size of an update of Muon or Adam does
         not depend on that of the gradient, and it would be a step into a random direction.
         """
-        rl, data, began = self._config.rl, self._config.data, time.perf_counter()
+        rl, began = self._config.rl, time.perf_counter()
         samples, flat = [], 0
         for group in groups:
             rewards, counted = self._toggle.rewards(step, group)
@@ -54,21 +57,45 @@ class Updates:
         record = {"flat_groups": flat / max(1, len(groups)), **self._toggle.record(step, groups)}
         if flat == len(groups):
             return record | {"updates": 0, "train_seconds": time.perf_counter() - began}
-        metrics, updates = [], []
-        for number, update in enumerate(in_updates(samples, rl.updates)):
-            if not any(sample.advantage for sample in update):
-                continue
-            # K2's objective is a square over the whole response.
-            packed = pack(update, data.sequence_length, rl.packing, splits_responses=rl.loss.name != "k2")
-            updates.append(packed)
+        updates, recomputed = self._packed(step, samples)
+        metrics = []
+        for number, packed in updates.items():
+            rows = packed.rows
+            if metrics and rl.loss.mcla.current:  # the weights have moved since log pi_old
+                rows = self._old_logprobs.refresh(step, number, rows)
             ptx = [] if self._ptx is None else self._ptx_rows((step - 1) * rl.updates + number)
-            parts = parts_of(packed.rows + ptx, self._config.train.batch_size, self._local_rows)
+            parts = parts_of(rows + ptx, self._config.train.batch_size, self._local_rows)
             metrics.append(self._run.update_in_parts(parts))
-        record |= {"updates": len(metrics), "train_seconds": time.perf_counter() - began} | _packing(updates)
+        record |= {"updates": len(metrics), "train_seconds": time.perf_counter() - began} | recomputed
+        record |= _packing(list(updates.values()))
         if metrics:
             record |= self._run.recorder.rates(sum(int(m.tokens) for m in metrics), record["train_seconds"])
             record |= _summary(metrics)
         return record
+
+    def _packed(
+        self, step: int, samples: Sequence[Sequence[TrainingSample]]
+    ) -> tuple[dict[int, PackedRows], dict[str, float]]:
+        """The rows of the updates with a signal, by the update's number, and what the passes for log pi_old report."""
+        rl, updates = self._config.rl, {}
+        for number, update in enumerate(in_updates(samples, rl.updates)):
+            if any(sample.advantage for sample in update):
+                # K2's objective is a square over the whole response.
+                splits = rl.loss.name != "k2"
+                updates[number] = pack(update, self._config.data.sequence_length, rl.packing, splits_responses=splits)
+        if self._old_logprobs is None:
+            return updates, {}
+        filled, record = self._old_logprobs.fill(step, [packed.rows for packed in updates.values()])
+        pairs = zip(updates.items(), filled, strict=True)
+        return {number: packed._replace(rows=rows) for (number, packed), rows in pairs}, record
+
+    def _recomputes(self) -> OldLogprobs | None:
+        if self._config.rl.loss.old == "rollout":
+            return None
+        # It drops rows of the exchange of experts where a training step would: that is noise of the policy, too.
+        scoring = ScoringPass(self._config, self._run.program.mesh, self._config.parallel.expert_slots)
+        score = lambda rows: scoring.score_rows(self._run.state.params, rows)  # noqa: E731
+        return OldLogprobs(self._config, score, self._run.note)
 
     def _ptx_rows(self, number: int) -> list[PackedBatch]:
         batch = self._ptx.loader.batch(number)

@@ -1,0 +1,95 @@
+"""log pi_old by the trainer's own forward passes, before the first update of an iteration.
+
+One pass scores the rows as they train. Several are packed differently and averaged: the passes of a model with experts
+differ where a batch decides what is dropped or how sums round, and a mean of M has an M-th of their variance (MCLA,
+KAT-Coder-V2, section 3.3.1, equation 11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+import time
+
+import numpy as np
+
+from k2jax.batch import PackedBatch
+from k2jax.config.schema import Config
+from k2jax.rl.packing import empty_row
+from k2jax.rl.repacking import repacked
+
+Score = Callable[[Sequence[PackedBatch]], np.ndarray]
+ROUNDING = 1e-5
+"""Standard deviation across passes up to which they differ by float32's rounding alone [nats]."""
+
+
+class OldLogprobs:
+    """Fills ``old_logprob`` (and with ``mcla.current`` ``current_logprob``) of an iteration's rows.
+
+    Args:
+        config: the experiment.
+        score: a forward pass with the weights as they are: log-probabilities ``[rows, S]`` of rows ``[S]``.
+        note: prints a line.
+    """
+
+    def __init__(self, config: Config, score: Score, note: Callable[[str], None]):
+        self._seed, self._mcla, self._said = config.train.seed, config.rl.loss.mcla, False
+        self._score, self._note = score, note
+
+    def fill(
+        self, step: int, updates: Sequence[Sequence[PackedBatch]]
+    ) -> tuple[list[list[PackedBatch]], Mapping[str, float]]:
+        """The rows of all updates of an iteration with log pi_old, and what is reported of it.
+
+        Args:
+            step: the iteration.
+            updates: rows ``[S]`` of each update.
+
+        Returns:
+            New rows in the same order, and metrics: ``recompute_seconds``, and with several passes ``mcla_std``, the
+            standard deviation across passes (root of the mean variance of sampled tokens) [nats].
+        """
+        began, every = time.perf_counter(), [row for rows in updates for row in rows]
+        if self._mcla.passes == 1:
+            logprobs = [scores for rows in updates for scores in self._score(rows)]
+            record = {}
+        else:
+            logprobs, std = self._averaged(every, (step, 0))
+            record = {"mcla_std": std}
+            self._warn_where_inactive(std)
+        leaves = ("old_logprob", "current_logprob") if self._mcla.current else ("old_logprob",)
+        filled = iter([_with(row, scores, leaves) for row, scores in zip(every, logprobs, strict=True)])
+        record["recompute_seconds"] = time.perf_counter() - began
+        return [[next(filled) for _ in rows] for rows in updates], record
+
+    def refresh(self, step: int, number: int, rows: Sequence[PackedBatch]) -> list[PackedBatch]:
+        """The rows of update ``number``, above 0, with log pi averaged under the weights as they are by now."""
+        logprobs, _ = self._averaged(rows, (step, number))
+        return [_with(row, scores, ("current_logprob",)) for row, scores in zip(rows, logprobs, strict=True)]
+
+    def _averaged(self, rows: Sequence[PackedBatch], key: tuple[int, int]) -> tuple[np.ndarray, float]:
+        """Means ``[rows, S]`` over passes, and the standard deviation across passes of sampled tokens."""
+        padding, passes = empty_row(len(rows[0].tokens)), self._mcla.passes
+        scores = np.zeros((passes, len(rows), len(padding.tokens)), np.float32)
+        for number in range(passes):
+            rng = np.random.default_rng([self._seed, *key, number])
+            moved, places = repacked(rows, padding, rng)
+            found = self._score(moved)
+            for old, new in places:
+                scores[number, old.row, old.start : old.end] = found[new.row, new.start : new.end]
+        sampled = np.stack([row.targets.mask > 0 for row in rows])
+        variance = scores.var(axis=0, ddof=1, dtype=np.float64)[sampled]
+        return scores.mean(axis=0, dtype=np.float64), float(np.sqrt(variance.mean()))
+
+    def _warn_where_inactive(self, std: float) -> None:
+        if std <= ROUNDING and not self._said:
+            self._said = True
+            self._note(
+                f"MCLA is inactive: the log-probabilities of {self._mcla.passes} passes differ by rounding alone "
+                f"({std:.1e} nats), so their mean is that of one; config.rl.loss.mcla.passes=1 saves the others"
+            )
+
+
+def _with(row: PackedBatch, logprobs: np.ndarray, leaves: Sequence[str]) -> PackedBatch:
+    """The row with log-probabilities ``[S]`` of its sampled tokens as leaves of its targets."""
+    values = np.where(row.targets.mask > 0, logprobs, 0.0).astype(np.float32)
+    return row.replace(targets=row.targets._replace(**dict.fromkeys(leaves, values)))
