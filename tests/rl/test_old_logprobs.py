@@ -6,14 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from k2jax.config import MCLAConfig, PolicyLossConfig
+from k2jax.config import MCLAConfig, PackingConfig, PolicyLossConfig
 from k2jax.model import model_specs
 from k2jax.params import initialize
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
 from k2jax.rl.old_logprobs import OldLogprobs
-from k2jax.rl.packing import TrainingSample, empty_row, pack
+from k2jax.rl.packing import empty_row, pack
 from k2jax.rl.repacking import repacked
+from k2jax.rl.training_paths import TrainingSample
 from tests.rl.noisy_scores import noisy_scores
 from tests.rl.tiny import tiny
 from tests.rl.trees import single_turn
@@ -25,7 +26,7 @@ ROWS, LENGTH, REPEATS = 32, 96, 12
 def rows():
     rng = np.random.default_rng(0)
     lengths = rng.integers(4, 20, (110, 2))
-    return pack([TrainingSample(single_turn(rng, *pair), 1.0) for pair in lengths], LENGTH)
+    return pack([TrainingSample(single_turn(rng, *pair), 1.0) for pair in lengths], LENGTH, PackingConfig()).rows
 
 
 @pytest.fixture(scope="module")

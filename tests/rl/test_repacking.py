@@ -4,9 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 
+from k2jax.config import PackingConfig
 from k2jax.rl.packing import empty_row, pack
 from k2jax.rl.repacking import documents, repacked
-from tests.rl.test_packing import context, samples
+from tests.rl.test_packing import LAYOUTS, context, samples
 
 
 def tokens_of(rows):
@@ -21,10 +22,11 @@ def tokens_of(rows):
     }  # fmt: skip
 
 
+@LAYOUTS
 @settings(max_examples=30)
 @given(st.integers(0, 10_000), st.integers(1, 20))
-def test_every_token_keeps_its_context_and_its_place_is_known(seed, count):
-    rows = pack(samples(seed, count), 64)
+def test_every_token_keeps_its_context_and_its_place_is_known(layout, seed, count):
+    rows = pack(samples(seed, count), 64, PackingConfig(layout)).rows
     before = tokens_of(rows)
     moved, places = repacked(rows, empty_row(64), np.random.default_rng(seed))
     assert sorted(old for old, _ in places) == documents(rows)
@@ -40,7 +42,7 @@ def test_every_token_keeps_its_context_and_its_place_is_known(seed, count):
 
 
 def test_another_seed_is_another_order_and_other_neighbours():
-    rows = pack(samples(0, 20), 64)
+    rows = pack(samples(0, 20), 64, PackingConfig()).rows
     layouts = []
     for seed in (1, 1, 2):
         _, places = repacked(rows, empty_row(64), np.random.default_rng(seed))
