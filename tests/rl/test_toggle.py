@@ -19,7 +19,7 @@ from k2jax.rl import toggle as toggle_module
 from k2jax.rl.budgets import length_budget, sample_budgets
 from k2jax.rl.loop import train
 from k2jax.rl.rollouts import PromptGroup
-from k2jax.rl.tasks import TaskMixture
+from k2jax.rl.tasks import CRITIC, DrawnTask, TaskMixture
 from k2jax.rl.toggle import Toggle, toggle_phase
 from k2jax.rl.updates import Updates
 from k2jax.trajectory import Node, Reward, Trajectory
@@ -130,6 +130,16 @@ def test_the_table_has_a_budget_for_every_prompt_from_responses_that_have_a_verd
     assert [len(keys) for _, keys in calls] == [3, 1] and {step for step, _ in calls} == {1}
     keys = [key for _, of_call in calls for key in of_call]
     assert len(set(keys)) == 4 and all(step < -(10**9) for step, _ in keys)
+
+
+def test_verdicts_of_the_policy_as_a_judge_have_no_budget():
+    config = tiny(**FOUR_PROMPTS | {"rl.toggle.accuracy": 0.0})
+    mixture = TaskMixture(config.rl.tasks, 0)
+    rule = Toggle(config, mixture)
+    rule.restore({"budgets": np.zeros(4)})
+    for prompt, taken in ((mixture.prompt(0), True), (DrawnTask(CRITIC, mixture.prompt(0).task), False)):
+        group = PromptGroup(-1, (1, 0), prompt, [response([5], reward=1.0)])
+        assert rule.rewards(1, group)[0][0] == 1.0 - taken and rule.record(1, [group])["toggle/taken"] == taken
 
 
 class _Captured(Exception):
