@@ -14,9 +14,12 @@
 # %% [markdown]
 # # Reinforcement learning with verifiable rewards
 #
-# A Kimi-K2 architecture of 1.2 million parameters first imitates a teacher who rarely shows his work. Then it learns
-# by trial and error, with the objective of Kimi K2.5: it answers problems, a program checks the answers, and what was
-# better than average becomes more likely. On a free CPU this takes a few minutes, which may be too few to see a gain.
+# A Kimi-K2 architecture of 1.2 million parameters reads easy problems, then imitates a teacher who rarely shows his
+# work on harder ones. Then it learns by trial and error, with the objective of Kimi K2.5: it answers problems, a
+# program checks the answers, and what was better than average becomes more likely.
+#
+# With the settings below one run took 8.5 minutes of processor time, on two cores that other work shared. Held-out
+# problems that it solved greedily rose from 61 % to 91 % of 128, sampled answers that were right from 44 % to 87 %.
 
 # %% [markdown]
 # **Install** k2jax where it is missing: from the repository in a checkout, else from GitHub.
@@ -55,47 +58,66 @@ for task in tasks[:3]:
     print(f"{task.instruction[0]['content']:<16} right answer {task.metadata['answer']:<8} verifier {task.verifier}")
 
 # %% [markdown]
-# ## Fine-tuning on an imperfect teacher
+# ## Pretraining on easier problems
 #
-# The teacher's demonstrations are all correct, but six of ten give the result at once. A model this small cannot do in
-# one step what takes several; it learns the working from the other four.
+# A large model has read how problems are solved long before it is rewarded for solving any. This one reads shorter
+# problems of the same and other kinds, with their working: sums and differences of two digits, four digits to add up,
+# four letters to sort or to reverse. It sees no problem of the tasks above.
 
 # %%
 import json
 
-from k2jax.env.tasks.teacher import demonstrations
+from k2jax.env.tasks.teacher import demonstrations, pretraining_texts
 
+easier = load_tasks("characters", ("kinds=add2+sub2+sum4+sort4+rev4", "count=20000"))
+texts = list(pretraining_texts(easier))
 WORKDIR.mkdir(parents=True, exist_ok=True)
+(WORKDIR / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+print("\n".join(texts[:4]))
+
+# %%
+from k2jax.config import defaults, resolve, source
+from k2jax.train import train
+
+
+def training(stage, kind, file, steps):
+    """What pretraining and fine-tuning share: bytes as tokens, rows of 256 of them, MuonClip."""
+    config = defaults(stage, model="micro")
+    config.data.sources = {"problems": source(kind=kind, path=str(WORKDIR / file))}
+    config.data.tokenizer.kind = "bytes"
+    config.data.chat_format = "plain"
+    config.data.sequence_length = 256
+    config.train.steps = steps
+    config.train.batch_size = 16
+    config.optimizer.learning_rate = 1e-2
+    config.router.bias_rate = 5e-2
+    config.router.bias_rate_final = 1e-3
+    config.eval.every = steps
+    config.eval.sample_tokens = 0
+    return config
+
+
+train(resolve(training("pretrain", "jsonl", "text.jsonl", 4 * STEPS)), WORKDIR / "pretrained")
+
+# %% [markdown]
+# ## Fine-tuning on an imperfect teacher
+#
+# The teacher's demonstrations are of the tasks, and all correct, but six of ten give the result at once. A model this
+# small cannot do in one step what takes several; it learns the working from the other four.
+
+# %%
 lines = [json.dumps(conversation) for conversation in demonstrations(tasks, direct=0.6)]
 (WORKDIR / "demonstrations.jsonl").write_text("\n".join(lines) + "\n")
 print("\n".join(lines[:3]))
 
 # %% [markdown]
-# Supervised fine-tuning is a training like any other, with the loss on the assistant's tokens alone. It begins with
-# random weights here, because these problems are all that the model will ever read. A large model begins with
-# pretrained ones (`config.init_from`).
+# Supervised fine-tuning is a training like any other, with the loss on the assistant's tokens alone. It begins with the
+# pretrained weights.
 
 # %%
-from k2jax.config import defaults, resolve, source
-
-config = defaults("sft", model="micro")
-config.data.sources = {"teacher": source(kind="chat", path=str(WORKDIR / "demonstrations.jsonl"))}
-config.data.tokenizer.kind = "bytes"
-config.data.chat_format = "plain"
-config.data.sequence_length = 256
-config.train.steps = 12 * STEPS
-config.train.batch_size = 16
-config.optimizer.learning_rate = 1e-2
-config.router.bias_rate = 5e-2
-config.router.bias_rate_final = 1e-3
-config.eval.every = max(1, 3 * STEPS)
-config.eval.sample_tokens = 0
-fine_tuning = resolve(config)
-
-# %%
-from k2jax.train import train
-
-train(fine_tuning, WORKDIR / "sft")
+fine_tuning = training("sft", "chat", "demonstrations.jsonl", 6 * STEPS)
+fine_tuning.init_from = str(WORKDIR / "pretrained")
+train(resolve(fine_tuning), WORKDIR / "sft")
 
 # %%
 from IPython.display import HTML, Image, display
@@ -150,7 +172,7 @@ config.optimizer.learning_rate = 5e-4
 config.optimizer.weight_decay = 0.0
 config.optimizer.schedule.warmup_steps = 2
 config.router.bias_rate = config.router.bias_rate_final = 0.0
-config.eval.every = max(1, STEPS // 3)
+config.eval.every = (STEPS + 2) // 3
 config.log.plots_every = 1000
 experiment = resolve(config)
 
@@ -166,7 +188,8 @@ train_by_rewards(experiment, WORKDIR / "rl")
 # ## What came of it
 #
 # The share of right answers: of the responses that were sampled in training, and on held-out problems, where *greedy*
-# always takes the most likely token.
+# always takes the most likely token. In the run of the first paragraph most of the rise came within 15 iterations. At
+# the end two of three groups were all right or all wrong, and taught nothing.
 
 # %%
 display(Image(WORKDIR / "rl/plots/accuracy.png"))
@@ -179,7 +202,9 @@ display(Image(WORKDIR / "rl/plots/responses.png"))
 
 # %% [markdown]
 # The same in words: sampled responses of the first and of the last iteration, and the share of those that show their
-# work. A change of accuracy can be one of style or of skill; this tells them apart.
+# work. A change of accuracy can be one of style or of skill. In that run it was both. From the first to the last
+# iteration it stopped answering sums of three digits and running sums at once, and worked ones became right more
+# often: from 37 % to 68 % and from 69 % to 98 %. Sorting, of which it could do 82 % at once, it answers at once.
 
 # %%
 from k2jax.env.tasks.teacher import style_of
