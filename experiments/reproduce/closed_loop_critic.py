@@ -62,7 +62,7 @@ def get_config():
     config.log.tensorboard = False
     options = (f"kinds={KINDS}", f"count={COUNT}")
     config.rl.tasks = {"problems": task(dataset="characters", options=options, max_tokens=48)}
-    config.rl.rollout.update({"prompts": 32, "max_length": 176})
+    config.rl.rollout.update({"prompts": 32, "max_length": 128})
     config.rl.critic.update({"format": "compact", "share": 1.0, "max_tokens": 2})
     config.rl.loss.update({"name": "k2", "tau": 0.1})  # every response counts alike, a verdict of two tokens too
     config.rl.updates = 2

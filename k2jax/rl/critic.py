@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from k2jax import processes
 from k2jax.config.schema import RLConfig
 from k2jax.env.critic.judge import Judge, Place
 from k2jax.env.critic.judge_formats import OTHER, Comparison
@@ -86,7 +87,12 @@ class Critic:
         ]
 
     async def evaluate(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
-        """Metrics ``eval/judge/...`` of the judge on verified pairs of some groups, one of each prompt at most."""
+        """Metrics ``eval/judge/...`` of the judge on verified pairs of some groups, one of each prompt at most.
+
+        An endpoint is asked by the first process alone, which writes the metrics.
+        """
+        if not (self.is_policy or processes.is_first()):
+            return {}
         pairs = draw_pairs([pairs[:1] for pairs in self._verified(groups)], len(groups), 0, self._fits)
         judged = [pair for pair in await self.judged(pairs) if pair is not None]
         return {f"eval/judge/{name}": value for name, value in verdict_metrics(judged).items()}
