@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from k2jax.client import UNKNOWN_VERSION, HTTPClient, Sampling
-from k2jax.errors import UserError
+from k2jax.errors import InfrastructureError, UserError
 from k2jax.text import byte_tokenizer
 from tests.api.sample import NAME
 from tests.serve.fakes import FakeEngine, live
@@ -82,9 +82,12 @@ def test_a_refused_request_is_told_in_one_line_and_not_sent_again(server):
 ANSWER = {"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-0.5, None]}, "finish_reason": "stop"}]}
 
 
-def serve_then_generate(replies, attempts, **options):
-    """The completion that a server of these raw HTTP replies gives, and how often it was asked."""
-    asked = []
+def serve_then_generate(replies, attempts=1, raised=None, **options):
+    """The completion that a server of these raw HTTP replies gives, and how often it was asked.
+
+    In the completion's place stands the message of an error, which is also appended to ``raised``.
+    """
+    asked, raised = [], [] if raised is None else raised
 
     async def answer(reader, writer):
         asked.append(await reader.readuntil(b"\r\n\r\n"))
@@ -101,6 +104,7 @@ def serve_then_generate(replies, attempts, **options):
     try:
         return asyncio.run(run()), len(asked)
     except UserError as error:
+        raised.append(error)
         return str(error), len(asked)
 
 
@@ -146,6 +150,26 @@ def test_a_stream_that_breaks_after_a_token_is_not_tried_again():
 def test_an_answer_without_tokens_is_refused(body, words):
     message, asked = serve_then_generate([reply(200, body)], attempts=3)
     assert asked == 1 and words in message
+
+
+@pytest.mark.parametrize(
+    ("answer", "masks"),
+    [
+        (reply(500, {}), True),
+        (reply(429, {}), True),
+        (b"", True),
+        (reply(200, b"<html>"), True),
+        (reply(200, []), True),
+        (reply(200, {"choice": 1}), True),
+        (reply(200, {"choices": []}), True),
+        (reply(401, {"error": {"message": "no key"}}), False),
+        (reply(200, {"choices": [{"text": "a", "finish_reason": "stop"}]}), False),
+    ],
+)
+def test_a_broken_server_is_a_failure_of_machines_and_a_refusal_is_a_mistake(answer, masks):
+    raised = []
+    serve_then_generate([answer], raised=raised)
+    assert isinstance(raised[0], InfrastructureError) == masks and "\n" not in str(raised[0])
 
 
 def test_without_httpx_the_extra_is_named(monkeypatch):
