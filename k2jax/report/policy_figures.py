@@ -51,3 +51,14 @@ def drift_figure(records: Records) -> Figure | None:
         ("policy/clipped", "Outside the band", "share of units", PALETTE[4], True),
     ]
     return curves(records, panels)
+
+
+def verdicts_figure(records: Records) -> Figure | None:
+    """Returns how often a judge is right, contradicts itself in the other order, and prefers a place."""
+    panels = [
+        ("refinement/accuracy", "Sampled verdicts of the closed loop that are right", "share", PALETTE[0], True),
+        ("eval/judge/both_right", "Held-out pairs judged right in both orders", "share", PALETTE[1], False),
+        ("critic/ties", "Pairs without a winner", "share", PALETTE[4], True),
+        ("critic/first", "Verdicts for the answer in the first place", "share", PALETTE[2], True),
+    ]
+    return curves(records, panels)
