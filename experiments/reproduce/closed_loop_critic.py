@@ -134,10 +134,11 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     found = {run: [results[f"seed{seed}_{run}"].evaluation for seed in seeds] for run in RUNS}
     rows = []
     for name, label in SETS.items():
-        start = [each.get(f"{name}/accuracy", 0.0) for each in found["sft"]]
+        start = [each.get(f"{name}/accuracy") for each in found["sft"]]
         for run, of_seeds in found.items():
             shares = [[each.get(f"{name}/{key}") for each in of_seeds] for key in SHARES]
-            gain = points([share or 0.0 for share in shares[0]], start)
+            known = [both for both in zip(shares[0], start, strict=True) if None not in both]
+            gain = points(*map(list, zip(*known, strict=True))) if known else "none"
             rows.append((RUNS[run], label, spread(shares[0]), gain, *(spread(share) for share in shares[1:])))
     answers = ", ".join(f"{RUNS[run]} {spread([each['greedy'] for each in of])}" for run, of in found.items())
     counts = ", ".join(f"{name} {spread([e.get(f'{name}/pairs') for e in found['sft']], 0)}" for name in SETS)

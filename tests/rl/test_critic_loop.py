@@ -68,7 +68,7 @@ def test_an_iteration_that_was_interrupted_is_repeated_to_the_bit_with_its_verdi
 def test_killed_at_random_moments_it_ends_bit_identical(finished, tmp_path):
     (tmp_path / "config.py").write_text(lenient.CONFIG_FILE)
     workdir = tmp_path / "killed"
-    for _ in range(5):
+    for _ in range(3):
         process = start(tmp_path / "config.py", workdir)
         deadline = time.monotonic() + 240
         while not (workdir / "metrics.jsonl").exists() and time.monotonic() < deadline:
