@@ -22,7 +22,8 @@ import threading
 import weakref
 
 from k2jax.errors import UserError
-from k2jax.sandbox import cgroup, files, seccomp
+from k2jax.sandbox import cgroup, seccomp
+from k2jax.sandbox.folder import FolderSandbox
 from k2jax.sandbox.link import Answer, Link
 from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, Sandbox, SandboxError, SandboxSpec
 
@@ -33,6 +34,8 @@ _NEVER = ("/", "/home", "/root", "/run", "/tmp", "/var", "/proc", "/sys", "/dev"
 """Folders of the host that no sandbox shows whole."""
 _OWN = ("/tmp", "/work", "/dev", "/proc", "/sys")
 """Folders that are a sandbox's own: nothing of the host can be shown in them."""
+_WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
+"""Folders that a program can write to, and their names in the sandbox's own folder on the host."""
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
 _GRACE = 30.0
 """How long after a command's time limit the spawner may still take to answer [s]."""
@@ -172,8 +175,8 @@ def _check(spec: SandboxSpec) -> None:
         raise UserError(f"image must be the folder of an unpacked root file system, not {spec.image!r}")
 
 
-class BubblewrapSandbox:
-    """One sandbox; see ``Sandbox``.
+class BubblewrapSandbox(FolderSandbox):
+    """One sandbox, whose files in /work, /tmp and /dev/shm are within reach; see ``Sandbox``.
 
     Attributes:
         capabilities: those of its backend.
@@ -181,9 +184,9 @@ class BubblewrapSandbox:
 
     def __init__(self, link: Link, box: int, root: int, spec: SandboxSpec, capabilities: Capabilities):
         """Takes over a sandbox that the spawner has made, and the descriptor of its files."""
+        super().__init__(root, _WRITABLE)
         self.capabilities = capabilities
         self._link, self._box, self._env = link, box, _ENVIRONMENT | dict(spec.env)
-        self._root: int | None = root
 
     async def exec(
         self,
@@ -220,48 +223,10 @@ class BubblewrapSandbox:
             truncated=record["truncated"],
         )
 
-    async def read(self, path: str, limit: int = MEBI) -> bytes:
-        """The beginning of a file in /work, /tmp or /dev/shm; see ``Sandbox.read``. Links are not followed."""
-        return files.read_file(self._files(), _outside(path), limit)
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Replaces a file in /work, /tmp or /dev/shm; see ``Sandbox.write``."""
-        files.write_file(self._files(), _outside(path), data)
-
-    async def list(self, path: str, limit: int = 1000) -> list[str]:
-        """Names in a folder; see ``Sandbox.list``."""
-        return files.list_folder(self._files(), _outside(path), limit)
-
-    async def close(self) -> None:
-        """Ends the sandbox; see ``Sandbox.close``."""
-        if self._root is None:
-            return
-        os.close(self._root)
-        self._root = None
+    async def _end(self) -> None:
         with contextlib.suppress(SandboxError):  # a spawner that has ended took everything with it
             _, future = self._link.ask("close", box=self._box)
             await _answer(future, _GRACE)
-
-    async def __aenter__(self) -> BubblewrapSandbox:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    def _files(self) -> int:
-        if self._root is None:
-            raise SandboxError("the sandbox is closed")
-        return self._root
-
-
-def _outside(path: str) -> str:
-    """Where a path inside lies below the sandbox's own folder; a relative one is in /work."""
-    for inside, name in (("/work", "work"), ("/tmp", "tmp"), ("/dev/shm", "shm")):
-        if path == inside or path.startswith(f"{inside}/"):
-            return name + path[len(inside) :]
-    if path.startswith("/"):
-        raise SandboxError(f"{path[:80]!a} is not in /work, /tmp or /dev/shm")
-    return f"work/{path}"
 
 
 def _problem(argv: list[str], cwd: str, env: Mapping[str, str]) -> bytes | None:

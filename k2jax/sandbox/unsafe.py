@@ -14,8 +14,8 @@ import tempfile
 import time
 
 from k2jax.errors import UserError
-from k2jax.sandbox import files
-from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, Sandbox, SandboxError, SandboxSpec
+from k2jax.sandbox.folder import FolderSandbox
+from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, Sandbox, SandboxSpec
 
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 _CHUNK = 1 << 16
@@ -40,7 +40,7 @@ class UnsafeBackend:
         return UnsafeSandbox(spec, self.capabilities)
 
 
-class UnsafeSandbox:
+class UnsafeSandbox(FolderSandbox):
     """A temporary folder that paths in /work stand for; see ``Sandbox``.
 
     Attributes:
@@ -51,7 +51,7 @@ class UnsafeSandbox:
         self.capabilities = capabilities
         self._env = {"PATH": os.environ.get("PATH", os.defpath)} | _ENVIRONMENT | dict(spec.env)
         self._path = Path(tempfile.mkdtemp(prefix="k2jax-unsafe-"))
-        self._root: int | None = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        super().__init__(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY), {"/work": "."})
 
     async def exec(
         self,
@@ -72,7 +72,7 @@ class UnsafeSandbox:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                cwd=self._path / _outside(cwd),
+                cwd=self._path / self._outside(cwd),
                 env={"HOME": str(self._path)} | self._env | dict(env or {}),
                 start_new_session=True,
             )
@@ -104,49 +104,12 @@ class UnsafeSandbox:
             truncated=kept[0][1] or kept[1][1],
         )
 
-    async def read(self, path: str, limit: int = MEBI) -> bytes:
-        """The beginning of a file in /work; see ``Sandbox.read``. Links are not followed."""
-        return files.read_file(self._files(), _outside(path), limit)
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Replaces a file in /work; see ``Sandbox.write``."""
-        files.write_file(self._files(), _outside(path), data)
-
-    async def list(self, path: str, limit: int = 1000) -> list[str]:
-        """Names in a folder; see ``Sandbox.list``."""
-        return files.list_folder(self._files(), _outside(path), limit)
-
-    async def close(self) -> None:
-        """Deletes the folder; see ``Sandbox.close``."""
-        if self._root is None:
-            return
-        os.close(self._root)
-        self._root = None
+    async def _end(self) -> None:
         # rm goes down any depth; Python's own recursion does not.
         remove = await asyncio.create_subprocess_exec(
             "/bin/rm", "-rf", "--one-file-system", str(self._path), stderr=sys.stderr
         )
         await remove.wait()
-
-    async def __aenter__(self) -> UnsafeSandbox:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    def _files(self) -> int:
-        if self._root is None:
-            raise SandboxError("the sandbox is closed")
-        return self._root
-
-
-def _outside(path: str) -> str:
-    """Where a path inside lies below the sandbox's folder; a relative one is in /work."""
-    if path == "/work" or path.startswith("/work/"):
-        return path[len("/work") :].lstrip("/")
-    if path.startswith("/"):
-        raise SandboxError(f"{path[:80]!a} is not in /work")
-    return path
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:

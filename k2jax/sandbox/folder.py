@@ -1,0 +1,69 @@
+"""What sandboxes have in common whose files lie in a folder of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import os
+from typing import Self
+
+from k2jax.sandbox import files
+from k2jax.sandbox.types import MEBI, SandboxError
+
+
+class FolderSandbox:
+    """The files of a sandbox that is open, read and written from outside without following links; see ``Sandbox``.
+
+    Args:
+        root: descriptor of the folder, closed with the sandbox.
+        places: folders that a program sees, in the order in which messages name them, and where each lies below the
+            root; a relative path is below ``/work``, which is one of them.
+    """
+
+    def __init__(self, root: int, places: Mapping[str, str]):
+        self._root: int | None = root
+        self._places = places
+
+    async def read(self, path: str, limit: int = MEBI) -> bytes:
+        """The beginning of a file; see ``Sandbox.read``. Links are not followed."""
+        return files.read_file(self._files(), self._outside(path), limit)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Replaces a file; see ``Sandbox.write``."""
+        files.write_file(self._files(), self._outside(path), data)
+
+    async def list(self, path: str, limit: int = 1000) -> list[str]:
+        """Names in a folder; see ``Sandbox.list``."""
+        return files.list_folder(self._files(), self._outside(path), limit)
+
+    async def close(self) -> None:
+        """Ends the sandbox; see ``Sandbox.close``."""
+        if self._root is None:
+            return
+        os.close(self._root)
+        self._root = None
+        await self._end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def _end(self) -> None:
+        """Ends what is there beside the descriptor; called once."""
+        raise NotImplementedError
+
+    def _files(self) -> int:
+        if self._root is None:
+            raise SandboxError("the sandbox is closed")
+        return self._root
+
+    def _outside(self, path: str) -> str:
+        """Where a path inside lies below the root."""
+        if not path.startswith("/"):
+            path = f"/work/{path}"
+        for inside, name in self._places.items():
+            if path == inside or path.startswith(f"{inside}/"):
+                return name + path[len(inside) :]
+        *others, last = self._places
+        raise SandboxError(f"{path[:80]!a} is not in {', '.join(others)}{' or ' if others else ''}{last}")
