@@ -154,16 +154,19 @@ def test_the_closed_loop_asks_about_pairs_of_different_truth_in_both_orders():
     ]
     maker = critic(scripted(None), share=0.5)
     drawn = maker.refinement(1, groups)
-    asked = [prompt.task.instruction[0]["content"] for prompt in drawn]
     assert {prompt.kind for prompt in drawn} == {"critic"} and len(drawn) == 4
-    assert {"Qwhy?|A13|B11>", "Qwhy?|A11|B13>"} < set(asked)  # one of every prompt before the second of one
+    for step in range(1, 9):
+        asked = {prompt.task.instruction[0]["content"] for prompt in maker.refinement(step, groups)}
+        assert {"Qwhy?|A13|B11>", "Qwhy?|A11|B13>"} < asked  # one of every prompt before the second of one
     for forth, back in zip(drawn[::2], drawn[1::2], strict=True):
         assert (forth.task.metadata["verdict"], back.task.metadata["verdict"]) == ("first", "second")
         assert known_verdict(forth.task, "A").value == 1 == known_verdict(back.task, "B").value
         assert known_verdict(forth.task, "B").value == 0 == known_verdict(back.task, "AB").value
     assert maker.refinement(1, groups) == drawn and critic(scripted(None)).refinement(1, groups) == []
     everything = critic(scripted(None), share=1.0).refinement(2, groups)
+    asked = {prompt.task.instruction[0]["content"] for prompt in everything}
     assert len(everything) == 2 * 4  # three pairs of the first prompt, one of the last
+    assert not any("Verdict" in question or "|A6|" in question for question in asked)
 
 
 def test_metrics_of_the_closed_loop_take_the_two_orders_of_a_pair_together():
