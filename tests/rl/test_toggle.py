@@ -5,7 +5,7 @@ import json
 import math
 from types import SimpleNamespace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -28,8 +28,8 @@ from tests.rl.tiny import tiny
 
 FOUR_PROMPTS = {"rl.tasks.low.options": ("letters=2",), "rl.toggle.period": 1}
 RUN = FOUR_PROMPTS | {
-    "rl.toggle.accuracy": 0.2,
-    "rl.correct_reward": 0.2,
+    "rl.toggle.accuracy": 0.0,
+    "rl.correct_reward": 0.0,
     "rl.toggle.percentile": 0.0,
     "rl.eval_prompts": 0,
     "optimizer.schedule.kind": "constant",
@@ -63,6 +63,7 @@ def problems(draw):
 
 
 @given(problems())
+@example(([([8], "truncated", 1.0), ([2], "finished", 1.0)], 4.0, 0.5, 0, 1))  # the penalty stays
 def test_rewards_are_those_of_the_report_and_trajectories_keep_their_own(problem):
     responses, budget, accuracy, iteration, period = problem
     overrides = {"rl.toggle.period": period, "rl.toggle.accuracy": accuracy, "rl.tasks.low.overlong_penalty": 0.125}
@@ -218,19 +219,19 @@ def test_a_run_trains_on_the_toggled_rewards_of_its_trajectories(workdir):
         for group in groups.values():
             raw = [trajectory.reward.value for trajectory in group]
             over = [trajectory.sampled_tokens > budgets[trajectory.task] for trajectory in group]
-            holds = record["step"] % 2 == 1 and np.mean(raw) >= 0.2
+            holds = record["step"] % 2 == 1 and np.mean(raw) >= 0
             rewards = [0.0 if holds and is_over else r for r, is_over in zip(raw, over, strict=True)]
             taken += [now != before for now, before in zip(rewards, raw, strict=True)]
             flat.append(len(set(rewards)) == 1)
             for trajectory in group:
-                (right if trajectory.reward.value >= 0.2 else wrong).append(trajectory.sampled_tokens)
+                (right if trajectory.reward.value >= 0 else wrong).append(trajectory.sampled_tokens)
         assert record["toggle/phase"] == (record["step"] - 1) % 2
         assert record["toggle/taken"] == np.mean(taken) and record["flat_groups"] == np.mean(flat)
         for name, lengths in (("length_right", right), ("length_wrong", wrong)):
             assert (name in record) == bool(lengths)
             np.testing.assert_allclose(record.get(name, 0.0), np.mean(lengths or [0.0]))
         shares.append(record["toggle/taken"])
-    assert shares[0] > 0.1 and shares[1] == 0
+    assert shares[0] > 0 and shares[1] == 0
 
 
 @pytest.mark.parametrize("key", ["period", "accuracy", "percentile", "samples"])
