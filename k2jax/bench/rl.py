@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-import contextlib
 import dataclasses
 from pathlib import Path
 import statistics
@@ -18,28 +17,15 @@ import tempfile
 import time
 
 from k2jax.bench.rl_baseline import GenerateClient, fastest_generate, start_weights
-from k2jax.bench.rl_tasks import DATASET, register
+from k2jax.bench.rl_loop import PROMPT, PROMPTS, SAMPLES, SLOTS, BenchLoop, bench_config
+from k2jax.bench.rl_tasks import register
 from k2jax.bench.timing import Row, interleaved, rate_row, time_row
-from k2jax.config import Config, defaults, resolve, task
+from k2jax.config import Config
 from k2jax.data.vocabulary import prepare_tokenizer
-from k2jax.env.scorer import Scorer
-from k2jax.env.verdicts import VerdictLog
-from k2jax.env.verifying import VerifierPool
 from k2jax.inference import LockstepClient
-from k2jax.losses.registry import make_policy_loss
-from k2jax.rl.event_loop import EventLoop
-from k2jax.rl.rollouts import Rollouts
-from k2jax.rl.setup import open_chat
-from k2jax.rl.tasks import TaskMixture
-from k2jax.rl.toggle import Toggle
-from k2jax.rl.updates import Updates
-from k2jax.rl.weight_sync import WeightSync, colocated_engine
-from k2jax.text.chat import ChatBuilder, configured_chat
-from k2jax.train.program import Program
+from k2jax.text.chat import configured_chat
 from k2jax.train.report import device_name
-from k2jax.train.run import Run
 
-PROMPT, SAMPLES, PROMPTS, SLOTS = 128, 8, 32, 64  # tokens, responses to a prompt, prompts of an iteration, rows
 LENGTHS = {"random lengths": 192, "cut at 24": 24}  # most tokens of a response
 MODELS = ("micro",)
 MOST_ITERATIONS = 5  # whose phases are timed
@@ -53,7 +39,7 @@ def measure(rounds: int = 10) -> list[Row]:
 
 def _measure_model(name: str, rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="k2jax-bench-") as folder:
-        config = _config(name)
+        config = bench_config(name, max(LENGTHS.values()))
         tokenizer = prepare_tokenizer(config.data)
         tokenizer.save(Path(folder) / "run" / "tokenizer")
         end = configured_chat(tokenizer, config.data.chat_format).end
@@ -63,38 +49,14 @@ def _measure_model(name: str, rounds: int) -> list[Row]:
             return [*rows, *_phase_rows(loop, name, min(rounds, MOST_ITERATIONS))]
 
 
-class _Loop(contextlib.ExitStack):
+class _Loop(BenchLoop):
     """What the loop of ``k2jax.rl`` opens, and the baseline."""
 
     def __init__(self, config: Config, folder: Path):
-        super().__init__()
-        self._config, path = config, folder / "run"
-        self._tokenizer, self._chat = open_chat(config, path)
-        self._mixture = TaskMixture(config.rl.tasks, config.train.seed)
-        pool = self.enter_context(VerifierPool(config.rl.scoring.workers))
-        self._scorer, self.scorer_without_log = Scorer(pool, VerdictLog(path / "verdicts")), Scorer(pool)
-        self.event_loop = self.enter_context(EventLoop())
-        program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
-        self.run = self.enter_context(Run(program, path, {}))
-        engine = colocated_engine(program, config.rl.rollout)
-        self.sync, self.updates = WeightSync(program, engine), Updates(self.run, Toggle(config, self._mixture))
-        self.sync.push(self.run.state.params, 0)
-        self.client = LockstepClient(engine)
-        prompts = [self._prompt(number) for number in range(SLOTS // SAMPLES)]
+        super().__init__(config, folder)
+        prompts = [self.prompt_tokens(number) for number in range(SLOTS // SAMPLES)]
         self.baseline, generate = fastest_generate(folder, prompts, SAMPLES)
         self.generate_client = GenerateClient(generate, SLOTS)
-
-    def rollouts(self, most: int, client: LockstepClient | GenerateClient) -> Rollouts:
-        """Rollouts from the first prompt on, of at most so many tokens."""
-        tasks = {name: dataclasses.replace(each, max_tokens=most) for name, each in self._config.rl.tasks.items()}
-        config = dataclasses.replace(self._config, rl=dataclasses.replace(self._config.rl, tasks=tasks))
-        return Rollouts(config, self._mixture, client, self._chat, self._tokenizer, self._scorer)
-
-    def _prompt(self, number: int) -> tuple[int, ...]:
-        builder = ChatBuilder(self._chat)
-        builder.add(self._mixture.prompt(number).task.instruction[0])
-        builder.open_assistant()
-        return tuple(builder.tokens)
 
 
 def _rollout_row(loop: _Loop, name: str, kind: str, most: int, rounds: int) -> Row:
@@ -161,19 +123,3 @@ class _Clock:
     def lap(self, name: str) -> None:
         now = time.perf_counter()
         self.laps[name], self._began = now - self._began, now
-
-
-def _config(name: str) -> Config:
-    config = defaults("rl", model=name)
-    config.model.vocab = 258
-    config.data.tokenizer.kind = "bytes"
-    config.data.chat_format = "plain"
-    config.data.sequence_length = 512
-    config.rl.tasks = {
-        "letters": task(dataset=DATASET, options=(f"length={PROMPT}",), max_tokens=max(LENGTHS.values()))
-    }
-    config.rl.rollout.update({"prompts": PROMPTS, "samples": SAMPLES, "slots": SLOTS})
-    config.rl.rollout.max_length = PROMPT + 16 + max(LENGTHS.values())
-    config.train.batch_size = 8
-    config.log.tensorboard = False
-    return resolve(config)

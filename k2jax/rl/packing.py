@@ -22,7 +22,7 @@ from k2jax.rl.fragments import Fragment, PlacedPath, RowSize, fragments
 from k2jax.rl.placement import place
 from k2jax.rl.training_paths import TrainingSample, training_responses
 
-TOKENS_PER_ENTRY = 8
+TOKENS_PER_ENTRY = 4
 """Tokens of a row for each entry of its tables of turns and responses: a row takes no more of them than a table has."""
 
 

@@ -144,8 +144,8 @@ def test_one_entry_with_the_mean_advantage_has_the_wrong_gradient_where_the_smal
     scores = {token_of(row, index): row.targets.old_logprob[index] + 0.5 for index in np.flatnonzero(sampled)}
     exact = of_rows([row], scores, rng)["gspo"][1]
     naive_targets = row.targets._replace(
-        turn_advantage=np.where(np.arange(8) == 0, 0.5, 0).astype(np.float32),
-        turn_weight=np.where(np.arange(8) == 0, 2.0, 0).astype(np.float32),
+        turn_advantage=np.where(np.arange(LENGTH // 4) == 0, 0.5, 0).astype(np.float32),
+        turn_weight=np.where(np.arange(LENGTH // 4) == 0, 2.0, 0).astype(np.float32),
     )
     naive = of_rows([row.replace(targets=naive_targets)], scores, rng)["gspo"][1]
     reference = value_and_gradient("gspo", responses_of(samples, "unique"), scores)[1]
