@@ -7,7 +7,7 @@ Trees have three levels, a sampled node on the second and on the third, and fill
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import functools
 from pathlib import Path
 import statistics
@@ -37,7 +37,7 @@ from k2jax.trajectory.types import ROOT
 from pallas_kernels.mla_attention import mla_attention
 
 MODEL, TREES = "micro", 4
-PROMPTS, LONGEST = 16, 24  # of the iteration: prompts, and most tokens of a response
+PROMPTS, LONGEST = 8, 24  # of the iteration: prompts, and most tokens of a response
 LAYOUTS = ("tree", "paths")
 
 
@@ -61,7 +61,7 @@ def measure(rounds: int = 10) -> list[Row]:
     """A row for each shape of trees, and one for an iteration of the loop on answers that share their prompt."""
     register()
     config = bench_config(MODEL, LONGEST, PROMPTS)
-    return [*(_forward_backward(config, shape, rounds) for shape in SHAPES), _iteration(config, rounds)]
+    return [*_forward_backward(config, rounds), _iteration(config, rounds)]
 
 
 def random_trees(shape: TreeShape, count: int, rng: np.random.Generator) -> list[TrainingSample]:
@@ -84,21 +84,22 @@ def _sampled(parent: int, count: int, turn: int, rng: np.random.Generator) -> No
     return Node(parent, tokens, np.ones(count, np.bool_), logprobs, np.zeros(count, np.int64), turn)
 
 
-def _forward_backward(config: Config, shape: TreeShape, rounds: int) -> Row:
+def _forward_backward(config: Config, rounds: int) -> Iterator[Row]:
     program = Program(config, jax.devices()[:1], make_policy_loss(config.rl.loss))
     gradient_step = jax.jit(make_gradient_step(config, program.layout, program.loss))
-    params, samples = program.init().params, random_trees(shape, TREES, np.random.default_rng(0))
-    candidates, packed = {}, {}
-    for layout in LAYOUTS:
-        packed[layout] = pack(samples, config.data.sequence_length, PackingConfig(layout, "paths"))
-        batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], stack_rows(packed[layout].rows))
-        denominators = jax.jit(program.loss.denominators)(batch.targets)
-        candidates[layout] = functools.partial(gradient_step, params, batch, denominators)
-    candidates["attention"] = _attention(config, packed["paths"].rows)
-    seconds = interleaved(candidates, rounds)
-    share = config.model.layers * seconds["attention"] / seconds["paths"]
-    name = f"{MODEL}, loss + gradients, {_sizes(packed)}, attention {share:.0%} of the paths' time"
-    return time_row(name, seconds["tree"], seconds["paths"], "every path by itself", device_name())
+    params = program.init().params
+    for shape in SHAPES:
+        samples, candidates, packed = random_trees(shape, TREES, np.random.default_rng(0)), {}, {}
+        for layout in LAYOUTS:
+            packed[layout] = pack(samples, config.data.sequence_length, PackingConfig(layout, "paths"))
+            batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], stack_rows(packed[layout].rows))
+            denominators = program.loss.denominators(batch.targets)
+            candidates[layout] = functools.partial(gradient_step, params, batch, denominators)
+        candidates["attention"] = _attention(config, packed["paths"].rows)
+        seconds = interleaved(candidates, rounds, warmup=1)
+        share = config.model.layers * seconds["attention"] / seconds["paths"]
+        name = f"{MODEL}, loss + gradients, {_sizes(packed)}, attention {share:.0%} of the paths' time"
+        yield time_row(name, seconds["tree"], seconds["paths"], "every path by itself", device_name())
 
 
 def _attention(config: Config, rows: Sequence[PackedBatch]) -> Any:

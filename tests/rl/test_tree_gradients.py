@@ -19,9 +19,10 @@ from k2jax.train.program import Program
 from tests.parallel.tiny import config_of
 from tests.rl.path_reference import CONFIGS, random_samples
 
-LENGTH, ROWS, VOCAB = 64, 16, 300
+LENGTH, ROWS, VOCAB = 128, 8, 300
 SMALL = {
-    "model.layers": 3,
+    "model.layers": 2,
+    "model.dense_layers": 0,
     "train.micro_batches": 2,
     "train.batch_size": ROWS,
     "data.sequence_length": LENGTH,
@@ -82,7 +83,7 @@ class Gradients:
 
 
 def check(seed, shared_tokens, trees, paths):
-    samples = random_samples(np.random.default_rng(seed), 40, groups=2, vocab=VOCAB)
+    samples = random_samples(np.random.default_rng(seed), 32, groups=3, vocab=VOCAB)
     for sample in samples:
         for node in sample.trajectory.nodes:
             if node.mask.any():  # near what an untrained model gives: some ratios are in the band, others outside

@@ -33,6 +33,8 @@ from tests.rl.trees import single_turn
 
 LENGTH, ROWS = 64, 16
 MODES = pytest.mark.parametrize("shared_tokens", ["unique", "paths"])
+# A response of the mode ``unique`` that is larger than a row has no sum for K2's square; the others are exact.
+EXACT_IF_SPLIT = {"paths": list(CONFIGS), "unique": [name for name in CONFIGS if name not in ("k2", "k2 normalized")]}
 LOSSES = {name: make_policy_loss(config) for name, config in CONFIGS.items()}
 
 
@@ -112,9 +114,7 @@ def test_a_tree_of_several_rows_is_cut_between_paths_and_stays_exact(shared_toke
     samples = [TrainingSample(random_tree(rng, 150), 1.3), TrainingSample(random_tree(rng, 30), -0.7)]
     packed = pack(samples, LENGTH, PackingConfig("tree", shared_tokens), splits_responses=True)
     assert len(packed.rows) > 1 or sum(len(node.tokens) for node in samples[0].trajectory.nodes) <= LENGTH
-    # A response of the mode ``unique`` that is larger than a row has no sum for K2's square; the others are exact.
-    losses = CONFIGS if shared_tokens == "paths" else [name for name in CONFIGS if name not in ("k2", "k2 normalized")]
-    check(samples, packed, shared_tokens, rng, losses)
+    check(samples, packed, shared_tokens, rng, EXACT_IF_SPLIT[shared_tokens])
 
 
 @MODES
@@ -122,8 +122,9 @@ def test_a_tree_of_several_rows_is_cut_between_paths_and_stays_exact(shared_toke
 @given(seed=st.integers(0, 2**16))
 def test_paths_by_themselves_have_the_same_value_and_gradient(shared_tokens, seed):
     rng = np.random.default_rng(seed)
-    samples = random_samples(rng, 30, groups=2)
-    check(samples, pack(samples, LENGTH, PackingConfig("paths", shared_tokens)), shared_tokens, rng)
+    samples = random_samples(rng, 30, groups=1)
+    packed = pack(samples, LENGTH, PackingConfig("paths", shared_tokens), splits_responses=True)
+    check(samples, packed, shared_tokens, rng, EXACT_IF_SPLIT[shared_tokens])
 
 
 def test_a_whole_response_that_is_larger_than_a_row_is_refused_where_the_loss_needs_its_sum():
@@ -159,7 +160,7 @@ def test_one_entry_with_the_mean_advantage_has_the_wrong_gradient_where_the_smal
 def test_every_token_is_stored_once_at_its_depth_behind_its_own_path(seed, length):
     rng = np.random.default_rng(seed)
     samples = random_samples(rng, 40)
-    packed = pack(samples, length, PackingConfig("tree"))
+    packed = pack(samples, length, PackingConfig("tree", "paths"))
     for row in packed.rows:
         used = row.exit > np.arange(length)
         assert used.sum() == used.argmin() or used.all()
@@ -171,7 +172,7 @@ def test_every_token_is_stored_once_at_its_depth_behind_its_own_path(seed, lengt
         assert packed.stored_tokens == len(prefixes)
     assert packed.stored_tokens == sum(int((row.exit > np.arange(length)).sum()) for row in packed.rows)
     assert packed.padding == 1 - packed.stored_tokens / (length * len(packed.rows))
-    by_paths = pack(samples, length, PackingConfig("paths"))
+    by_paths = pack(samples, length, PackingConfig("paths", "paths"))
     assert packed.path_tokens == by_paths.stored_tokens and by_paths.tokens_saved == 1 <= packed.tokens_saved
 
 
@@ -199,6 +200,6 @@ def test_the_rows_do_not_depend_on_the_order_of_a_group_s_samples():
 def test_trees_are_refused_where_tokens_are_dropped():
     config = tiny_config()
     config.rl.packing.layout = "tree"
-    config.parallel.update({"expert": 2, "expert_backend": "exchange", "expert_slots": 0.5})
+    config.parallel.update({"expert": 2, "expert_backend": "a2a", "expert_slots": 0.5})
     with pytest.raises(UserError, match=r"config.rl.packing.layout tree .* set config.parallel.expert_slots 0.5 to 1"):
         check_config(resolve(config))
