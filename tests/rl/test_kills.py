@@ -15,7 +15,7 @@ FLAGS = ["--config.train.steps=16", "--config.rl.eval_prompts=2", "--config.rl.k
 MORE = {
     "whole": [],
     "partial": ["--config.rl.rollout.token_cap=25"],
-    "toggle": ["--config.rl.toggle.period=3", "--config.rl.toggle.accuracy=0.1", "--config.rl.correct_reward=0.2"],
+    "toggle": ["--config.rl.toggle.period=3", "--config.rl.toggle.accuracy=0.0", "--config.rl.correct_reward=0.0"],
 }
 SECONDS = 300  # that a process may take to come to its moment
 
