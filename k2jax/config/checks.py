@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from k2jax.config.activations import check_activations
-from k2jax.config.schema import CONVERSATIONS, Config, ModelConfig, PolicyLossConfig
+from k2jax.config.schema import CONVERSATIONS, Config, ModelConfig, PolicyLossConfig, RLConfig
 from k2jax.errors import UserError
+
+TOKEN_LOSSES = ("k2.5", "reinforce")
+"""Policy losses whose ratio, advantage and mean are of tokens."""
 
 
 def check_combinations(config: Config) -> None:
@@ -21,6 +24,7 @@ def check_combinations(config: Config) -> None:
     check_activations(config)
     _check_router(config.model)
     _check_policy_loss(config.rl.loss)
+    _check_distillation(config.rl)
     _check_sources(config)
     profile = config.train.profile_steps
     if profile and not (len(profile) == 2 and 1 <= profile[0] <= profile[1]):
@@ -132,6 +136,27 @@ def _check_rope(model: ModelConfig) -> None:
         )
 
 
+def _check_distillation(rl: RLConfig) -> None:
+    """Rules about distillation, where it is on."""
+    distill = rl.distill
+    if not distill.weight:
+        if not distill.rewards:
+            raise UserError("config.rl.distill.rewards is False and rl.distill.weight 0: nothing is left to train on")
+        return
+    if not distill.teachers:
+        raise UserError(f"config.rl.distill.weight is {distill.weight} without teachers; set rl.distill.teachers")
+    if distill.into == "advantage" and rl.loss.name not in TOKEN_LOSSES:
+        raise UserError(
+            f"config.rl.distill.into advantage gives every token its own, and the loss {rl.loss.name} has one for a "
+            "turn or a response; rl.distill.into=component would do"
+        )
+    if rl.skip_flat_groups:
+        raise UserError(
+            "config.rl.skip_flat_groups leaves out responses that a teacher has much to say of; set it to False with "
+            "config.rl.distill.weight"
+        )
+
+
 def _check_policy_loss(loss: PolicyLossConfig) -> None:
     """Rules about the policy objective, so that no key is without effect."""
     if loss.name in ("k2.5", "gspo") and not loss.ratio_low < 1 < loss.ratio_high:
@@ -145,6 +170,11 @@ def _check_policy_loss(loss: PolicyLossConfig) -> None:
     ):
         if value and loss.name != reader:
             raise UserError(f"config.rl.loss.{key} is read by the loss {reader} alone, and rl.loss.name is {loss.name}")
+    if loss.per_domain and loss.name not in TOKEN_LOSSES:
+        raise UserError(
+            f"config.rl.loss.per_domain weighs tokens, and the loss {loss.name} counts turns or responses; "
+            f"rl.loss.name={' or '.join(TOKEN_LOSSES)} would do"
+        )
     _check_corrections(loss)
     if (loss.ptx > 0) != (loss.ptx_rows > 0):
         raise UserError(

@@ -29,6 +29,7 @@ AdvantageScale = Literal["none", "std"]
 Aggregation = Literal["token", "sequence"]
 AttentionKind = Literal["mla", "gqa"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
+DistillInto = Literal["advantage", "component"]
 ExpertBackend = Literal["auto", "dense", "a2a", "ragged", "dma"]
 Kernels = Literal["auto", "xla", "pallas", "interpret"]
 MomentumForm = Literal["heavy_ball", "nesterov"]
@@ -421,6 +422,18 @@ class PolicyLossConfig:
     mcla: MCLAConfig = MCLAConfig()  #: averages over forward passes
     ptx: NonNegativeFloat = 0.0  #: coefficient of the cross-entropy on config.data (PTX); 0 turns it off
     ptx_rows: NonNegativeInt = 0  #: rows of config.data in every update
+    per_domain: bool = False  #: classes of tasks count equally, however many tokens each has (k2.5, reinforce)
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillConfig:
+    """On-policy distillation: the best teacher of each class of tasks judges every token that the policy samples."""
+
+    weight: NonNegativeFloat = 0.0  #: coefficient of log pi_teacher - log pi (lambda); 0 turns distillation off
+    teachers: tuple[str, ...] = ()  #: each "NAME=CHECKPOINT", with a checkpoint as of init_from
+    table: str | None = None  #: JSON file {"CLASS": {"TEACHER": accuracy}}; None measures it on held-out tasks
+    into: DistillInto = "advantage"  #: added to every token's advantage, or a term of the loss with a denominator
+    rewards: bool = True  #: keep the advantages of rewards; without them a run distils alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -478,6 +491,7 @@ class RLConfig:
     advantage: AdvantageConfig = AdvantageConfig()  #: rewards to advantages
     loss: PolicyLossConfig = PolicyLossConfig()  #: objective
     packing: PackingConfig = PackingConfig()  #: rows
+    distill: DistillConfig = DistillConfig()  #: teachers
     updates: PositiveInt = 1  #: optimizer steps of an iteration; its groups are divided among them
     scoring: ScoringConfig = ScoringConfig()  #: verifiers
     critic: CriticConfig = CriticConfig()  #: judge of comparisons

@@ -78,6 +78,8 @@ def _matching(runs: dict[str, dict[str, Any]], only: str | None) -> dict[str, di
 
 def _placed(value: Any, workdir: Path) -> Any:
     """A value of an override with the study's folder in the place of ``{workdir}``: runs start from earlier ones."""
+    if isinstance(value, tuple):
+        return tuple(_placed(element, workdir) for element in value)
     return value.replace("{workdir}", str(workdir)) if isinstance(value, str) else value
 
 

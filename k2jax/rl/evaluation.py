@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from k2jax.config.schema import Config
+from k2jax.config.schema import Config, ModelConfig
 from k2jax.convert.loading import from_pretrained, tokenizer_of
 from k2jax.env.critic.refinement import VerifiedPair
 from k2jax.env.critic.verdict_metrics import JudgedPair
@@ -97,7 +98,22 @@ def evaluate_checkpoint(config: Config, checkpoint: str) -> tuple[HeldOutTasks, 
     Raises:
         UserError: a mistake in the tasks, or a checkpoint that cannot be read.
     """
-    client, chat, tokenizer = _open_policy(config, checkpoint)
+    model, params = from_pretrained(checkpoint)
+    return evaluate_params(config, model.config, params, tokenizer_of(checkpoint))
+
+
+def evaluate_params(
+    config: Config, model: ModelConfig, params: Any, tokenizer: Tokenizer
+) -> tuple[HeldOutTasks, list[PromptGroup]]:
+    """``evaluate_checkpoint`` of weights in memory, those of a mean of checkpoints for instance.
+
+    Args:
+        config: its ``rl`` group and ``data.chat_format`` are read.
+        model: the architecture.
+        params: parameter tree of ``model_specs(model)``; it is copied.
+        tokenizer: its vocabulary.
+    """
+    client, chat = _new_engine(config, model, params), configured_chat(tokenizer, config.data.chat_format)
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
     with open_scorer(config, None, mixture) as scorer:
         rollouts = Rollouts(config, mixture, client, chat, tokenizer, scorer)
@@ -131,7 +147,11 @@ def judge_with_checkpoint(config: Config, checkpoint: str, pairs: Sequence[Verif
 def _open_policy(config: Config, checkpoint: str) -> tuple[LockstepClient, ChatFormat, Tokenizer]:
     """A new engine with the weights of a checkpoint, its conversations and its vocabulary."""
     model, params = from_pretrained(checkpoint)
-    tokenizer, rollout = tokenizer_of(checkpoint), config.rl.rollout
-    sizes = {"slots": rollout.slots, "page_size": rollout.page_size, "max_length": rollout.max_length}
-    client = LockstepClient(Engine(model.config, params, **sizes))
+    tokenizer, client = tokenizer_of(checkpoint), _new_engine(config, model.config, params)
     return client, configured_chat(tokenizer, config.data.chat_format), tokenizer
+
+
+def _new_engine(config: Config, model: ModelConfig, params: Any) -> LockstepClient:
+    rollout = config.rl.rollout
+    sizes = {"slots": rollout.slots, "page_size": rollout.page_size, "max_length": rollout.max_length}
+    return LockstepClient(Engine(model, params, **sizes))

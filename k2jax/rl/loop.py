@@ -25,6 +25,7 @@ from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.rollouts import Rollouts
 from k2jax.rl.setup import check_config, open_chat, open_scorer, publisher
 from k2jax.rl.tasks import TaskMixture
+from k2jax.rl.teachers import open_teachers
 from k2jax.rl.toggle import Toggle
 from k2jax.rl.updates import Updates
 from k2jax.rl.weight_sync import WeightSync, colocated_engine
@@ -55,13 +56,16 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
         mixture = TaskMixture(config.rl.tasks, config.train.seed)
         toggle = Toggle(config, mixture)
         scorer = opened.enter_context(open_scorer(config, path, mixture))
-        program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
+        distill = config.rl.distill.weight if config.rl.distill.into == "component" else 0.0
+        program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True, distill=distill))
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint} | rubrics_identity(config)
         if (ptx := ptx_data(config, tokenizer)) is not None:
             identity["corpus"] = ptx.fingerprint
+        if (teachers := open_teachers(config, program, tokenizer, path)) is not None:
+            identity["set of teachers"] = teachers.fingerprint
         with Run(program, path, identity) as run:
             engine = colocated_engine(program, config.rl.rollout)
-            sync, updates = WeightSync(program, engine), Updates(run, toggle, ptx)
+            sync, updates = WeightSync(program, engine), Updates(run, toggle, ptx, teachers)
             event_loop = opened.enter_context(EventLoop())
             client = LockstepClient(engine)
             critic = opened.enter_context(open_critic(config, client, chat, tokenizer, scorer.log, event_loop))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Sharding
 
 from k2jax.train.run import Run
-from k2jax.train.state import TrainState
 
 PINNED = "pinned_host"
+Tree = TypeVar("Tree")
 
 
 def has_host_memory(platform: str) -> bool:
@@ -32,24 +33,41 @@ def at_rest(run: Run) -> Iterator[None]:
         run.state = to_devices(run.state)
 
 
-def to_host(state: TrainState) -> TrainState:
-    """Moves master weights and optimizer state to the host's memory and frees them on the devices.
+def to_host(state: Tree) -> Tree:
+    """Moves a tree of arrays to the host's memory and frees them on the devices.
 
     Args:
-        state: on the devices; its arrays are deleted. On a CPU it is returned as it is.
+        state: on the devices, master weights and optimizer state for instance; its arrays are deleted. On a CPU it is
+            returned as it is.
 
     Returns:
-        The state with the same shardings, in the memory kind ``pinned_host``.
+        The tree with the same shardings, in the memory kind ``pinned_host``.
     """
-    return _moved(state, PINNED) if has_host_memory(_platform(state)) else state
+    return _moved(state, PINNED) if has_host_memory(_device(state).platform) else state
 
 
-def to_devices(state: TrainState) -> TrainState:
-    """Moves a state that ``to_host`` moved back to the devices, and frees it on the host."""
-    return _moved(state, _device_memory(state)) if has_host_memory(_platform(state)) else state
+def to_devices(state: Tree) -> Tree:
+    """Moves a tree that ``to_host`` moved back to the devices, and frees it on the host."""
+    device = _device(state)
+    return _moved(state, device.default_memory().kind) if has_host_memory(device.platform) else state
 
 
-def _moved(state: TrainState, kind: str) -> TrainState:
+@contextlib.contextmanager
+def on_devices(state: Tree) -> Iterator[Tree]:
+    """A copy on the devices, for a ``with`` block, of a tree that rests in the host's memory and stays there."""
+    device = _device(state)
+    if not has_host_memory(device.platform):
+        yield state
+        return
+    kind = device.default_memory().kind
+    copies = jax.tree.map(lambda array: jax.device_put(array, array.sharding.with_memory_kind(kind)), state)
+    try:
+        yield copies
+    finally:
+        jax.tree.map(lambda copy: copy.delete(), copies)
+
+
+def _moved(state: Tree, kind: str) -> Tree:
     """One array after the other, so that no more than one is in both memories."""
 
     def move(array: jax.Array) -> jax.Array:
@@ -63,9 +81,6 @@ def _moved(state: TrainState, kind: str) -> TrainState:
     return jax.tree.map(move, state)
 
 
-def _platform(state: TrainState) -> str:
-    return next(iter(state.step.sharding.device_set)).platform
-
-
-def _device_memory(state: TrainState) -> str:
-    return next(iter(state.step.sharding.device_set)).default_memory().kind
+def _device(state: Any) -> jax.Device:
+    """Any device of a tree's arrays."""
+    return next(iter(jax.tree.leaves(state)[0].sharding.device_set))

@@ -67,8 +67,8 @@ class TokenTable(Loss):
 class ScoringPass:
     """The compiled forward pass of a model on a mesh.
 
-    Two sets of weights that are equal bit for bit get equal scores bit for bit: they run through the same program. The
-    head's logits exist chunk by chunk, never ``[B, S, V]``.
+    Two sets of weights that are equal bit for bit give the same rows equal scores bit for bit: they run through one
+    program, beside the same neighbours. The head's logits exist chunk by chunk, never ``[B, S, V]``.
 
     Attributes:
         layout: how the weights are stored that ``score_rows`` takes.
@@ -92,23 +92,26 @@ class ScoringPass:
         dtype = compute_dtype(config.train.compute_dtype, self.layout.platform)
         sums = make_loss_sums(config, self.layout, TokenTable(rows, self._length), slots)
         # The cast is a program of its own, so that weights stored in another dtype meet the same pass.
-        self._to_compute = jax.jit(lambda params: self.layout.to_compute(params, dtype))
+        self._to_compute = jax.jit(lambda params: self.layout.to_compute(_as_float32(params), dtype))
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._score = jax.jit(lambda params, batch: sums(params, batch).terms["logprob"], out_shardings=everywhere)
 
-    def score_rows(self, params: Any, rows: Sequence[PackedBatch]) -> np.ndarray:
+    def score_rows(self, params: Any, rows: Sequence[PackedBatch], needed: np.ndarray | None = None) -> np.ndarray:
         """Computes the log-probability of every token given what it may see, at the temperature of its sampling.
 
         Args:
             params: weights in any float dtype, as ``layout`` stores them; they are only read.
             rows: rows ``[S]`` of NumPy arrays whose targets hold ``temperature``, the same ones in every process.
+            needed: bool ``[len(rows)]``, the rows that the caller reads; None is all. Batches without any are left out.
 
         Returns:
-            Float32 ``[len(rows), S]`` in every process [nats]; 0 where a token has no parent.
+            Float32 ``[len(rows), S]`` in every process [nats]; 0 where a token has no parent, and in batches left out.
         """
         weights, table = self._to_compute(params), np.zeros((len(rows), self._length), np.float32)
         for start in range(0, len(rows), self._rows):
             part = rows[start : start + self._rows]
+            if needed is not None and not needed[start : start + self._rows].any():
+                continue
             table[start : start + len(part)] = jax.device_get(self._score(weights, self._put(part)))[: len(part)]
         return table
 
@@ -120,3 +123,8 @@ class ScoringPass:
         targets = ScoringTargets(np.array(local, np.int32)[:, None], temperature)
         arrays = {name: stack(name) for name in ("tokens", "positions", "exit", "parent")}
         return self._sharding.put(PackedBatch(**arrays, targets=targets))
+
+
+def _as_float32(params: Any) -> Any:
+    """The dtype of master weights, in which some are also computed with."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)

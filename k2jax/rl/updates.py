@@ -14,10 +14,12 @@ from k2jax.batch import PackedBatch
 from k2jax.data import TrainingData
 from k2jax.losses.quantiles import quantile
 from k2jax.rl.advantages import group_advantages
+from k2jax.rl.distillation import Distiller, equalize_domains
 from k2jax.rl.old_logprobs import OldLogprobs
 from k2jax.rl.packing import PackedRows, in_updates, pack, parts_of, ptx_row
 from k2jax.rl.rollouts import PromptGroup
 from k2jax.rl.scoring_pass import ScoringPass
+from k2jax.rl.teachers import Teachers
 from k2jax.rl.toggle import Toggle
 from k2jax.rl.training_paths import TrainingSample
 from k2jax.train.record import scalar_metrics
@@ -32,58 +34,75 @@ class Updates:
         run: the run.
         toggle: what rewards count.
         ptx: the data of PTX, of which this process reads all rows; None without PTX.
+        teachers: of distillation; None without it.
     """
 
-    def __init__(self, run: Run, toggle: Toggle, ptx: TrainingData | None = None):
+    def __init__(self, run: Run, toggle: Toggle, ptx: TrainingData | None = None, teachers: Teachers | None = None):
         self._run, self._config = run, run.config
         self._local_rows = run.program.batch_sharding().rows
         self._toggle, self._ptx = toggle, ptx
         self._old_logprobs = self._recomputes()
+        self._distiller = None if teachers is None else Distiller(run, teachers)
 
     def train(self, step: int, groups: Sequence[PromptGroup]) -> dict[str, Any]:
         """Updates the weights, and returns metrics of the updates, see ``_summary``.
 
-        Updates without signal, in which every advantage is 0, are left out: the size of an update of Muon or Adam does
-        not depend on that of the gradient, and it would be a step into a random direction.
+        Updates without signal, in which every advantage is 0 and no teacher disagrees, are left out: the size of an
+        update of Muon or Adam does not depend on that of the gradient, and it would be a step into a random direction.
         """
         rl, began = self._config.rl, time.perf_counter()
-        samples, flat = [], 0
-        for group in groups:
-            rewards, counted = self._toggle.rewards(step, group)
-            advantages = group_advantages(rewards[None], counted[None], rl.advantage)[0]
-            flat += not advantages.any()
-            if advantages.any() or not rl.skip_flat_groups:
-                samples.append(_counted(group, advantages, counted))
+        samples, flat = self._samples(step, groups)
         record = {"flat_groups": flat / max(1, len(groups)), **self._toggle.record(step, groups)}
-        if flat == len(groups):
+        if flat == len(groups) and self._distiller is None:
             return record | {"updates": 0, "train_seconds": time.perf_counter() - began}
         updates, recomputed = self._packed(step, samples)
-        metrics = []
+        if self._distiller:
+            self._distiller.begin({number: packed.rows for number, packed in updates.items()})
+        metrics, done = [], []
         for number, packed in updates.items():
             rows = packed.rows
+            if self._distiller and not self._distiller.judge(number, rows):
+                continue
+            if rl.loss.per_domain:
+                equalize_domains(rows)
+            done.append(packed)
             if metrics and rl.loss.mcla.current:  # the weights have moved since log pi_old
                 rows = self._old_logprobs.refresh(step, number, rows)
             ptx = [] if self._ptx is None else self._ptx_rows((step - 1) * rl.updates + number)
             parts = parts_of(rows + ptx, self._config.train.batch_size, self._local_rows)
             metrics.append(self._run.update_in_parts(parts))
         record |= {"updates": len(metrics), "train_seconds": time.perf_counter() - began} | recomputed
-        record |= _packing(list(updates.values()))
+        record |= _packing(done) | (self._distiller.record() if self._distiller else {})
         if metrics:
             record |= self._run.recorder.rates(sum(int(m.tokens) for m in metrics), record["train_seconds"])
             record |= _summary(metrics)
         return record
 
+    def _samples(self, step: int, groups: Sequence[PromptGroup]) -> tuple[list[list[TrainingSample]], int]:
+        """What is trained on of each group, and the number of groups whose advantages are all 0."""
+        rl, samples, flat = self._config.rl, [], 0
+        numbers = {name: number for number, name in enumerate(sorted(rl.tasks))}
+        for group in groups:
+            rewards, counted = self._toggle.rewards(step, group)
+            advantages = group_advantages(rewards[None], counted[None], rl.advantage)[0]
+            flat += not advantages.any()
+            if advantages.any() or not rl.skip_flat_groups:
+                kept = advantages if rl.distill.rewards else np.zeros_like(advantages)
+                domain = numbers.get(group.prompt.kind, len(numbers))  # verdicts of the policy are a class of their own
+                samples.append(_counted(group, kept, counted, domain))
+        return samples, flat
+
     def _packed(
         self, step: int, samples: Sequence[Sequence[TrainingSample]]
     ) -> tuple[dict[int, PackedRows], dict[str, float]]:
-        """The rows of the updates with a signal, by the update's number, and what the passes for log pi_old report."""
+        """The rows of updates that may have a signal, by their number, and what the passes for log pi_old report."""
         rl, updates = self._config.rl, {}
         for number, update in enumerate(in_updates(samples, rl.updates)):
-            if any(sample.advantage for sample in update):
+            if self._distiller or any(sample.advantage for sample in update):
                 # K2's objective is a square over the whole response.
                 splits = rl.loss.name != "k2"
                 updates[number] = pack(update, self._config.data.sequence_length, rl.packing, splits_responses=splits)
-        if self._old_logprobs is None:
+        if self._old_logprobs is None or not updates:
             return updates, {}
         filled, record = self._old_logprobs.fill(step, [packed.rows for packed in updates.values()])
         pairs = zip(updates.items(), filled, strict=True)
@@ -102,9 +121,9 @@ class Updates:
         return [ptx_row(jax.tree.map(operator.itemgetter(row), batch)) for row in range(len(batch.tokens))]
 
 
-def _counted(group: PromptGroup, advantages: np.ndarray, counted: np.ndarray) -> list[TrainingSample]:
+def _counted(group: PromptGroup, advantages: np.ndarray, counted: np.ndarray, domain: int) -> list[TrainingSample]:
     chosen = [i for i in range(len(counted)) if counted[i]]
-    return [TrainingSample(group.trajectories[i], float(advantages[i])) for i in chosen]
+    return [TrainingSample(group.trajectories[i], float(advantages[i]), domain) for i in chosen]
 
 
 def _packing(updates: Sequence[PackedRows]) -> dict[str, float]:

@@ -22,9 +22,9 @@ def packed_rows(length=32):
     return pack([TrainingSample(trajectory, 1.0) for trajectory in trajectories], length, PackingConfig()).rows
 
 
-def expected(config, params, rows):
-    """Float64 log-softmax over the whole vocabulary of ``K2.apply``, by token; each path is a document of its own."""
-    apply, table = jax.jit(K2(config.model).apply), np.zeros((len(rows), len(rows[0].tokens)))
+def expected(model, params, rows):
+    """Float64 log-softmax over the whole vocabulary of a model, by token; each path is a document of its own."""
+    apply, table = jax.jit(model.apply), np.zeros((len(rows), len(rows[0].tokens)))
     for number, row in enumerate(rows):
         starts = np.flatnonzero((row.parent < 0) & (row.exit > np.arange(len(row.exit))))
         for start in starts:
@@ -47,7 +47,7 @@ def check(overrides):
     assert len(rows) > 14 and len(rows) % 14
     logical = jax.tree.map(np.array, program.checkpoint_layout().logical_params(state.params))
     found = ScoringPass(config, program.mesh).score_rows(state.params, rows)
-    wanted = expected(config, logical, rows)
+    wanted = expected(K2(config.model), logical, rows)
     assert found.dtype == np.float32 and (found[wanted == 0] == 0).all()
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-5)
 

@@ -1,0 +1,199 @@
+"""Two specialists become one model: on-policy distillation, weight averaging, and SFT on what specialists answer.
+
+Reproduces: specialize, then unify (KAT-Coder-V2, sections 3.1 and 3.4), at the scale of a laptop. The classes of tasks
+are running sums of seven digits and sorting of seven letters. A start is fine-tuned on a teacher who gives most answers
+of both classes without working; each specialist goes on from it with worked answers of its own class alone. The student
+goes on from the same start with its own answers to both classes, of which the specialist of the class judges every
+token; once without and once with the rewards of the verifier. Beside it stand the mean of the specialists' weights, and
+SFT of the start on the right answers that the specialists sample in their classes. The evaluation table is written down
+before the first run, and the summary says whether what was measured agrees with it.
+Expected: not measured yet. The target is that the student keeps 95 % of each specialist's accuracy in its own class.
+
+    python -m k2jax.reproduce distillation --workdir=runs/distillation
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from k2jax.config import resolve, source, task
+from k2jax.env.registry import load_tasks
+from k2jax.env.tasks.teacher import demonstrations, pretraining_texts
+from k2jax.report.files import write_atomic
+from k2jax.report.style import PALETTE, legend, new_figure, style_axes
+from k2jax.report.table import markdown_table
+from k2jax.reproduce import RunResult, Summary, curve, spread
+from k2jax.reproduce.loading import load_study
+
+base = load_study("nano_post_training")
+KINDS = {"letters": "sort7", "numbers": "sum7"}  # of the tasks, by class
+EASIER = {"letters": "sort4+rev4", "numbers": "add2+sub2+sum4"}  # of pretraining
+PROBLEMS = 600  # held out, of both classes
+TARGET = 0.95  # share of a specialist's accuracy
+LABELS = {
+    "start": "the start",
+    "numbers": "specialist, numbers",
+    "letters": "specialist, letters",
+    "averaged": "mean of their weights",
+    "sft_of_outputs": "SFT on their answers",
+    "distilled": "distilled",
+    "distilled_rewarded": "distilled, with rewards",
+}
+SFT = {"stage": "sft", "data.sources.numbers.kind": "chat", "data.sources.letters.kind": "chat"}
+RL = base.RL | {"train.steps": 30, "optimizer.learning_rate": 1e-3}
+DISTILL = {"rl.distill.weight": 1.0, "rl.distill.table": "{workdir}/table.json", "rl.loss.per_domain": True}
+
+
+def get_config():
+    """The model of ``nano_post_training`` with two sources of text and two classes of tasks, which all runs share."""
+    config = base.get_config()
+    config.data.sources = {name: source(kind="jsonl") for name in KINDS}
+    config.eval.every = 80
+    config.rl.tasks = {name: task(dataset="characters", options=_options(name), max_tokens=64) for name in KINDS}
+    config.rl.rollout.samples = 4
+    config.rl.skip_flat_groups = False
+    config.rl.eval_prompts = 0
+    config.rl.keep_trajectories = 100
+    return config
+
+
+def _options(name: str) -> tuple[str, ...]:
+    return (f"kinds={KINDS[name]}", "count=12000")
+
+
+def prepare(workdir: Path):
+    """Writes for each class the text of pretraining and both teachers' demonstrations, and the evaluation table."""
+    for name in KINDS:
+        problems = load_tasks("characters", _options(name))
+        texts = pretraining_texts(load_tasks("characters", (f"kinds={EASIER[name]}", "count=10000")))
+        records = {"text": ({"text": text} for text in texts), "clean": demonstrations(problems, direct=0.0)}
+        for kind, lines in (records | {"imperfect": demonstrations(problems, direct=0.8)}).items():
+            if not (file := workdir / f"{name}_{kind}.jsonl").exists():
+                write_atomic(file, "".join(json.dumps(line) + "\n" for line in lines))
+    table = {name: {teacher: float(teacher == name) for teacher in KINDS} for name in KINDS}
+    write_atomic(workdir / "table.json", json.dumps(table, indent=2) + "\n")
+
+
+def runs():
+    """For each seed the start and the specialists, then the ways to unify them."""
+    return {f"seed{n}_{name}": run | {"train.seed": n} for n in base.SEEDS for name, run in _chain(n).items()}
+
+
+def _chain(seed: int) -> dict[str, dict]:
+    folder = f"{{workdir}}/seed{seed}"
+    from_start = {"init_from": f"{folder}_start", "optimizer.learning_rate": 3e-3}
+    teachers = {"rl.distill.teachers": tuple(f"{name}={folder}_{name}" for name in KINDS)}
+    distilled = RL | DISTILL | teachers | {"init_from": f"{folder}_start"}
+    answers = {f"data.sources.{name}.kind": "trajectories" for name in KINDS}
+    answers |= {f"data.sources.{name}.filters": ("correct_answer",) for name in KINDS}
+    return {
+        "pretrained": _paths("{workdir}/{name}_text.jsonl"),
+        "start": SFT | _paths("{workdir}/{name}_imperfect.jsonl") | {"init_from": f"{folder}_pretrained"},
+        "numbers": SFT | from_start | _paths("{workdir}/numbers_clean.jsonl"),
+        "letters": SFT | from_start | _paths("{workdir}/letters_clean.jsonl"),
+        "distilled": distilled | {"rl.distill.rewards": False},
+        "distilled_rewarded": distilled,
+        "outputs_of_numbers": _outputs(folder, "numbers"),
+        "outputs_of_letters": _outputs(folder, "letters"),
+        "sft_of_outputs": SFT | from_start | _paths(f"{folder}_outputs_of_{{name}}/trajectories") | answers,
+    }
+
+
+def _paths(pattern: str) -> dict[str, str]:
+    """The paths of both sources, whose name takes the place of ``{name}``."""
+    return {f"data.sources.{name}.path": pattern.replace("{name}", name) for name in KINDS}
+
+
+def _outputs(folder: str, name: str) -> dict:
+    """A specialist samples answers in its own class and learns nothing."""
+    own = {f"rl.tasks.{other}.options": _options(name) for other in KINDS}
+    return RL | own | {"init_from": f"{folder}_{name}", "optimizer.learning_rate": 0.0, "train.steps": 10}
+
+
+def evaluate(config, workdir):
+    """Greedy accuracy in both classes on held-out problems; after the second specialist also of their mean."""
+    from k2jax.convert.loading import from_pretrained, tokenizer_of
+
+    name = workdir.name.partition("_")[2]
+    if name not in LABELS:
+        return {}
+    model, params = from_pretrained(workdir)
+    tokenizer = tokenizer_of(workdir)
+    record = {name: _accuracies(model, params, tokenizer)}
+    if name == "letters":
+        import jax
+
+        _, other = from_pretrained(workdir.parent / workdir.name.replace("letters", "numbers"))
+        mean = jax.tree.map(lambda a, b: (a + b) / 2, params, other)
+        record["averaged"] = _accuracies(model, mean, tokenizer)
+    return record
+
+
+def _accuracies(model, params, tokenizer) -> dict[str, float]:
+    from k2jax.rl.evaluation import evaluate_params
+
+    study = get_config()
+    study.rl.eval_prompts, study.rl.eval_samples = PROBLEMS, 1
+    held_out, groups = evaluate_params(resolve(study), model.config, params, tokenizer)
+    right = {name: [] for name in KINDS}
+    for group in groups:
+        if group.trajectories[0].reward is not None:
+            right[group.prompt.kind].append(held_out.is_right(group, 0))
+    return {name: float(np.mean(marks)) for name, marks in right.items()}
+
+
+def summarize(results: dict[str, RunResult]) -> Summary:
+    """Accuracies over seeds, and which share of each specialist's accuracy a model keeps in its class."""
+    seeds = sorted({result.config.train.seed for result in results.values()})
+    found = {label: [_of_seed(results, seed)[label] for seed in seeds] for label in LABELS}
+    share = lambda one, best, name: one[name] / max(best[name], 1e-9)  # noqa: E731
+    kept = {
+        label: {name: [share(*pair, name) for pair in zip(of, found[name], strict=True)] for name in KINDS}
+        for label, of in found.items()
+    }
+    cell = lambda label, name: (spread([one[name] for one in found[label]]), spread(kept[label][name]))  # noqa: E731
+    rows = [(LABELS[label], *cell(label, "letters"), *cell(label, "numbers")) for label in LABELS]
+    header = ("model", "letters", "share of the letters specialist", "numbers", "share of the numbers specialist")
+    least = {label: min(min(shares) for shares in kept[label].values()) for label in LABELS}
+    ahead = all(
+        own[name] > rival[name]
+        for name, other in (("letters", "numbers"), ("numbers", "letters"))
+        for own, rival in zip(found[name], found[other], strict=True)
+    )
+    agrees, verdict = ("is" if ahead else "is not"), ("keeps" if least["distilled"] >= TARGET else "does not keep")
+    text = (
+        f"The distilled student {verdict} {100 * TARGET:.0f} % of each specialist's accuracy in its class on every "
+        f"seed. The least share is {least['distilled']:.3f}, with rewards beside {least['distilled_rewarded']:.3f}, of "
+        f"the mean of the weights {least['averaged']:.3f}, of SFT on the specialists' answers "
+        f"{least['sft_of_outputs']:.3f}. Each specialist {agrees} the better one in its class on every seed, as the "
+        f"evaluation table has it.\n\n{markdown_table(header, rows)}\nGreedy accuracy on {PROBLEMS} held-out problems; "
+        f"mean (lowest to highest) over {len(seeds)} seeds.\n"
+    )
+    return Summary(text, _figure(results, found, seeds))
+
+
+def _of_seed(results: dict[str, RunResult], seed: int) -> dict[str, dict[str, float]]:
+    """Accuracies by class of every model of a seed."""
+    own = [result.evaluation for run, result in results.items() if run.startswith(f"seed{seed}_")]
+    return {label: accuracy for evaluation in own for label, accuracy in evaluation.items()}
+
+
+def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
+    figure, axes = new_figure(1, 2, height=4.0)
+    for place, name in enumerate(KINDS):
+        for number, seed in enumerate(seeds):
+            steps, gaps = curve(results[f"seed{seed}_distilled"], f"distill/reverse_kl/{name}")
+            axes[0, 0].plot(steps, gaps, color=PALETTE[place], alpha=0.7, label=None if number else name)
+        values = np.array([[one[name] for one in of] for of in found.values()])
+        means, at = values.mean(1), np.arange(len(found)) + 0.38 * (place - 0.5)
+        errors = np.abs((means - values.min(1), values.max(1) - means))
+        axes[0, 1].barh(at, means, 0.36, xerr=errors, color=PALETTE[place], label=name)
+    style_axes(axes[0, 0], title="Reverse KL of student and teacher", x="iteration", y="nats per token")
+    axes[0, 1].set_yticks(range(len(found)), [LABELS[label] for label in found])
+    axes[0, 1].invert_yaxis()
+    axes[0, 1].set_xlim(0, 1)
+    style_axes(axes[0, 1], title="Held-out accuracy, mean and range of seeds", x="share of problems")
+    for panel in axes[0]:
+        legend(panel)
+    return figure
