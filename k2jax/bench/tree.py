@@ -128,21 +128,22 @@ def _iteration(config: Config, rounds: int) -> Row:
         with BenchLoop(config, Path(folder)) as loop:
             rollouts, times = loop.rollouts(LONGEST, loop.client), []
             rng, packed = np.random.default_rng(0), {}
-            for number in range(rounds + 1):  # the first compiles
-                clock = _Clock()
-                groups = loop.event_loop.run(rollouts.collect(1 + number))
+            for step in loop.run.steps():
+                clock, seconds = _Clock(), {}
+                groups = loop.event_loop.run(rollouts.collect(step))
                 shared = clock.lap()
                 samples = [TrainingSample(each, float(rng.normal())) for group in groups for each in group.trajectories]
-                seconds = {}
-                for layout in LAYOUTS if number % 2 else LAYOUTS[::-1]:
+                for layout in LAYOUTS if step % 2 else LAYOUTS[::-1]:
                     clock.lap()
                     packed[layout] = pack(samples, config.data.sequence_length, PackingConfig(layout))
                     parts = parts_of(packed[layout].rows, config.train.batch_size, range(config.train.batch_size))
-                    jax.block_until_ready(loop.run.update_in_parts(parts))
+                    loop.run.update_in_parts(parts)
                     seconds[layout] = clock.lap()
-                loop.sync.push(loop.run.state.params, 1 + number)
+                loop.sync.push(loop.run.state.params, step)
                 shared += clock.lap()
                 times.append({layout: shared + each for layout, each in seconds.items()} | {"shared": shared})
+                if len(times) == rounds + 1:  # the first compiles
+                    break
     medians = {name: statistics.median(each[name] for each in times[1:]) for name in times[0]}
     share = 1 - medians["shared"] / medians["paths"]
     name = (
