@@ -13,6 +13,9 @@ import jax
 from jax import Array
 import numpy as np
 
+NO_EXPERTS = -1
+"""In the place of an expert, where the router chooses."""
+
 
 @struct.dataclass
 class PackedBatch:
@@ -27,6 +30,8 @@ class PackedBatch:
         targets: a pytree that only the loss reads. Its leaves are ``[B, S]``, about each token as a target, or
             ``[B, N]`` with N < S, about each turn or branch of the row; all 0 on padding. Pretraining has
             ``{"weights": float32 [B, S]}``, 0 on prompts and on tokens without a parent.
+        experts: int16 ``[B, S, expert layers, active experts]``, the experts that each token goes to, or NO_EXPERTS
+            where the router chooses; None where it always does.
     """
 
     tokens: Array | np.ndarray
@@ -34,6 +39,7 @@ class PackedBatch:
     exit: Array | np.ndarray
     parent: Array | np.ndarray
     targets: Any
+    experts: Array | np.ndarray | None = None
 
 
 class TokenScores(NamedTuple):

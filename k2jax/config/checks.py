@@ -25,6 +25,7 @@ def check_combinations(config: Config) -> None:
     _check_router(config.model)
     _check_policy_loss(config.rl.loss)
     _check_distillation(config.rl)
+    _check_routing(config)
     _check_sources(config)
     profile = config.train.profile_steps
     if profile and not (len(profile) == 2 and 1 <= profile[0] <= profile[1]):
@@ -179,6 +180,23 @@ def _check_policy_loss(loss: PolicyLossConfig) -> None:
     if (loss.ptx > 0) != (loss.ptx_rows > 0):
         raise UserError(
             f"config.rl.loss.ptx {loss.ptx} and ptx_rows {loss.ptx_rows} go together: both are above 0, or neither"
+        )
+
+
+def _check_routing(config: Config) -> None:
+    """Rules about experts that are recorded at sampling."""
+    routing, model = config.rl.rollout.routing, config.model
+    if routing != "own" and model.layers == model.dense_layers:
+        raise UserError(f"config.rl.rollout.routing is {routing!r}, and the model has no experts; take own")
+    if routing == "replay" and config.rl.loss.old != "recompute":
+        raise UserError(
+            "config.rl.rollout.routing replay needs rl.loss.old=recompute: log pi_old is then what the replayed "
+            "experts give in the trainer"
+        )
+    if routing == "replay" and config.rl.distill.weight:
+        raise UserError(
+            "config.rl.rollout.routing replay and rl.distill.weight exclude each other: a teacher has experts of its "
+            "own; take record"
         )
 
 

@@ -41,6 +41,7 @@ SharedTokens = Literal["unique", "paths"]
 PolicyLossName = Literal["k2", "k2.5", "gspo", "reinforce"]
 RematPolicy = Literal["none", "selective", "full"]
 ScheduleKind = Literal["wsd", "cosine", "constant"]
+RoutingKind = Literal["own", "record", "replay"]
 SandboxKind = Literal["bubblewrap", "unsafe"]
 SourceKind = Literal["stdlib", "text", "jsonl", "parquet", "huggingface", "chat", "trajectories"]
 Stage = Literal["pretrain", "sft", "rl", "eval"]
@@ -376,6 +377,7 @@ class RolloutConfig:
     max_length: IntFromTwo = 512  #: longest sequence, prompt and response together [tokens]
     data: PositiveInt = 1  #: groups of the engine's devices, each with all experts
     expert: PositiveInt = 1  #: devices of the engine that share the experts
+    routing: RoutingKind = "own"  #: who chooses experts in training; record keeps the engine's choice, replay uses it
     deterministic: bool = True  #: the engine waits for every coroutine that may still submit a request
     offload_state: bool = False  #: training state rests in host memory meanwhile, and the engine's while training
     publish: bool = False  #: keep the current weights in shared memory too, for engines in other processes

@@ -77,6 +77,7 @@ def forward(
     *,
     remat: Remat = NO_REMAT,
     experts: Experts | None = None,
+    replayed: Array | None = None,
 ) -> tuple[Array, ModelStats]:
     """Computes hidden states after the final norm.
 
@@ -88,6 +89,7 @@ def forward(
         config: the architecture.
         remat: what each layer keeps for the backward pass.
         experts: the routed experts where they are spread over devices, see ``feed_forward.moe``.
+        replayed: ``[B, S, expert layers, K]``, the chosen experts of PackedBatch; None leaves them to the router.
 
     Returns:
         ``[B, S, D]`` in compute dtype, and statistics.
@@ -96,7 +98,8 @@ def forward(
     real_BS = jnp.ones(tokens.shape, jnp.bool_) if exit is None else exit > index_BS
     attend = make_attend(config, index_BS if positions is None else positions, exit)
     x_BSD = embed(params["embed"], tokens)
-    x_BSD, stats = run_layers(params, x_BSD, real_BS, config=config, attend=attend, remat=remat, experts=experts)
+    settings = {"config": config, "attend": attend, "remat": remat, "experts": experts, "replayed": replayed}
+    x_BSD, stats = run_layers(params, x_BSD, real_BS, **settings)
     return x_BSD, ModelStats(stats.extra, stats.expert_tokens, stats.balance_loss.sum(), stats.dropped_rows)
 
 
@@ -109,6 +112,7 @@ def run_layers(
     attend: Attend,
     remat: Remat = NO_REMAT,
     experts: Experts | None = None,
+    replayed: Array | None = None,
     return_experts: bool = False,
 ) -> tuple[Array, StackStats]:
     """Runs every layer and the final norm, with the caller's attention.
@@ -121,13 +125,14 @@ def run_layers(
         attend: attention, see ``attention.Attend``.
         remat: as in ``forward``.
         experts: as in ``forward``.
+        replayed: as in ``forward``.
         return_experts: whether the side outputs include the chosen experts.
 
     Returns:
         Hidden states ``[B, S, D]`` after the final norm, and the side outputs of all layers.
     """
     settings = {"config": config, "attend": attend, "remat": remat, "experts": experts}
-    settings["return_experts"] = return_experts
+    settings |= {"return_experts": return_experts, "replayed": replayed}
     stacks, first = [], 0
     for group in ("dense", "moe"):
         if group in params:
@@ -148,6 +153,7 @@ def run_stack(
     attend: Attend,
     remat: Remat = NO_REMAT,
     experts: Experts | None = None,
+    replayed: Array | None = None,
     first: int = 0,
     return_experts: bool = False,
 ) -> tuple[Array, StackStats]:
@@ -162,6 +168,7 @@ def run_stack(
         attend: attention, see ``attention.Attend``.
         remat: as in ``forward``.
         experts: as in ``forward``.
+        replayed: as in ``forward``, of these layers; not read by dense ones.
         first: number of the first layer, for ``attend``.
         return_experts: as in ``run_layers``.
 
@@ -173,21 +180,25 @@ def run_stack(
         layer = functools.partial(_dense_layer, **bound)
     else:
         layer = functools.partial(_moe_layer, real=real, experts=experts, return_experts=return_experts, **bound)
-    hidden, (extra, *rest) = _walk(remat.checkpoint(layer), hidden, layers, first)
+    by_layer = None if replayed is None or group == "dense" else jnp.moveaxis(replayed, 2, 0)
+    hidden, (extra, *rest) = _walk(remat.checkpoint(layer), hidden, layers, by_layer, first=first)
     if not rest:
         ids = jnp.zeros((0, *real.shape, config.moe.active_experts), jnp.int32) if return_experts else None
         rest = jnp.zeros((0, config.moe.experts), jnp.int32), jnp.zeros(0), jnp.zeros(0, jnp.int32), ids
     return hidden, StackStats(extra, *rest)
 
 
-def _walk(step: Callable, hidden: Array, layers: dict | list[dict], first: int) -> tuple[Array, tuple]:
+def _walk(
+    step: Callable, hidden: Array, layers: dict | list[dict], replayed: Array | None, *, first: int
+) -> tuple[Array, tuple]:
     """Runs the layers of a stack by ``lax.scan``, or those of a list one after the other."""
     if isinstance(layers, dict):
         count = layers["attention_norm"].shape[0]
-        return lax.scan(step, hidden, (layers, jnp.arange(first, first + count, dtype=jnp.int32)))
+        return lax.scan(step, hidden, (layers, jnp.arange(first, first + count, dtype=jnp.int32), replayed))
     outputs = []
-    for number, layer in enumerate(layers, first):
-        hidden, output = step(hidden, (layer, jnp.int32(number)))
+    for index, layer in enumerate(layers):
+        chosen = None if replayed is None else replayed[index]
+        hidden, output = step(hidden, (layer, jnp.int32(first + index), chosen))
         outputs.append(output)
     return hidden, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
 
@@ -222,9 +233,9 @@ def _attend(
 
 
 def _dense_layer(
-    x_BSD: Array, scanned: tuple[dict, Array], *, attend: Attend, config: ModelConfig, store_fp8: tuple[str, ...]
+    x_BSD: Array, scanned: tuple[dict, Array, None], *, attend: Attend, config: ModelConfig, store_fp8: tuple[str, ...]
 ) -> tuple[Array, tuple]:
-    params, number = scanned
+    params, number, _ = scanned
     x_BSD, normed_BSD, extra = _attend(x_BSD, params, number, attend, config)
     with jax.named_scope("dense_ffn"):
         out_BSD = swiglu(params["ffn"], normed_BSD, "dense", store_fp8)
@@ -233,7 +244,7 @@ def _dense_layer(
 
 def _moe_layer(
     x_BSD: Array,
-    scanned: tuple[dict, Array],
+    scanned: tuple[dict, Array, Array | None],
     *,
     attend: Attend,
     real: Array,
@@ -242,8 +253,9 @@ def _moe_layer(
     store_fp8: tuple[str, ...],
     return_experts: bool,
 ) -> tuple[Array, tuple]:
-    params, number = scanned
+    params, number, replayed_BSK = scanned
     x_BSD, normed_BSD, extra = _attend(x_BSD, params, number, attend, config)
-    out_BSD, routing, dropped = moe(params, normed_BSD, real, config, experts, store_fp8)
+    options = {"store_fp8": store_fp8, "replayed": replayed_BSK}
+    out_BSD, routing, dropped = moe(params, normed_BSD, real, config, experts, **options)
     ids = routing.expert_ids if return_experts else None
     return x_BSD + reduce_tensor(out_BSD, x_BSD), (extra, routing.counts, routing.balance_loss, dropped, ids)

@@ -68,7 +68,9 @@ def moe(
     real: Array,
     config: ModelConfig,
     experts: Experts | None = None,
+    *,
     store_fp8: tuple[str, ...] = (),
+    replayed: Array | None = None,
 ) -> tuple[Array, Routing, Array]:
     """Adds the outputs of the routed and the shared experts.
 
@@ -80,11 +82,12 @@ def moe(
         experts: ``(tokens [T, D], w13, w2, expert_ids [T, K], gates [T, K]) -> ([T, D], dropped rows [])`` where the
             experts are spread over devices; None computes all of them on this device.
         store_fp8: names of activations that the backward pass finds in FP8; a given ``experts`` chooses its own.
+        replayed: ``[B, S, K]``, see ``router.route``.
 
     Returns:
         ``[B, S, D]``, the routing, and how many rows (one for each token and rank of experts) were dropped.
     """
-    routing = route(params["router"], params["router_bias"], x, real, config)
+    routing = route(params["router"], params["router_bias"], x, real, config, replayed)
     inputs = enter_tensor((x, routing.expert_ids, routing.gates), params["experts"]["w13"])
     x_TD, ids_TK, gates_TK = (array.reshape(-1, array.shape[-1]) for array in inputs)
     if experts is None:

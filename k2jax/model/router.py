@@ -31,7 +31,9 @@ class Routing(NamedTuple):
 
 
 @jax.named_scope("router")
-def route(weight: Array, bias: Array, x: Array, real: Array, config: ModelConfig) -> Routing:
+def route(
+    weight: Array, bias: Array, x: Array, real: Array, config: ModelConfig, replayed: Array | None = None
+) -> Routing:
     """Chooses experts by biased scores and weighs them by unbiased ones, all in float32.
 
     Args:
@@ -40,6 +42,8 @@ def route(weight: Array, bias: Array, x: Array, real: Array, config: ModelConfig
         x: ``[B, S, D]``, normalised.
         real: ``[B, S]`` bool, False on padding: routed nowhere and counted nowhere.
         config: the architecture.
+        replayed: ``[B, S, K]`` integers, experts that were chosen before, negative where they are chosen here. Their
+            gates, and the gradient, come from the scores that they have here.
     """
     logits_BSE = jnp.einsum(
         "bsd,de->bse", x.astype(jnp.float32), weight.astype(jnp.float32), precision=lax.Precision.HIGHEST
@@ -47,6 +51,8 @@ def route(weight: Array, bias: Array, x: Array, real: Array, config: ModelConfig
     scores_BSE = named(jax.nn.sigmoid(logits_BSE), "router_scores")
     biased_BSE = _limit_groups(lax.stop_gradient(scores_BSE) + lax.stop_gradient(bias), config.moe)
     _, ids_BSK = lax.top_k(biased_BSE, config.moe.active_experts)
+    if replayed is not None:
+        ids_BSK = jnp.where(replayed >= 0, replayed.astype(ids_BSK.dtype), ids_BSK)
     ids_BSK = named(ids_BSK, "expert_ids")  # chosen a second time, after other roundings, near-ties might differ
     gates_BSK = jnp.take_along_axis(scores_BSE, ids_BSK, axis=-1)
     if config.moe.normalize_gates:

@@ -42,6 +42,7 @@ def loss_shares(
         config.model,
         remat=Remat.from_config(config.train),
         experts=experts,
+        replayed=batch.experts,
     )
     return _shares(params, hidden_BSD, batch, objective, config), stats
 

@@ -74,7 +74,8 @@ def forward(pipeline: Pipeline, layers: Any, outside: Any, batch: PackedBatch) -
         x_BSD = jnp.where((rank == 0) & (row["embed"] >= 0), embedded_BSD, x_BSD)
         index, chunk_round = row["forward"][rank], jnp.maximum(row["forward_round"][rank], 0)
         weights = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, chunk_round, 0, keepdims=False), layers)
-        (y_BSD, balance), stats = vary_tree(stage.layers(weights, x_BSD, micro_batch(batch, index)), axes=axes)
+        micro = micro_batch(batch, index, chunk_round)
+        (y_BSD, balance), stats = vary_tree(stage.layers(weights, x_BSD, micro), axes=axes)
         shares = cond(row["loss"], loss, no_loss, y_BSD, row["loss"])
         return lax.ppermute(y_BSD, STAGE, ring), (shares, balance, stats, embed_max_logit, chunk_round)
 

@@ -23,7 +23,7 @@ from k2jax.parallel.layout import Layout, entries, padded_shape
 from k2jax.parallel.mesh import TOKEN_AXES, batch_partitions
 from k2jax.parallel.objective import LossShares, Objective, fold_shares, reduce_shares, undivided
 from k2jax.parallel.schedule import Schedule, build_pipeline_schedule
-from k2jax.parallel.stage import make_stage
+from k2jax.parallel.stage import make_stage, own_experts
 from k2jax.params import ParamSpec, is_spec, map_specs
 from k2jax.sharding import STAGE, TENSOR
 from pallas_kernels.expert_exchange import expert_parallel
@@ -104,7 +104,7 @@ def make_loss_sums(
             return _each(params, batch, objective, config, experts)
         pipeline = _pipeline(config, layout, experts, objective, len(batch.tokens))
         layers, outside = _split(layout, vary_tree(params, axes=layout.marked_axes))
-        return autodiff_pipeline.forward(pipeline, layers, outside, batch).loss
+        return autodiff_pipeline.forward(pipeline, layers, outside, own_experts(batch, *_chunks(layers))).loss
 
     if layout.mesh.size == 1:
         return lambda params, batch: _each(
@@ -176,7 +176,7 @@ def _pipelined(config: Config, layout: Layout):
         experts = make_experts(config, layout, config.parallel.expert_slots)
         pipeline = _pipeline(config, layout, experts, objective, len(batch.tokens))
         layers, outside = _split(layout, params)
-        sums = executor(pipeline, layers, outside, batch)
+        sums = executor(pipeline, layers, outside, own_experts(batch, *_chunks(layers)))
         grads = {**sums.outside, layout.layer_group: jax.tree.map(lambda g: g[:, None], sums.layers)}
         max_logit, *counts = (stat[:, None] for stat in sums.stats)
         return sums.loss, (sums.embed_max_logit, max_logit, sums.balance_loss, counts), grads
@@ -199,6 +199,11 @@ def _split(layout: Layout, params: Any) -> tuple[Any, Any]:
     """This stage's layers ``[rounds, layers, ...]``, and the weights around the pipeline."""
     layers = jax.tree.map(lambda leaf: leaf[:, 0], params[layout.layer_group])
     return layers, {name: part for name, part in params.items() if name != layout.layer_group}
+
+
+def _chunks(layers: Any) -> tuple[int, int]:
+    """Chunks of a stage, and layers of a chunk."""
+    return layers["attention_norm"].shape[:2]
 
 
 def _reduced(layout: Layout) -> Any:

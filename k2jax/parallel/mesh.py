@@ -69,14 +69,14 @@ def _check_context(config: Config) -> None:
 def batch_partitions(mesh: Mesh, batch: PackedBatch) -> PackedBatch:
     """PartitionSpecs of a batch ``[micro-batches, rows, ...]``, in a tree of its structure.
 
-    Rows go over ``data`` and ``expert``, and the tokens of leaves ``[M, B, S]`` over ``context``. What a leaf
+    Rows go over ``data`` and ``expert``, and the tokens of leaves ``[M, B, S, ...]`` over ``context``. What a leaf
     ``[M, B, N]`` says of turns or branches is on every device that has a part of the row.
     """
     context = tuple(axis for axis in (CONTEXT,) if axis in mesh.shape)
     length = batch.tokens.shape[-1]
 
     def partition(leaf: Any) -> PartitionSpec:
-        return PartitionSpec(None, BATCH_AXES, *(context if leaf.shape[2:] == (length,) else ()))
+        return PartitionSpec(None, BATCH_AXES, *(context if leaf.shape[2:3] == (length,) else ()))
 
     return jax.tree.map(partition, batch)
 

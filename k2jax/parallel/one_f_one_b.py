@@ -147,9 +147,10 @@ class _Machine:
         slot = jnp.where((entered >= 0) & (self.rank == 0), self._cell(row, "forward_slot"), -1)
         embedded_BSD = self._when(entered, self._enter, jnp.zeros_like(buffers.arrived), entered)
         inputs = _put(inputs, slot, embedded_BSD)
-        micro = micro_batch(self.batch, self._cell(row, "forward"))
+        chunk_round = self._cell(row, "forward_round")
+        micro = micro_batch(self.batch, self._cell(row, "forward"), chunk_round)
         x_BSD = inputs[jnp.maximum(self._cell(row, "forward_slot"), 0)]
-        (y_BSD, _), _ = self.stage.layers(_at(self.layers, self._cell(row, "forward_round")), x_BSD, micro)
+        (y_BSD, _), _ = self.stage.layers(_at(self.layers, chunk_round), x_BSD, micro)
         y_BSD = vary_tree(y_BSD, axes=self.axes)
         return buffers._replace(inputs=inputs, top=y_BSD, arrived=lax.ppermute(y_BSD, STAGE, self._ring(1)))
 
@@ -196,7 +197,7 @@ class _Machine:
         self, sums: PipelineSums, inputs: Array, cotangents: Array, row: dict[str, Array]
     ) -> tuple[PipelineSums, Array]:
         index, chunk_round = self._cell(row, "backward"), jnp.maximum(self._cell(row, "backward_round"), 0)
-        live, micro = index >= 0, micro_batch(self.batch, index)
+        live, micro = index >= 0, micro_batch(self.batch, index, chunk_round)
         x_BSD = inputs[jnp.maximum(self._cell(row, "backward_slot"), 0)]
         d_y_BSD = cotangents[jnp.maximum(self._cell(row, "cotangent_slot"), 0)]
 

@@ -15,7 +15,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from k2jax.batch import PackedBatch
+from k2jax.batch import NO_EXPERTS, PackedBatch
 from k2jax.config.schema import Config
 from k2jax.model import head_weight, run_stack
 from k2jax.model.attention import make_attend
@@ -68,10 +68,36 @@ def make_stage(config: Config, layer_group: str, experts: Experts | None, object
     )
 
 
-def micro_batch(batch: PackedBatch, index: Array) -> PackedBatch:
-    """Micro-batch ``index`` of ``[M, B, S]``; -1 gives only padding to attention and routing (its loss is not run)."""
+def own_experts(batch: PackedBatch, rounds: int, layers: int) -> PackedBatch:
+    """The batch with the replayed experts of this stage's layers alone, ``[M, B, S, rounds, layers, K]``.
+
+    Layer i of round v is layer ``(v stages + rank) layers + i`` of the model's expert layers; beyond the last one
+    are layers of padding, whose router chooses.
+
+    Args:
+        batch: ``[M, B, S]``.
+        rounds: chunks of a stage.
+        layers: of a chunk.
+    """
+    if batch.experts is None:
+        return batch
+    stages, known = lax.axis_size(STAGE), batch.experts.shape[3]
+    missing = [(0, 0)] * 3 + [(0, stages * rounds * layers - known), (0, 0)]
+    padded = jnp.pad(batch.experts, missing, constant_values=NO_EXPERTS)
+    by_chunk = padded.reshape(*padded.shape[:3], rounds, stages, layers, padded.shape[-1])
+    return batch.replace(experts=lax.dynamic_index_in_dim(by_chunk, lax.axis_index(STAGE), 4, keepdims=False))
+
+
+def micro_batch(batch: PackedBatch, index: Array, chunk_round: Array | int = 0) -> PackedBatch:
+    """Micro-batch ``index`` of ``[M, B, S]``; -1 gives only padding to attention and routing (its loss is not run).
+
+    Of ``own_experts`` it has those of one round, ``[B, S, layers, K]``.
+    """
     start = jnp.maximum(index, 0)
     part = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, start, 0, keepdims=False), batch)
+    if part.experts is not None:
+        chunk = lax.dynamic_index_in_dim(part.experts, jnp.maximum(chunk_round, 0), 2, keepdims=False)
+        part = part.replace(experts=chunk)
     padding = jnp.broadcast_to(token_indices(part.exit), part.exit.shape)
     return part.replace(exit=jnp.where(index < 0, padding, part.exit))
 
@@ -103,6 +129,7 @@ def _run(
         attend=make_attend(config.model, micro.positions, micro.exit),
         remat=Remat.from_config(config.train),
         experts=experts,
+        replayed=micro.experts,
     )
 
 

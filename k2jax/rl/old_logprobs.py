@@ -14,7 +14,7 @@ import numpy as np
 
 from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
-from k2jax.rl.packing import empty_row
+from k2jax.rl.packing import padding_like
 from k2jax.rl.repacking import repacked
 
 Score = Callable[[Sequence[PackedBatch]], np.ndarray]
@@ -68,7 +68,7 @@ class OldLogprobs:
 
     def _averaged(self, rows: Sequence[PackedBatch], key: tuple[int, int]) -> tuple[np.ndarray, float]:
         """Means ``[rows, S]`` over passes, and the standard deviation across passes of sampled tokens."""
-        padding, passes = empty_row(len(rows[0].tokens)), self._mcla.passes
+        padding, passes = padding_like(rows[0]), self._mcla.passes
         scores = np.zeros((passes, len(rows), len(padding.tokens)), np.float32)
         for number in range(passes):
             rng = np.random.default_rng([self._seed, *key, number])

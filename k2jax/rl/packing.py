@@ -9,18 +9,17 @@ layouts give the same gradient. Which rows there are is a function of the sample
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-import dataclasses
 import itertools
 from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.batch import PackedBatch, stack_rows
+from k2jax.batch import NO_EXPERTS, PackedBatch, stack_rows
 from k2jax.config.schema import PackingConfig
 from k2jax.losses.targets import PolicyTargets, empty_targets
 from k2jax.rl.fragments import Fragment, PlacedPath, RowSize, fragments
 from k2jax.rl.placement import place
-from k2jax.rl.training_paths import TrainingSample, training_responses
+from k2jax.rl.training_paths import Routes, TrainingSample, training_responses
 
 TOKENS_PER_ENTRY = 4
 """Tokens of a row for each entry of its tables of turns and responses: a row takes no more of them than a table has."""
@@ -57,6 +56,7 @@ def pack(
     config: PackingConfig,
     *,
     splits_responses: bool = False,
+    routes: Routes | None = None,
 ) -> PackedRows:
     """Rows ``[S]`` of NumPy arrays with the targets of policy losses.
 
@@ -66,16 +66,18 @@ def pack(
         config: whether what paths share is stored once, and how a sampled token that they share counts.
         splits_responses: whether a response of several paths that is larger than a row may be split, which suits
             losses over tokens and turns.
+        routes: expert layers and active experts of the model, where the rows hold the recorded experts. A token that
+            paths share has those of the path that is stored first.
 
     Raises:
         ValueError: a path is longer than a row, or a response that may not be split is larger.
     """
     room = empty_row_size(length)
-    responses = [one for sample in samples for one in training_responses(sample, config.shared_tokens)]
+    responses = [one for sample in samples for one in training_responses(sample, config.shared_tokens, routes)]
     parts = fragments(responses, config.layout, room, splits_responses=splits_responses)
     rows = []
     for indices in place(np.array([part.size for part in parts], int), room):
-        row = _Row(length)
+        row = _Row(length, routes)
         for index in indices:
             row.add(parts[index])
         rows.append(row.packed())
@@ -91,8 +93,7 @@ def parts_of(rows: Sequence[PackedBatch], count: int, local_rows: Sequence[int])
         count: rows of a batch over all processes.
         local_rows: numbers of the rows of a batch that this process reads; those from ``count`` on are padding.
     """
-    length = len(rows[0].tokens)
-    padding = empty_row(length)
+    padding = padding_like(rows[0])
     batches = []
     for start in range(0, len(rows), count):
         batch = rows[start : start + count]
@@ -100,8 +101,8 @@ def parts_of(rows: Sequence[PackedBatch], count: int, local_rows: Sequence[int])
     return batches
 
 
-def empty_row(length: int) -> PackedBatch:
-    """A row ``[S]`` of padding."""
+def empty_row(length: int, routes: Routes | None = None) -> PackedBatch:
+    """A row ``[S]`` of padding, with a leaf for replayed experts where ``routes`` says how many."""
     room = empty_row_size(length)
     return PackedBatch(
         tokens=np.zeros(length, np.int32),
@@ -109,7 +110,13 @@ def empty_row(length: int) -> PackedBatch:
         exit=np.arange(length, dtype=np.int32),
         parent=np.full(length, -1, np.int32),
         targets=empty_targets(length, room.turns, room.responses),
+        experts=None if routes is None else np.full((length, *routes), NO_EXPERTS, np.int16),
     )
+
+
+def padding_like(row: PackedBatch) -> PackedBatch:
+    """A row of padding with the leaves and the length of ``row [S]``."""
+    return empty_row(len(row.tokens), None if row.experts is None else row.experts.shape[1:])
 
 
 def empty_row_size(length: int) -> RowSize:
@@ -118,17 +125,23 @@ def empty_row_size(length: int) -> RowSize:
     return RowSize(length, entries, entries)
 
 
-def ptx_row(row: PackedBatch) -> PackedBatch:
-    """A row ``[S]`` of pretraining or SFT as a row whose tokens count in the PTX term alone."""
-    empty = empty_row(len(row.tokens))
-    return dataclasses.replace(row, targets=empty.targets._replace(ptx=row.targets["weights"]))
+def ptx_row(row: PackedBatch, routes: Routes | None = None) -> PackedBatch:
+    """A row ``[S]`` of pretraining or SFT as a row whose tokens count in the PTX term alone; routes as of ``pack``."""
+    empty = empty_row(len(row.tokens), routes)
+    return empty.replace(
+        tokens=row.tokens,
+        positions=row.positions,
+        exit=row.exit,
+        parent=row.parent,
+        targets=empty.targets._replace(ptx=row.targets["weights"]),
+    )
 
 
 class _Row:
     """A row that is being filled."""
 
-    def __init__(self, length: int):
-        self._row = empty_row(length)
+    def __init__(self, length: int, routes: Routes | None):
+        self._row = empty_row(length, routes)
         self._advantages_S = np.zeros(length, np.float64)  # summed over the responses of each token
         self._end = self._turns = self._responses = 0
 
@@ -159,6 +172,8 @@ class _Row:
         row.tokens[start:end] = path.tokens_T[shared:]
         row.positions[start:end] = np.arange(shared, len(path))
         row.parent[start:end] = np.concatenate([[-1], path_T[:-1]])[shared:]
+        if row.experts is not None:
+            row.experts[start:end] = path.experts_TLK[shared:]
         return path_T
 
     def _count(self, placed: PlacedPath, path_T: np.ndarray, number: int) -> None:

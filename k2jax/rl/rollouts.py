@@ -130,8 +130,8 @@ class Rollouts:
         scoring: list[asyncio.Task] = []
 
         async def respond(group: PromptGroup, sample: int) -> None:
-            temperature = 0.0 if sample < greedy else self._temperature(group.prompt.kind, step)
-            trajectory = await self._episode(group, sample, temperature, token_cap)
+            sampling = self._sampling(group.prompt.kind, step, greedy=sample < greedy)
+            trajectory = await self._episode(group, sample, sampling, token_cap)
             group.trajectories[sample] = trajectory
             if trajectory.status in ("finished", "truncated") and processes.is_first() and self._verified(step, group):
                 scoring.append(asyncio.create_task(self._scorer.judge(group.prompt.task, trajectory)))
@@ -184,9 +184,8 @@ class Rollouts:
             number, (step, place), self._mixture.prompt(number), [None] * self._config.rl.rollout.samples
         )
 
-    async def _episode(self, group: PromptGroup, sample: int, temperature: float, token_cap: int) -> Trajectory:
+    async def _episode(self, group: PromptGroup, sample: int, sampling: Sampling, token_cap: int) -> Trajectory:
         task = group.prompt.task
-        tokens = class_config(self._config.rl, group.prompt.kind).max_tokens
         return await run_episode(
             task,
             self._client,
@@ -195,7 +194,7 @@ class Rollouts:
             environments.get(task.environment)(),
             key=(*group.key, sample),
             seed=self._config.train.seed,
-            sampling=Sampling(max_tokens=tokens, temperature=temperature),
+            sampling=sampling,
             token_cap=token_cap,
             trajectory=group.trajectories[sample],
         )
@@ -206,10 +205,14 @@ class Rollouts:
             return False
         return bool(group.prompt.task.verifier)
 
-    def _temperature(self, kind: str, step: int) -> float:
-        if step <= 0:  # an evaluation
-            return 1.0
-        return sampling_temperature(class_config(self._config.rl, kind), step - 1, self._config.train.steps)
+    def _sampling(self, kind: str, step: int, greedy: bool) -> Sampling:
+        class_of_tasks, evaluation = class_config(self._config.rl, kind), step <= 0
+        decayed = 1.0 if evaluation else sampling_temperature(class_of_tasks, step - 1, self._config.train.steps)
+        return Sampling(
+            max_tokens=class_of_tasks.max_tokens,
+            temperature=0.0 if greedy else decayed,
+            return_experts=not evaluation and self._config.rl.rollout.routing != "own",
+        )
 
 
 def _spread(groups: list[PromptGroup], more: list[PromptGroup]) -> list[PromptGroup]:

@@ -24,7 +24,7 @@ from k2jax.parallel.batches import BatchSharding
 from k2jax.parallel.gradients import make_loss_sums
 from k2jax.parallel.layout import make_layout
 from k2jax.parallel.mesh import rows_per_micro_batch
-from k2jax.rl.packing import empty_row
+from k2jax.rl.packing import padding_like
 from k2jax.train.state import compute_dtype
 from pallas_kernels.vma import vary_tree
 
@@ -101,7 +101,8 @@ class ScoringPass:
 
         Args:
             params: weights in any float dtype, as ``layout`` stores them; they are only read.
-            rows: rows ``[S]`` of NumPy arrays whose targets hold ``temperature``, the same ones in every process.
+            rows: rows ``[S]`` of NumPy arrays whose targets hold ``temperature``, the same ones in every process. Where
+                they hold ``experts``, those are replayed.
             needed: bool ``[len(rows)]``, the rows that the caller reads; None is all. Batches without any are left out.
 
         Returns:
@@ -116,12 +117,13 @@ class ScoringPass:
         return table
 
     def _put(self, rows: Sequence[PackedBatch]) -> PackedBatch:
-        padding, local = empty_row(self._length), self._sharding.rows
+        padding, local = padding_like(rows[0]), self._sharding.rows
         chosen = [rows[number] if number < len(rows) else padding for number in local]
         stack = lambda name: np.stack([getattr(row, name) for row in chosen])  # noqa: E731
         temperature = np.stack([row.targets.temperature for row in chosen])
         targets = ScoringTargets(np.array(local, np.int32)[:, None], temperature)
-        arrays = {name: stack(name) for name in ("tokens", "positions", "exit", "parent")}
+        names = ["tokens", "positions", "exit", "parent"] + ["experts"] * (padding.experts is not None)
+        arrays = {name: stack(name) for name in names}
         return self._sharding.put(PackedBatch(**arrays, targets=targets))
 
 

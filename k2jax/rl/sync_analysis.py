@@ -33,6 +33,8 @@ from k2jax.losses.registry import make_policy_loss
 from k2jax.losses.targets import empty_targets
 from k2jax.model import model_specs
 from k2jax.params import named_specs
+from k2jax.rl.packing import empty_row
+from k2jax.rl.training_paths import replayed_routes
 from k2jax.rl.weight_sync import BucketKind, bucket_kinds, bucket_program, colocated_mesh, make_buckets
 from k2jax.sharding import WHOLE_ROLES, partition_spec
 from k2jax.train.program import Program
@@ -129,7 +131,8 @@ def compile_phases(config: Config, topology: str) -> PhasesReport:
     switch = compile_switch(config, topology, compiling.COMPILER_OPTIONS)
     length = config.data.sequence_length
     # A row of the policy's targets; more turns and responses in it change its bytes by thousandths.
-    row = pack_row([], length).replace(targets=empty_targets(length, TURNS, TURNS))
+    routes = empty_row(length, replayed_routes(config)).experts
+    row = pack_row([], length).replace(targets=empty_targets(length, TURNS, TURNS), experts=routes)
     training = compiling.compile_training(config, topology, make_policy_loss(config.rl.loss), row)
     parallel = dataclasses.replace(config.parallel, expert=rollout.expert)
     engine, sizes = dataclasses.replace(config, parallel=parallel), (rollout.max_length, rollout.slots)

@@ -12,8 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.config.schema import SharedTokens
+from k2jax.batch import NO_EXPERTS
+from k2jax.config.schema import Config, SharedTokens
 from k2jax.trajectory import Trajectory
+
+Routes = tuple[int, int]
+"""Expert layers and active experts of the model."""
+
+
+def replayed_routes(config: Config) -> Routes | None:
+    """The routes of the model of a config that replays recorded experts; None where the router chooses."""
+    if config.rl.rollout.routing != "replay":
+        return None
+    return config.model.layers - config.model.dense_layers, config.model.moe.active_experts
 
 
 class TrainingSample(NamedTuple):
@@ -32,11 +43,14 @@ class TrainingPath(NamedTuple):
             log-probability and temperature. Tokens behind equal records are one token to the loss.
         counted_T: bool ``[T]``, the sampled tokens that count in the path's response.
         turns: indices of the first and the last counted token of every turn.
+        experts_TLK: int16, the experts that were recorded of each token, NO_EXPERTS where none were; None where they
+            are not replayed.
     """
 
     record_T4: np.ndarray
     counted_T: np.ndarray
     turns: list[tuple[int, int]]
+    experts_TLK: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.record_T4)
@@ -83,12 +97,15 @@ class TrainingResponse(NamedTuple):
         return int(sum(path.counted_T.sum() for path in self.paths))
 
 
-def training_responses(sample: TrainingSample, shared_tokens: SharedTokens) -> list[TrainingResponse]:
+def training_responses(
+    sample: TrainingSample, shared_tokens: SharedTokens, routes: Routes | None = None
+) -> list[TrainingResponse]:
     """The responses of a trajectory, in the order of its leaves; none where nothing was sampled.
 
     Args:
         sample: the trajectory.
         shared_tokens: how a sampled token that paths share counts.
+        routes: of the model, where recorded experts are replayed.
     """
     trajectory, counted, paths = sample.trajectory, set(), []
     about = (trajectory.key[:2], sample.advantage, sample.domain)
@@ -96,7 +113,7 @@ def training_responses(sample: TrainingSample, shared_tokens: SharedTokens) -> l
         path = trajectory.path(leaf)
         new = [index for index in path if index not in counted and trajectory.nodes[index].mask.any()]
         if new:
-            paths.append(_path(trajectory, path, set(new)))
+            paths.append(_path(trajectory, path, set(new), routes))
         if shared_tokens == "unique":
             counted.update(new)
     if shared_tokens == "paths":
@@ -104,7 +121,7 @@ def training_responses(sample: TrainingSample, shared_tokens: SharedTokens) -> l
     return [TrainingResponse(*about, paths)] if paths else []
 
 
-def _path(trajectory: Trajectory, path: Sequence[int], counted: set[int]) -> TrainingPath:
+def _path(trajectory: Trajectory, path: Sequence[int], counted: set[int], routes: Routes | None) -> TrainingPath:
     nodes = [trajectory.nodes[index] for index in path]
     sizes = [len(node.tokens) for node in nodes]
     record_T4 = np.stack(
@@ -122,4 +139,8 @@ def _path(trajectory: Trajectory, path: Sequence[int], counted: set[int]) -> Tra
     for turn in dict.fromkeys(turn_T[counted_T].tolist()):
         places = np.flatnonzero(counted_T & (turn_T == turn))
         turns.append((int(places[0]), int(places[-1])))
-    return TrainingPath(record_T4, counted_T, turns)
+    if routes is None:
+        return TrainingPath(record_T4, counted_T, turns)
+    unknown = [np.full((len(node.tokens), *routes), NO_EXPERTS, np.int16) for node in nodes]
+    known = [none if node.experts is None else node.experts for node, none in zip(nodes, unknown, strict=True)]
+    return TrainingPath(record_T4, counted_T, turns, np.concatenate(known))

@@ -21,7 +21,7 @@ from k2jax.rl.rollouts import PromptGroup
 from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.rl.teachers import Teachers
 from k2jax.rl.toggle import Toggle
-from k2jax.rl.training_paths import TrainingSample
+from k2jax.rl.training_paths import TrainingSample, replayed_routes
 from k2jax.train.record import scalar_metrics
 from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
@@ -43,6 +43,7 @@ class Updates:
         self._toggle, self._ptx = toggle, ptx
         self._old_logprobs = self._recomputes()
         self._distiller = None if teachers is None else Distiller(run, teachers)
+        self._routes = replayed_routes(self._config)
 
     def train(self, step: int, groups: Sequence[PromptGroup]) -> dict[str, Any]:
         """Updates the weights, and returns metrics of the updates, see ``_summary``.
@@ -101,7 +102,8 @@ class Updates:
             if self._distiller or any(sample.advantage for sample in update):
                 # K2's objective is a square over the whole response.
                 splits = rl.loss.name != "k2"
-                updates[number] = pack(update, self._config.data.sequence_length, rl.packing, splits_responses=splits)
+                options = {"splits_responses": splits, "routes": self._routes}
+                updates[number] = pack(update, self._config.data.sequence_length, rl.packing, **options)
         if self._old_logprobs is None or not updates:
             return updates, {}
         filled, record = self._old_logprobs.fill(step, [packed.rows for packed in updates.values()])
@@ -118,7 +120,8 @@ class Updates:
 
     def _ptx_rows(self, number: int) -> list[PackedBatch]:
         batch = self._ptx.loader.batch(number)
-        return [ptx_row(jax.tree.map(operator.itemgetter(row), batch)) for row in range(len(batch.tokens))]
+        rows = [jax.tree.map(operator.itemgetter(row), batch) for row in range(len(batch.tokens))]
+        return [ptx_row(row, self._routes) for row in rows]
 
 
 def _counted(group: PromptGroup, advantages: np.ndarray, counted: np.ndarray, domain: int) -> list[TrainingSample]:

@@ -80,6 +80,14 @@ def _crowded(layers):
     }
 
 
+def _experts(config, row):
+    """Experts for some tokens of a row, a function of its tokens; the router chooses those of the others."""
+    rng, moe = np.random.default_rng(int(row.tokens.sum())), config.model.moe
+    shape = len(row.tokens), config.model.layers - config.model.dense_layers
+    chosen = np.argsort(rng.random((*shape, moe.experts)), -1)[..., : moe.active_experts].astype(np.int16)
+    return np.where(rng.random((shape[0], 1, 1)) < 0.7, chosen, np.int16(-1))
+
+
 def _flat(tree, prefix):
     import jax
 
@@ -106,6 +114,9 @@ def _main(folder: Path) -> None:
         if with_targets:
             rng = np.random.default_rng(1)
             *rows, padding = [with_targets(row, rng) for row in (*rows, padding)]
+        if "replay" in overrides["do"]:
+            rows = [row.replace(experts=_experts(config, row)) for row in rows]
+            padding = padding.replace(experts=_experts(config, padding))
         batch = placement.put(stack_rows([rows[row] if row < len(rows) else padding for row in placement.rows]))
         state, found = program.init(), {"real": (batch.exit > np.arange(batch.exit.shape[-1])).sum(-1)}
         if "crowd" in overrides["do"]:  # everyone goes to the first experts
