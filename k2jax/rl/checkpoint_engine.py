@@ -9,11 +9,16 @@ whatever moment. Locks of the system, which end with the process that holds them
 FOLDER/writer.lock                 held by the trainer
 FOLDER/current.json                {"folder": "7-x2k1", "version": 7}
 FOLDER/7-x2k1/lock                 held by every reader of this version
-FOLDER/7-x2k1/manifest.json        name, shape, dtype, file and CRC-32 of every array
+FOLDER/7-x2k1/manifest.json        name, shape, dtype, file and CRC-32 of every array or shard
 FOLDER/7-x2k1/000000.bin, ...
 ```
 
 Two versions are there while one is written; then the old one is deleted, or as soon as nobody reads it.
+
+Where weights are spread over processes, each has a store of its own with the shards of its devices, and all of them
+together hold a version (see ``stored_weights.load_together``). They write at different speeds, so each keeps the one
+before until it begins the next: no process can be further behind, since the push of a version to the engine needs all
+of them.
 """
 
 from __future__ import annotations
@@ -27,20 +32,17 @@ from pathlib import Path
 import shutil
 import tempfile
 import time
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 import zlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from k2jax.errors import UserError
 from k2jax.inference.weights import Leaves, Name
+from k2jax.rl.stored_weights import current_of, locked, start_of
 
 SHARED_MEMORY = Path("/dev/shm")
-RETRY_SECONDS = 0.01
-CHANGE_SECONDS = 10.0
-"""For so long a reader tries to get hold of a version when the current one changes again and again."""
 
 
 class PublishStats(NamedTuple):
@@ -51,9 +53,10 @@ class PublishStats(NamedTuple):
     bytes: int
 
 
-def store_folder(workdir: Path) -> Path:
-    """The folder in shared memory that belongs to a run's workdir."""
-    return SHARED_MEMORY / f"k2jax-{zlib.crc32(str(workdir.absolute()).encode()):08x}"
+def store_folder(workdir: Path, process: int | None = None) -> Path:
+    """The folder in shared memory that belongs to a run's workdir, or to one of several processes of the run."""
+    run = f"k2jax-{zlib.crc32(str(workdir.absolute()).encode()):08x}"
+    return SHARED_MEMORY / (run if process is None else f"{run}-{process}")
 
 
 class CheckpointEngine:
@@ -61,19 +64,20 @@ class CheckpointEngine:
 
     Args:
         folder: of the store, see ``store_folder``; made if it is not there.
+        keeps_before: whether the version before stays until the next one is begun, for one of several processes.
 
     Raises:
         UserError: another process writes to the store, or the folder cannot be made.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, keeps_before: bool = False):
+        self.folder, self._keeps_before = folder, keeps_before
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = open(folder / "writer.lock", "a")  # noqa: SIM115 - held until close
         except OSError as error:
             raise _not_written(folder, error) from error
-        if not _locked(self._lock, fcntl.LOCK_EX):
+        if not locked(self._lock, fcntl.LOCK_EX):
             self._lock.close()
             raise UserError(f"another process publishes weights to {folder}; end it, or give this run another workdir")
 
@@ -84,7 +88,8 @@ class CheckpointEngine:
         in memory beside the store.
 
         Args:
-            leaves: names and arrays, as of ``Engine.update_params``; every process must be able to read them whole.
+            leaves: names and arrays, as of ``Engine.update_params``. Of an array that is spread over processes the
+                shards on this process's devices are written.
             version: number of the weights; a run that was resumed may publish lower ones than before.
 
         Raises:
@@ -92,6 +97,8 @@ class CheckpointEngine:
         """
         began = time.perf_counter()
         pairs = leaves.items() if hasattr(leaves, "items") else leaves
+        if self._keeps_before and (current := current_of(self.folder)) is not None:
+            self._delete_others(current["folder"])
         try:
             new = Path(tempfile.mkdtemp(prefix=f"{version}-", dir=self.folder))
             try:
@@ -104,7 +111,8 @@ class CheckpointEngine:
                 raise
         except OSError as error:
             raise _not_written(self.folder, error) from error
-        self._delete_others(new.name)
+        if not self._keeps_before:
+            self._delete_others(new.name)
         return PublishStats(version, time.perf_counter() - began, sum(entry["bytes"] for entry in arrays))
 
     def remove(self) -> None:
@@ -123,86 +131,16 @@ class CheckpointEngine:
                 _delete_unread(folder)
 
 
-def load_current(folder: Path, timeout: float = 0.0) -> tuple[int, Iterator[tuple[Name, np.ndarray]]]:
-    """The current version of a store and its weights, for ``Engine.update_params``.
-
-    The version stays there until the iterator is used up or closed, whatever the trainer publishes meanwhile. Arrays
-    are views of the store's memory, which the next one replaces.
-
-    Args:
-        folder: of the store.
-        timeout: time to wait for a first version [s].
-
-    Raises:
-        UserError: there is no version, or, while arrays are read, one is damaged.
-    """
-    began = time.monotonic()
-    while True:
-        opened = _open_current(folder)
-        if opened is not None:
-            version_folder, lock = opened
-            manifest = json.loads((version_folder / "manifest.json").read_text())
-            return manifest["version"], _arrays(version_folder, manifest["arrays"], lock)
-        # Where there is a current version, it changed in this moment.
-        patience = max(timeout, CHANGE_SECONDS) if (folder / "current.json").exists() else timeout
-        if time.monotonic() - began >= patience:
-            raise UserError(f"no whole weights in {folder}; the trainer publishes there when it starts")
-        time.sleep(RETRY_SECONDS)
-
-
-def current_version(folder: Path) -> int | None:
-    """Number of the store's current version, to see whether there is a new one; None before the first."""
-    current = _current(folder)
-    return None if current is None else current["version"]
-
-
-def _current(folder: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads((folder / "current.json").read_text())
-    except FileNotFoundError:
-        return None
-
-
-def _open_current(folder: Path) -> tuple[Path, IO] | None:
-    """The folder of the current version and a lock that keeps it; None if there is none or it is being deleted."""
-    current = _current(folder)
-    if current is None:
-        return None
-    version_folder = folder / current["folder"]
-    try:
-        lock = open(version_folder / "lock")  # noqa: SIM115 - held by the reader
-    except FileNotFoundError:
-        return None
-    # Locked too late, it is the lock of a folder that is gone.
-    if _locked(lock, fcntl.LOCK_SH) and (version_folder / "manifest.json").exists():
-        return version_folder, lock
-    lock.close()
-    return None
-
-
-def _arrays(folder: Path, entries: list[dict], lock: IO) -> Iterator[tuple[Name, np.ndarray]]:
-    with lock:
-        for entry in entries:
-            name = entry["name"] if isinstance(entry["name"], str) else tuple(entry["name"])
-            yield name, _read_array(folder / entry["file"], entry)
-
-
-def _read_array(path: Path, entry: dict) -> np.ndarray:
-    memory = np.memmap(path, np.uint8, "r") if entry["bytes"] else np.zeros(0, np.uint8)
-    if len(memory) != entry["bytes"] or zlib.crc32(memory) != entry["crc32"]:
-        raise UserError(f"{path} is damaged; restart the trainer, which publishes the weights anew")
-    return memory.view(jnp.dtype(entry["dtype"])).reshape(entry["shape"])
-
-
 def _write_arrays(folder: Path, pairs: Iterable[tuple[Name, Any]]) -> list[dict]:
     """Writes every array to a file of its own; returns the manifest's entries."""
     entries: list[dict] = []
     writing: deque[Future] = deque()
     with ThreadPoolExecutor(1) as writer:
-        for name, leaf in _copies_ahead(pairs):
+        for name, leaf, place in _copies_ahead(_pieces(pairs)):
             array, path = np.ascontiguousarray(leaf), folder / f"{len(entries):06d}.bin"
             shape, dtype = list(np.shape(leaf)), array.dtype.name
-            entries.append({"name": name, "shape": shape, "dtype": dtype, "bytes": array.nbytes, "file": path.name})
+            entry = {"name": name, "shape": shape, "dtype": dtype, "bytes": array.nbytes, "file": path.name}
+            entries.append(entry | place)
             while writing:  # with one array in writing there are at most three in memory
                 entries[-2]["crc32"] = writing.popleft().result()
             writing.append(writer.submit(_write_array, path, array))
@@ -212,15 +150,25 @@ def _write_arrays(folder: Path, pairs: Iterable[tuple[Name, Any]]) -> list[dict]
     return entries
 
 
-def _copies_ahead(pairs: Iterable[tuple[Name, Any]]) -> Iterator[tuple[Name, Any]]:
-    """The pairs; each array's copy to the host has begun before the pair in front of it is used."""
-    waiting: deque[tuple[Name, Any]] = deque()
+def _pieces(pairs: Iterable[tuple[Name, Any]]) -> Iterator[tuple[Name, Any, dict[str, list[int]]]]:
+    """Names, arrays and nothing; of arrays spread over processes this one's shards, once each, and where they begin."""
     for name, leaf in pairs:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+            yield name, leaf, {}
+        else:
+            shards = {start_of(shard.index): shard.data for shard in leaf.addressable_shards}
+            for start, data in sorted(shards.items(), key=lambda item: item[0]):
+                yield name, data, {"start": list(start), "of": list(leaf.shape)}
+        del leaf
+
+
+def _copies_ahead(pieces: Iterable[tuple[Name, Any, dict]]) -> Iterator[tuple[Name, Any, dict]]:
+    """The pieces; each array's copy to the host has begun before the piece in front of it is used."""
+    waiting: deque[tuple[Name, Any, dict]] = deque()
+    for name, leaf, place in pieces:
         if isinstance(leaf, jax.Array):
-            if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-                raise UserError(f"weight {name} is spread over processes; publish it from an engine on one host")
             leaf.copy_to_host_async()
-        waiting.append((name, leaf))
+        waiting.append((name, leaf, place))
         del leaf
         if len(waiting) > 1:
             yield waiting.popleft()
@@ -245,20 +193,11 @@ def _write_json(path: Path, value: Any) -> None:
 def _delete_unread(folder: Path) -> None:
     try:
         with open(folder / "lock", "a") as lock:
-            if _locked(lock, fcntl.LOCK_EX):
+            if locked(lock, fcntl.LOCK_EX):
                 (folder / "manifest.json").unlink(missing_ok=True)  # first: a reader in this moment looks for it
                 shutil.rmtree(folder)
     except FileNotFoundError:  # its writer was killed before it made the lock
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _locked(file: IO, kind: int) -> bool:
-    """Takes a lock unless another process is in the way."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _not_written(folder: Path, error: OSError) -> UserError:

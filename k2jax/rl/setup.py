@@ -102,15 +102,16 @@ def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> 
 def publisher(config: Config, workdir: Path, engine: Engine) -> Iterator[Callable[[int], None]]:
     """A function that keeps the engine's weights in shared memory under a version, where ``rl.rollout.publish`` is set.
 
-    What it keeps is freed when the run ends by itself. It outlives a trainer that is killed: engines in other processes
-    go on from there.
+    Each of several processes keeps what lies on its devices. What is kept is freed when the run ends by itself. It
+    outlives a trainer that is killed: engines in other processes go on from there.
 
     Raises:
         UserError: another run publishes under the same workdir.
     """
-    if not config.rl.rollout.publish or not processes.is_first():
+    if not config.rl.rollout.publish:
         yield lambda version: None
         return
-    store = CheckpointEngine(store_folder(workdir))
+    several = processes.count() > 1
+    store = CheckpointEngine(store_folder(workdir, processes.index() if several else None), keeps_before=several)
     yield lambda version: store.publish(engine.weights.leaves(), version)
     store.remove()

@@ -17,7 +17,8 @@ from k2jax.inference.engine import Engine
 from k2jax.inference.weights import named_leaves
 from k2jax.model import model_specs
 from k2jax.params import abstract
-from k2jax.rl.checkpoint_engine import CheckpointEngine, load_current
+from k2jax.rl.checkpoint_engine import CheckpointEngine
+from k2jax.rl.stored_weights import load_current
 from tests.inference.tiny import MLA, weights
 
 PROMPT = [5, 9, 2, 33, 7]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,9 +15,11 @@ import pytest
 from k2jax.errors import UserError
 from k2jax.inference.weights import EngineWeights, named_leaves
 from k2jax.rl import checkpoint_engine
-from k2jax.rl.checkpoint_engine import CheckpointEngine, current_version, load_current, store_folder
+from k2jax.rl.checkpoint_engine import CheckpointEngine, store_folder
+from k2jax.rl.stored_weights import current_version, load_current
 from tests.inference.tiny import MLA, oracle, weights
 from tests.rl.store_worker import PROMPT
+from tests.train.together import end, free_port, python
 
 ROOT = Path(__file__).parents[2]
 
@@ -262,9 +263,14 @@ def test_a_writer_that_is_killed_leaves_the_last_whole_version(store):
     other.close()
 
 
-def test_weights_that_are_spread_over_processes_are_refused(store):
-    class Spread(jax.Array):
-        is_fully_addressable = is_fully_replicated = False
-
-    with pytest.raises(UserError, match="embed is spread over processes"):
-        store.publish([("embed", Spread.__new__(Spread))], 1)
+def test_two_processes_hold_a_version_together_and_start_engines_of_their_mesh_from_it(tmp_path):
+    """Also where one of them was killed before it had written its part of the next version."""
+    port = free_port()
+    told = end([python(["-m", "tests.rl.store_member", str(tmp_path)], index, 2, port) for index in range(2)], 120)
+    assert [code for code, _, _ in told] == [0, 0], told
+    for index, (_, stdout, _) in enumerate(told):
+        lines = [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]  # gloo prints too
+        assert [line["version"] for line in lines[:-1]] == [1, 2, 2, 3] and all(line["equal"] for line in lines[:-1])
+        assert all(line["bytes"] < line["whole"] for line in lines[:-1])  # each holds its own experts alone
+        assert "no version of the weights in common" in lines[-1]["refused"]
+        assert versions_in(tmp_path / str(index)) == [[8, 9], [3, 7]][index]

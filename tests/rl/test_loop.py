@@ -15,8 +15,9 @@ from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl import offload
-from k2jax.rl.checkpoint_engine import CheckpointEngine, load_current, store_folder
+from k2jax.rl.checkpoint_engine import CheckpointEngine, store_folder
 from k2jax.rl.loop import train
+from k2jax.rl.stored_weights import load_current
 from k2jax.rl.weight_sync import StaleWeightsError, WeightSync
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
