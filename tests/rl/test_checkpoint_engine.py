@@ -263,6 +263,7 @@ def test_a_writer_that_is_killed_leaves_the_last_whole_version(store):
     other.close()
 
 
+@pytest.mark.slow
 def test_two_processes_hold_a_version_together_and_start_engines_of_their_mesh_from_it(tmp_path):
     """Also where one of them was killed before it had written its part of the next version."""
     port = free_port()
