@@ -37,7 +37,7 @@ class Distiller:
         """Asks the teachers about all rows of an iteration, those ``[S]`` of every update by its number."""
         began, self._gaps, self._domains = time.perf_counter(), [], []
         with at_rest(self._run):
-            scores = self._teachers.score(list(updates.values()))
+            scores = self._teachers.score([_without_routes(rows) for rows in updates.values()])
         self._scores = dict(zip(updates, scores, strict=True))
         self._seconds = time.perf_counter() - began
 
@@ -55,7 +55,7 @@ class Distiller:
             Whether there is anything to train on: an advantage that is not 0, or a teacher that disagrees.
         """
         began, teacher_RS = time.perf_counter(), self._scores[number]
-        student_RS = self._teachers.student.score_rows(self._run.state.params, rows)
+        student_RS = self._teachers.student.score_rows(self._run.state.params, _without_routes(rows))
         for row, teacher_S, student_S in zip(rows, teacher_RS, student_RS, strict=True):
             targets = row.targets
             judged_S = (targets.domain >= 0) & (targets.domain < len(self._teachers.classes))
@@ -83,6 +83,11 @@ class Distiller:
         return record | {
             f"distill/reverse_kl/{self._teachers.classes[number]}": mean(own) for number, own in by_class.items()
         }
+
+
+def _without_routes(rows: Sequence[PackedBatch]) -> list[PackedBatch]:
+    """Rows in which each model's own router decides, also where training replays the experts of the sampling."""
+    return [row.replace(experts=None) for row in rows]
 
 
 def equalize_domains(rows: Sequence[PackedBatch]) -> None:
