@@ -1,4 +1,4 @@
-"""Kernels compile at Kimi K2's shapes with the real compiler: one shape of each for one TPU, or all for four (slow)."""
+"""Kernels compile at Kimi K2's shapes with the real compiler: one shape of each for one TPU, or all for four."""
 
 import json
 import subprocess
@@ -23,6 +23,7 @@ def check(kernel):
     assert kernel["roofline_seconds"] > 0, kernel
 
 
+@pytest.mark.slow
 def test_one_shape_of_every_kernel_compiles_and_fits():
     topology.prepare()
     first = {}

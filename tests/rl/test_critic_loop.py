@@ -34,6 +34,7 @@ def finished(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_run_trains_answers_by_comparison_and_verdicts_by_what_is_known(finished):
     records = read_metrics(finished)
     for record in records[1:]:
@@ -52,6 +53,7 @@ def test_a_run_trains_answers_by_comparison_and_verdicts_by_what_is_known(finish
     assert {0.0, 0.5} < values and verdicts == 2 * 4 * 4
 
 
+@pytest.mark.slow
 def test_an_iteration_that_was_interrupted_is_repeated_to_the_bit_with_its_verdicts(finished, tmp_path, monkeypatch):
     """The last checkpoint is lost after the verdicts of its iteration were written."""
     lenient.install(monkeypatch.setattr)

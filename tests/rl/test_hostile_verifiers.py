@@ -45,6 +45,8 @@ def test_samples_without_a_verdict_are_masked_and_the_others_train(tmp_path):
 class Verdicts:
     """Rollouts whose verdicts are given: 1, 0, or None for a masked sample."""
 
+    critic = None
+
     def __init__(self, verdicts):
         self._verdicts = verdicts
 

@@ -98,6 +98,7 @@ def killed_at_random_moments(folder, finished, workdir, times):
     assert_equal_runs(workdir, finished)
 
 
+@pytest.mark.slow
 def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder, monkeypatch):
     """With a cap a response takes several iterations; the checkpoint holds what is unfinished."""
     capped = {"rl.rollout.token_cap": 25, "train.steps": 6, "rl.eval_prompts": 0, "checkpoint.every": 2}
