@@ -6,6 +6,8 @@ import pytest
 from tests.parallel.eight import steps
 from tests.parallel.policy_losses import CONFIGS
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"model.layers": 3, "model.heads": 8, "train.micro_batches": 2, "do": "gradients policies"}
 CASES = {
     "one": SMALL,

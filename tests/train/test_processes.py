@@ -82,6 +82,7 @@ def test_one_of_several_is_killed_and_the_rest_go_on(folder, alone, count, victi
     assert (workdir / "report.md").exists() and (workdir / "tokenizer" / "tokenizer.json").exists()
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_saves_in_all(folder, alone):
     workdir = folder / "terminated"
     two = trainers(folder, workdir, 2, *FLAGS, "--config.checkpoint.every=1000", "--config.train.steps=1000")

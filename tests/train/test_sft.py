@@ -102,6 +102,7 @@ def test_the_held_out_loss_is_that_of_the_answers_alone(folder, finished):
     assert read_metrics(finished)[-1]["val_loss"] == pytest.approx(total / count, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_killed_at_a_random_moment_and_resumed_gives_the_same_losses_bit_for_bit(folder, finished):
     workdir = folder / "killed"
     process = start(folder, workdir)
