@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 import os
 from typing import Self
@@ -10,7 +11,7 @@ from k2jax.sandbox import files
 from k2jax.sandbox.types import MEBI, SandboxError
 
 
-class FolderSandbox:
+class FolderSandbox(abc.ABC):
     """The files of a sandbox that is open, read and written from outside without following links; see ``Sandbox``.
 
     Args:
@@ -49,9 +50,9 @@ class FolderSandbox:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    @abc.abstractmethod
     async def _end(self) -> None:
         """Ends what is there beside the descriptor; called once."""
-        raise NotImplementedError
 
     def _files(self) -> int:
         if self._root is None:
