@@ -144,7 +144,10 @@ def _environment(devices: int) -> dict[str, str]:
     # fewer threads than devices they can wait for each other for ever.
     patience += " --xla_cpu_enable_concurrency_optimized_scheduler=false"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {patience} --xla_force_host_platform_device_count={devices}"
-    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    # By default XLA's pools have one thread for each device. A program with collectives needs them all at once, and
+    # would wait for ever for one that something else has taken.
+    threads = {"PJRT_NPROC": str(3 * devices)}
+    return os.environ | threads | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
 
 def _devices_of_this_process() -> int:
