@@ -43,7 +43,7 @@ def assert_equal_trees(got, expected):
 
 
 @pytest.mark.devices(4)
-@pytest.mark.parametrize("source", ["folder", "workdir"])
+@pytest.mark.parametrize("source", [pytest.param("folder", marks=pytest.mark.slow), "workdir"])
 def test_a_mesh_gets_the_numbers_that_one_device_gets(folder, imported, source):
     workdir, whole = imported
     mesh = jax.make_mesh((2, 2), ("expert", "tensor"))

@@ -26,8 +26,8 @@ LAYOUTS = [
     pytest.param(True, {"data": 8}, id="layers stacked, copies", marks=pytest.mark.devices(8)),
 ]
 DECODED = [
-    *LAYOUTS[:3],
-    *(pytest.param(*one.values, id=one.id, marks=[*one.marks, pytest.mark.slow]) for one in LAYOUTS[3:]),
+    *LAYOUTS[:2],
+    *(pytest.param(*one.values, id=one.id, marks=[*one.marks, pytest.mark.slow]) for one in LAYOUTS[2:]),
 ]
 
 

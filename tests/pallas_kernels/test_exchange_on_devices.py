@@ -119,6 +119,7 @@ def sweep(backend, ranks, tokens, patterns=ROUTINGS, slots=None, **options):
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dense_on_4_with_unused_rows_poisoned():
     sweep("dense", 4, 21, poisoned=True)
 

@@ -174,6 +174,7 @@ def turns(tmp_path_factory):
     return steps(tmp_path_factory.mktemp("turns"), {name: TERMS_AND_TURNS[name] for name in TERMS_ALWAYS})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "alone"), [("data, expert and stage", "one"), ("tensor and context", "small")])
 def test_a_loss_over_turns_and_branches_is_that_of_one_device(turns, case, alone):
     assert_same_step(turns[case], turns[alone])
