@@ -69,14 +69,15 @@ def phases(values: flags.FlagValues) -> int:
     if values.sweep:
         raise UserError("--sweep is for --mode=train; for --mode=sync try values of --config.rl.rollout.expert")
     from k2jax.analysis import compiling
-    from k2jax.rl import sync_analysis, sync_report
+    from k2jax.rl.sync.analysis import compile_phases
+    from k2jax.rl.sync.report import phases_json, phases_table
 
     config = compiling.for_tpu(cli.config_of(values))
     try:
-        report = sync_analysis.compile_phases(config, values.topology)
+        report = compile_phases(config, values.topology)
     except compiling.DoesNotFit as error:
         return _does_not_fit(f"a program needs {error.needs}; --mode=train, prefill and decode say which")
-    print(json.dumps(sync_report.phases_json(report), indent=2) if values.json else sync_report.phases_table(report))
+    print(json.dumps(phases_json(report), indent=2) if values.json else phases_table(report))
     large = [f"{name} needs {part.hbm.needs}" for name, part in report._asdict().items() if not part.hbm.fits]
     return _does_not_fit("; ".join(large)) if large else 0
 

@@ -14,12 +14,12 @@ from k2jax.env.verifying import VerifierPool
 from k2jax.inference import LockstepClient
 from k2jax.losses.registry import make_policy_loss
 from k2jax.rl.event_loop import EventLoop
+from k2jax.rl.rewards.toggle import Toggle
 from k2jax.rl.rollouts import Rollouts
 from k2jax.rl.setup import open_chat
+from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
 from k2jax.rl.tasks import TaskMixture
-from k2jax.rl.toggle import Toggle
 from k2jax.rl.updates import Updates
-from k2jax.rl.weight_sync import WeightSync, colocated_engine
 from k2jax.text.chat import ChatBuilder
 from k2jax.train.program import Program
 from k2jax.train.run import Run

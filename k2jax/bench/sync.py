@@ -17,8 +17,8 @@ import numpy as np
 from k2jax.bench.timing import Row, interleaved, rate_row
 from k2jax.config import Config, defaults, resolve
 from k2jax.config.schema import RolloutConfig
-from k2jax.rl.checkpoint_engine import SHARED_MEMORY, CheckpointEngine
-from k2jax.rl.weight_sync import WeightSync, colocated_engine
+from k2jax.rl.sync.checkpoint_engine import SHARED_MEMORY, CheckpointEngine
+from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
 from k2jax.train.program import Program
 from k2jax.train.report import device_name
 

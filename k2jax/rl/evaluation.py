@@ -15,7 +15,7 @@ from k2jax.env.critic.verdict_metrics import JudgedPair
 from k2jax.errors import UserError
 from k2jax.evaluate.pass_at_k import proportion, summarize_samples
 from k2jax.inference import Engine, LockstepClient
-from k2jax.rl.critic_setup import open_critic, uses_critic
+from k2jax.rl.critic.setup import open_critic, uses_critic
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.rollouts import PromptGroup, Rollouts
 from k2jax.rl.setup import open_scorer

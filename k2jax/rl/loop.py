@@ -15,20 +15,20 @@ from k2jax import processes
 from k2jax.config.schema import Config
 from k2jax.inference import LockstepClient
 from k2jax.losses.registry import make_policy_loss
-from k2jax.rl.critic_setup import open_critic, rubrics_identity
+from k2jax.rl.critic.setup import open_critic, rubrics_identity
+from k2jax.rl.distillation.teachers import open_teachers
 from k2jax.rl.evaluation import HeldOutTasks
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.measure import iteration_record
-from k2jax.rl.offload import at_rest
 from k2jax.rl.report import write_results
 from k2jax.rl.retention import VerdictRetention
+from k2jax.rl.rewards.toggle import Toggle
 from k2jax.rl.rollouts import Rollouts
 from k2jax.rl.setup import check_config, open_chat, open_scorer, publisher
+from k2jax.rl.sync.offload import at_rest
+from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
 from k2jax.rl.tasks import TaskMixture
-from k2jax.rl.teachers import open_teachers
-from k2jax.rl.toggle import Toggle
 from k2jax.rl.updates import Updates
-from k2jax.rl.weight_sync import WeightSync, colocated_engine
 from k2jax.train.corpus import ptx_data
 from k2jax.train.program import Program
 from k2jax.train.run import Run

@@ -9,8 +9,8 @@ import numpy as np
 
 from k2jax.config.schema import Config
 from k2jax.env.critic.verdict_metrics import verdict_metrics
-from k2jax.rl.critic import refinement_metrics
-from k2jax.rl.rewards import budgeted_reward
+from k2jax.rl.critic.critic import refinement_metrics
+from k2jax.rl.rewards.group_rewards import budgeted_reward
 from k2jax.rl.rollouts import PromptGroup
 from k2jax.rl.tasks import CRITIC
 

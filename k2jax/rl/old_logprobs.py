@@ -14,8 +14,8 @@ import numpy as np
 
 from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
-from k2jax.rl.packing import padding_like
-from k2jax.rl.repacking import repacked
+from k2jax.rl.packing.repacking import repacked
+from k2jax.rl.packing.rows import padding_like
 
 Score = Callable[[Sequence[PackedBatch]], np.ndarray]
 ROUNDING = 1e-5

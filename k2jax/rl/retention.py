@@ -12,7 +12,7 @@ from pathlib import Path
 from k2jax import processes
 from k2jax.checkpoint import committed_steps
 from k2jax.env.verdicts import VerdictLog
-from k2jax.rl.budgets import KEY as BUDGETS
+from k2jax.rl.rewards.budgets import KEY as BUDGETS
 
 
 class VerdictRetention:

@@ -22,7 +22,7 @@ from k2jax.env.registry import environments
 from k2jax.env.rollout import run_episode
 from k2jax.env.scorer import Scorer
 from k2jax.inference import LockstepClient
-from k2jax.rl.critic import Critic
+from k2jax.rl.critic.critic import Critic
 from k2jax.rl.schedules import sampling_temperature
 from k2jax.rl.tasks import DrawnTask, TaskMixture, class_config
 from k2jax.text.chat import ChatFormat

@@ -24,7 +24,7 @@ from k2jax.parallel.batches import BatchSharding
 from k2jax.parallel.gradients import make_loss_sums
 from k2jax.parallel.layout import make_layout
 from k2jax.parallel.mesh import rows_per_micro_batch
-from k2jax.rl.packing import padding_like
+from k2jax.rl.packing.rows import padding_like
 from k2jax.train.state import compute_dtype
 from pallas_kernels.vma import vary_tree
 

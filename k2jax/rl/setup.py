@@ -16,9 +16,9 @@ from k2jax.env.verdicts import VerdictLog
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.inference import Engine
-from k2jax.rl.checkpoint_engine import CheckpointEngine, store_folder
-from k2jax.rl.critic_setup import check_critic
+from k2jax.rl.critic.setup import check_critic
 from k2jax.rl.event_loop import EventLoop
+from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
 from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer

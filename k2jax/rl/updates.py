@@ -13,15 +13,15 @@ import numpy as np
 from k2jax.batch import PackedBatch
 from k2jax.data import TrainingData
 from k2jax.losses.quantiles import quantile
-from k2jax.rl.advantages import group_advantages
-from k2jax.rl.distillation import Distiller, equalize_domains
+from k2jax.rl.distillation.distiller import Distiller, equalize_domains
+from k2jax.rl.distillation.teachers import Teachers
 from k2jax.rl.old_logprobs import OldLogprobs
-from k2jax.rl.packing import PackedRows, in_updates, pack, parts_of, ptx_row
+from k2jax.rl.packing.rows import PackedRows, in_updates, pack, parts_of, ptx_row
+from k2jax.rl.packing.training_paths import TrainingSample, replayed_routes
+from k2jax.rl.rewards.advantages import group_advantages
+from k2jax.rl.rewards.toggle import Toggle
 from k2jax.rl.rollouts import PromptGroup
 from k2jax.rl.scoring_pass import ScoringPass
-from k2jax.rl.teachers import Teachers
-from k2jax.rl.toggle import Toggle
-from k2jax.rl.training_paths import TrainingSample, replayed_routes
 from k2jax.train.record import scalar_metrics
 from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics

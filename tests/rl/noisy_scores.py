@@ -7,7 +7,7 @@ import numpy as np
 from k2jax.batch import stack_rows
 from k2jax.losses.targets import token_temperature
 from k2jax.model import forward, head_weight, token_logprobs
-from k2jax.rl.packing import empty_row
+from k2jax.rl.packing.rows import empty_row
 from pallas_kernels.routed_experts import routed_experts
 
 

@@ -14,11 +14,11 @@ from k2jax.convert.loading import from_pretrained
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
-from k2jax.rl import offload
-from k2jax.rl.checkpoint_engine import CheckpointEngine, store_folder
 from k2jax.rl.loop import train
-from k2jax.rl.stored_weights import load_current
-from k2jax.rl.weight_sync import StaleWeightsError, WeightSync
+from k2jax.rl.sync import offload
+from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
+from k2jax.rl.sync.stored_weights import load_current
+from k2jax.rl.sync.weight_sync import StaleWeightsError, WeightSync
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.runs import assert_equal_runs, start
@@ -157,7 +157,7 @@ def test_a_skipped_push_of_the_weights_is_caught_at_once(folder, monkeypatch):
 
 
 def _old():
-    from k2jax.rl.weight_sync import SyncStats
+    from k2jax.rl.sync.weight_sync import SyncStats
 
     return SyncStats(1.0, 1, "", 0)
 

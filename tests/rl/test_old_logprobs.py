@@ -12,9 +12,9 @@ from k2jax.params import initialize
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
 from k2jax.rl.old_logprobs import OldLogprobs
-from k2jax.rl.packing import empty_row, pack
-from k2jax.rl.repacking import repacked
-from k2jax.rl.training_paths import TrainingSample
+from k2jax.rl.packing.repacking import repacked
+from k2jax.rl.packing.rows import empty_row, pack
+from k2jax.rl.packing.training_paths import TrainingSample
 from tests.rl.noisy_scores import noisy_scores
 from tests.rl.tiny import tiny
 from tests.rl.trees import single_turn

@@ -12,10 +12,10 @@ from k2jax.config import PackingConfig
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
-from k2jax.rl.packing import pack, padding_like, parts_of, ptx_row
-from k2jax.rl.repacking import repacked
+from k2jax.rl.packing.repacking import repacked
+from k2jax.rl.packing.rows import pack, padding_like, parts_of, ptx_row
 from k2jax.trajectory.store import TrajectoryStore
-from tests.rl.test_packing import LAYOUTS, samples
+from tests.rl.packing.test_rows import LAYOUTS, samples
 from tests.rl.tiny import tiny
 
 ROUTES = (3, 2)  # expert layers, active experts

@@ -1,0 +1,127 @@
+"""The judge that ``config.rl.critic`` describes: checked, opened and closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+import contextlib
+import os
+import re
+
+from k2jax import processes
+from k2jax.client import HTTPClient
+from k2jax.config.schema import Config, RLConfig
+from k2jax.convert.loading import tokenizer_of
+from k2jax.env.critic.judge import Judge
+from k2jax.env.critic.judge_formats import JUDGE_FORMATS
+from k2jax.env.critic.rubrics import Rubric, fingerprint, load_rubrics
+from k2jax.env.verdicts import VerdictLog
+from k2jax.errors import UserError
+from k2jax.inference import LockstepClient
+from k2jax.rl.critic.critic import Critic
+from k2jax.rl.event_loop import EventLoop
+from k2jax.rl.tasks import CRITIC
+from k2jax.text.chat import ChatFormat, chat_format
+from k2jax.text.tokenizer import Tokenizer
+
+
+def uses_critic(rl: RLConfig) -> bool:
+    """Whether anything in a run is judged by comparison, or trains the judge."""
+    return bool(rl.critic.share) or any(task.reward == "critic" for task in rl.tasks.values())
+
+
+def check_critic(config: Config) -> None:
+    """Rejects what the critic cannot do, before anything is opened.
+
+    Raises:
+        UserError: in one line that names the keys.
+    """
+    rl, critic = config.rl, config.rl.critic
+    if not uses_critic(rl):
+        return
+    if CRITIC in rl.tasks:
+        raise UserError(f"config.rl.tasks.{CRITIC}: {CRITIC!r} is the class of the judge's own tasks; choose another")
+    if critic.share and critic.judge == "endpoint":
+        raise UserError("config.rl.critic.share trains the policy as its own judge; set rl.critic.judge to policy")
+    if critic.share and all(task.reward == "critic" for task in rl.tasks.values()):
+        raise UserError("config.rl.critic.share needs a class in config.rl.tasks whose reward is a verifier's")
+    if rl.toggle.period and any(task.reward == "critic" for task in rl.tasks.values()):
+        raise UserError("config.rl.toggle counts right responses, which no critic knows; set rl.toggle.period to 0")
+    if critic.judge == "policy" and critic.max_tokens >= rl.rollout.max_length:
+        raise UserError(
+            f"config.rl.critic.max_tokens {critic.max_tokens} leaves no room for a question in "
+            f"config.rl.rollout.max_length {rl.rollout.max_length}"
+        )
+    if critic.format == "compact" and critic.rubrics:
+        raise UserError("config.rl.critic.rubrics are not read with rl.critic.format compact; set it to chat")
+    if critic.judge == "endpoint" and not (re.match("https?://", critic.url) and critic.model):
+        raise UserError("config.rl.critic.judge endpoint needs rl.critic.url (http://...) and rl.critic.model")
+    if critic.judge == "policy" and (critic.url or critic.model or critic.tokenizer):
+        raise UserError("config.rl.critic.url, model and tokenizer are of an endpoint; set rl.critic.judge to endpoint")
+    if critic.api_key_variable and not os.environ.get(critic.api_key_variable):
+        raise UserError(f"config.rl.critic.api_key_variable: ${critic.api_key_variable} is not set; export the key")
+    read_rubrics(rl)
+
+
+def read_rubrics(rl: RLConfig) -> tuple[Rubric, ...]:
+    """The rubrics of a run; none with the compact format, which has no room for them.
+
+    Raises:
+        UserError: a file of rubrics is wrong.
+    """
+    return () if rl.critic.format == "compact" else load_rubrics(rl.critic.rubrics)
+
+
+def rubrics_identity(config: Config) -> dict[str, str]:
+    """What ties a checkpoint to its rubrics: their hash by a name for messages; empty for a run without them."""
+    rubrics = read_rubrics(config.rl) if uses_critic(config.rl) else ()
+    return {"set of rubrics": fingerprint(rubrics)} if rubrics else {}
+
+
+@contextlib.contextmanager
+def open_critic(
+    config: Config,
+    client: LockstepClient,
+    chat: ChatFormat,
+    tokenizer: Tokenizer,
+    log: VerdictLog | None,
+    event_loop: EventLoop,
+) -> Iterator[Critic | None]:
+    """The critic of a run, or None for a run without one.
+
+    Args:
+        config: the run's.
+        client: of the policy.
+        chat: the policy's conversations.
+        tokenizer: the policy's.
+        log: verdicts on comparisons are written to it.
+        event_loop: on which the rollouts run.
+
+    Raises:
+        UserError: the endpoint's tokenizer cannot be read or has no chat format.
+    """
+    rl, critic = config.rl, config.rl.critic
+    if not uses_critic(rl):
+        yield None
+        return
+    log = log if processes.is_first() else None
+    rubrics, style = read_rubrics(rl), JUDGE_FORMATS[critic.format]
+    options = {"max_tokens": critic.max_tokens, "log": log}
+    if critic.judge == "policy":
+        # Every process of the engine has to ask: the log of the first one alone must not decide what it runs.
+        options |= {"name": "policy", "max_length": rl.rollout.max_length, "always_asks": True}
+        judge = Judge(client, chat, tokenizer, style, **options)
+        yield Critic(rl, judge, rubrics, client.gather, seed=config.train.seed)
+        return
+    if critic.tokenizer:
+        tokenizer = tokenizer_of(critic.tokenizer)
+        chat = chat_format(tokenizer)
+    key = os.environ[critic.api_key_variable] if critic.api_key_variable else None
+    endpoint = HTTPClient(
+        critic.url, critic.model, api_key=key, timeout=critic.timeout, attempts=1 + rl.scoring.retries
+    )
+    try:
+        judge = Judge(endpoint, chat, tokenizer, style, name=critic.model, concurrency=critic.concurrency, **options)
+        yield Critic(rl, judge, rubrics, asyncio.gather, seed=config.train.seed)
+    finally:
+        event_loop.run(endpoint.__aexit__())

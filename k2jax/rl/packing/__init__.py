@@ -1,0 +1,1 @@
+"""From trajectories to rows of a batch: the paths that train, cut into fragments, placed in rows, and packed anew."""

@@ -1,0 +1,154 @@
+"""Responses to train on as fragments, each a forest of token trees that fits a row.
+
+In the layout ``tree`` the paths of a group are sorted, so that those with a common prefix are neighbours: a prefix that
+a path shares with the one before it is stored once. That is the order of a depth-first walk through the tree of all
+paths. A group that is larger than a row is cut between paths; the first path behind a cut is stored whole again, so
+that every fragment holds what its tokens were sampled behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from k2jax.config.schema import PackingLayout
+from k2jax.rl.packing.training_paths import TrainingPath, TrainingResponse
+
+
+class RowSize(NamedTuple):
+    """What a row has room for, or something takes of it.
+
+    Attributes:
+        tokens: tokens.
+        turns: entries in the table of turns.
+        responses: entries in the table of responses.
+    """
+
+    tokens: int
+    turns: int
+    responses: int
+
+    def plus(self, other: RowSize) -> RowSize:
+        """Both together."""
+        return RowSize(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def fits(self, room: RowSize) -> bool:
+        """Whether a row of that size has room for it."""
+        return all(a <= b for a, b in zip(self, room, strict=True))
+
+
+class PlacedPath(NamedTuple):
+    """A path in a fragment.
+
+    Attributes:
+        path: the path.
+        response: that its tokens count in.
+        shared: number of its first tokens that it shares with the path before it, and that are not stored again.
+    """
+
+    path: TrainingPath
+    response: TrainingResponse
+    shared: int
+
+
+class Fragment(NamedTuple):
+    """Paths of one group that go into one row.
+
+    Attributes:
+        paths: in the order in which they are stored.
+        size: what they take of a row.
+    """
+
+    paths: list[PlacedPath]
+    size: RowSize
+
+
+def fragments(
+    responses: Sequence[TrainingResponse], layout: PackingLayout, room: RowSize, *, splits_responses: bool
+) -> list[Fragment]:
+    """The responses as fragments.
+
+    Args:
+        responses: those of one group are in one piece.
+        layout: ``paths`` stores every path by itself, and each response is a fragment; ``tree`` stores what the paths
+            of a group share once.
+        room: the size of a row.
+        splits_responses: whether the paths of a response that is larger than a row may go into several. Their tokens
+            and turns are then all there, but no row has the response's whole sum.
+
+    Raises:
+        ValueError: a path, or a response that may not be split, is larger than a row.
+    """
+    units = [unit for response in responses for unit in _units(response, layout, room, splits_responses)]
+    if layout == "paths":
+        return [_fragment(unit, layout) for unit in units]
+    groups: dict[tuple[int, int], list[_Unit]] = {}
+    for unit in units:
+        groups.setdefault(unit.response.group, []).append(unit)
+    return [fragment for group in groups.values() for fragment in _cut(sorted(group, key=_first_bytes), room)]
+
+
+class _Unit(NamedTuple):
+    """Paths of a response that stay together."""
+
+    response: TrainingResponse
+    paths: list[TrainingPath]
+
+
+def _units(response: TrainingResponse, layout: PackingLayout, room: RowSize, splits_responses: bool) -> Iterator[_Unit]:
+    paths = sorted(response.paths, key=_path_bytes) if layout == "tree" else response.paths
+    size = _fragment(_Unit(response, paths), layout).size
+    if size.fits(room):
+        yield _Unit(response, paths)
+        return
+    longest = max(len(path) for path in paths)
+    if longest > room.tokens or not splits_responses:
+        what, tokens = ("path", longest) if longest > room.tokens else ("response", size.tokens)
+        raise ValueError(f"a {what} of {tokens} tokens and {size.turns} turns does not fit a row of {room.tokens}")
+    for path in paths:
+        yield _Unit(response, [path])
+
+
+def _cut(units: Iterable[_Unit], room: RowSize) -> Iterator[Fragment]:
+    """Fragments as full as they come, each of consecutive units."""
+    fragment = None
+    for unit in units:
+        longer = None if fragment is None else _joined(fragment, unit)
+        if longer is None or not longer.size.fits(room):
+            if fragment is not None:
+                yield fragment
+            longer = _fragment(unit, "tree")
+        fragment = longer
+    if fragment is not None:
+        yield fragment
+
+
+def _joined(fragment: Fragment, unit: _Unit) -> Fragment:
+    more = _fragment(unit, "tree", fragment.paths[-1].path)
+    return Fragment(fragment.paths + more.paths, fragment.size.plus(more.size))
+
+
+def _fragment(unit: _Unit, layout: PackingLayout, before: TrainingPath | None = None) -> Fragment:
+    placed = []
+    for path in unit.paths:
+        shared = _common_prefix(before, path) if layout == "tree" and before is not None else 0
+        placed.append(PlacedPath(path, unit.response, shared))
+        before = path
+    tokens = sum(len(each.path) - each.shared for each in placed)
+    return Fragment(placed, RowSize(tokens, sum(len(path.turns) for path in unit.paths), 1))
+
+
+def _common_prefix(a: TrainingPath, b: TrainingPath) -> int:
+    length = min(len(a), len(b))
+    equal_T = (a.record_T4[:length] == b.record_T4[:length]).all(1)
+    return length if equal_T.all() else int(np.argmin(equal_T))
+
+
+def _path_bytes(path: TrainingPath) -> bytes:
+    return path.record_T4.tobytes()
+
+
+def _first_bytes(unit: _Unit) -> bytes:
+    return _path_bytes(unit.paths[0])

@@ -1,0 +1,206 @@
+"""Trajectories as rows of a batch: token in, token out.
+
+Every path of a trajectory is stored by itself, or what the paths of a group share is stored once (Tree Training,
+KAT-Coder-V2, section 3.3.2): a row then holds trees in depth-first order, ``positions`` are depths, ``parent`` leads
+from the first token of a branch to the one that it forks from, and ``exit`` is where a token's subtree ends. Both
+layouts give the same gradient. Which rows there are is a function of the samples, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from k2jax.batch import NO_EXPERTS, PackedBatch, stack_rows
+from k2jax.config.schema import PackingConfig
+from k2jax.losses.targets import PolicyTargets, empty_targets
+from k2jax.rl.packing.fragments import Fragment, PlacedPath, RowSize, fragments
+from k2jax.rl.packing.placement import place
+from k2jax.rl.packing.training_paths import Routes, TrainingSample, training_responses
+
+TOKENS_PER_ENTRY = 4
+"""Tokens of a row for each entry of its tables of turns and responses: a row takes no more of them than a table has."""
+
+
+class PackedRows(NamedTuple):
+    """Rows, and how well they are used.
+
+    Attributes:
+        rows: ``[S]`` each.
+        stored_tokens: tokens in them, padding left out.
+        path_tokens: tokens that they would hold if every path were stored by itself.
+    """
+
+    rows: list[PackedBatch]
+    stored_tokens: int
+    path_tokens: int
+
+    @property
+    def padding(self) -> float:
+        """Share of the rows that is padding."""
+        capacity = sum(len(row.tokens) for row in self.rows)
+        return 1 - self.stored_tokens / capacity if capacity else 0.0
+
+    @property
+    def tokens_saved(self) -> float:
+        """Tokens in all paths over tokens stored, 1 or more."""
+        return self.path_tokens / self.stored_tokens if self.stored_tokens else 1.0
+
+
+def pack(
+    samples: Sequence[TrainingSample],
+    length: int,
+    config: PackingConfig,
+    *,
+    splits_responses: bool = False,
+    routes: Routes | None = None,
+) -> PackedRows:
+    """Rows ``[S]`` of NumPy arrays with the targets of policy losses.
+
+    Args:
+        samples: in the order of training; those of a group stand together.
+        length: tokens of a row.
+        config: whether what paths share is stored once, and how a sampled token that they share counts.
+        splits_responses: whether a response of several paths that is larger than a row may be split, which suits
+            losses over tokens and turns.
+        routes: expert layers and active experts of the model, where the rows hold the recorded experts. A token that
+            paths share has those of the path that is stored first.
+
+    Raises:
+        ValueError: a path is longer than a row, or a response that may not be split is larger.
+    """
+    room = empty_row_size(length)
+    responses = [one for sample in samples for one in training_responses(sample, config.shared_tokens, routes)]
+    parts = fragments(responses, config.layout, room, splits_responses=splits_responses)
+    rows = []
+    for indices in place(np.array([part.size for part in parts], int), room):
+        row = _Row(length, routes)
+        for index in indices:
+            row.add(parts[index])
+        rows.append(row.packed())
+    stored = sum(part.size.tokens for part in parts)
+    return PackedRows(rows, stored, sum(len(path) for response in responses for path in response.paths))
+
+
+def parts_of(rows: Sequence[PackedBatch], count: int, local_rows: Sequence[int]) -> list[PackedBatch]:
+    """Rows as batches of one shape, the last one filled up with padding.
+
+    Args:
+        rows: rows ``[S]``, at least one.
+        count: rows of a batch over all processes.
+        local_rows: numbers of the rows of a batch that this process reads; those from ``count`` on are padding.
+    """
+    padding = padding_like(rows[0])
+    batches = []
+    for start in range(0, len(rows), count):
+        batch = rows[start : start + count]
+        batches.append(stack_rows([batch[row] if row < len(batch) else padding for row in local_rows]))
+    return batches
+
+
+def empty_row(length: int, routes: Routes | None = None) -> PackedBatch:
+    """A row ``[S]`` of padding, with a leaf for replayed experts where ``routes`` says how many."""
+    room = empty_row_size(length)
+    return PackedBatch(
+        tokens=np.zeros(length, np.int32),
+        positions=np.zeros(length, np.int32),
+        exit=np.arange(length, dtype=np.int32),
+        parent=np.full(length, -1, np.int32),
+        targets=empty_targets(length, room.turns, room.responses),
+        experts=None if routes is None else np.full((length, *routes), NO_EXPERTS, np.int16),
+    )
+
+
+def padding_like(row: PackedBatch) -> PackedBatch:
+    """A row of padding with the leaves and the length of ``row [S]``."""
+    return empty_row(len(row.tokens), None if row.experts is None else row.experts.shape[1:])
+
+
+def empty_row_size(length: int) -> RowSize:
+    """What an empty row of so many tokens has room for."""
+    entries = max(1, length // TOKENS_PER_ENTRY)
+    return RowSize(length, entries, entries)
+
+
+def ptx_row(row: PackedBatch, routes: Routes | None = None) -> PackedBatch:
+    """A row ``[S]`` of pretraining or SFT as a row whose tokens count in the PTX term alone; routes as of ``pack``."""
+    empty = empty_row(len(row.tokens), routes)
+    return empty.replace(
+        tokens=row.tokens,
+        positions=row.positions,
+        exit=row.exit,
+        parent=row.parent,
+        targets=empty.targets._replace(ptx=row.targets["weights"]),
+    )
+
+
+class _Row:
+    """A row that is being filled."""
+
+    def __init__(self, length: int, routes: Routes | None):
+        self._row = empty_row(length, routes)
+        self._advantages_S = np.zeros(length, np.float64)  # summed over the responses of each token
+        self._end = self._turns = self._responses = 0
+
+    def add(self, fragment: Fragment) -> None:
+        numbers: dict[int, int] = {}
+        path_T = np.zeros(0, int)  # index in the row of every token of the path that was stored last
+        for placed in fragment.paths:
+            path_T = self._store(placed, path_T)
+            response = placed.response
+            if id(response) not in numbers:
+                numbers[id(response)] = self._responses
+                self._responses += 1
+            self._count(placed, path_T, numbers[id(response)])
+        self._row.exit[path_T] = self._end
+
+    def packed(self) -> PackedBatch:
+        targets: PolicyTargets = self._row.targets
+        targets.weight[:] = targets.mask
+        targets.advantage[:] = self._advantages_S / np.maximum(targets.mask, 1)
+        return self._row
+
+    def _store(self, placed: PlacedPath, before_T: np.ndarray) -> np.ndarray:
+        """Stores the tokens that the path before it does not have, and returns where all tokens of the path are."""
+        path, shared, start, row = placed.path, placed.shared, self._end, self._row
+        row.exit[before_T[shared:]] = start
+        self._end = end = start + len(path) - shared
+        path_T = np.concatenate([before_T[:shared], np.arange(start, end)])
+        row.tokens[start:end] = path.tokens_T[shared:]
+        row.positions[start:end] = np.arange(shared, len(path))
+        row.parent[start:end] = np.concatenate([[-1], path_T[:-1]])[shared:]
+        if row.experts is not None:
+            row.experts[start:end] = path.experts_TLK[shared:]
+        return path_T
+
+    def _count(self, placed: PlacedPath, path_T: np.ndarray, number: int) -> None:
+        """Counts the path's sampled tokens in its response, which has a number in the row."""
+        path, response, targets = placed.path, placed.response, self._row.targets
+        where = path_T[path.counted_T]
+        targets.mask[where] += 1
+        targets.domain[where] = response.domain
+        self._advantages_S[where] += response.advantage
+        targets.old_logprob[where] = targets.behavior_logprob[where] = path.logprobs_T[path.counted_T]
+        targets.temperature[where] = path.temperatures_T[path.counted_T]
+        for first, last in path.turns:
+            turn, self._turns = self._turns, self._turns + 1
+            targets.turn_first[turn], targets.turn_last[turn] = path_T[first], path_T[last]
+            targets.turn_response[turn] = number
+            targets.turn_advantage[turn] = response.advantage
+            targets.turn_tokens[turn] = path.counted_T[first : last + 1].sum()
+            targets.turn_weight[turn] = 1 / response.turns
+        targets.response_advantage[number] = response.advantage
+        targets.response_tokens[number] = response.tokens
+        # The share of its turns: where a response had to be split, its rows have the weight of one response.
+        targets.response_weight[number] += len(path.turns) / response.turns
+
+
+def in_updates(groups: Sequence[Sequence[TrainingSample]], updates: int) -> Iterator[list[TrainingSample]]:
+    """Samples of each optimizer update: whole groups, in order, as evenly as they divide; empty ones are left out."""
+    ends = np.linspace(0, len(groups), updates + 1).round().astype(int)
+    for start, end in itertools.pairwise(ends):
+        if samples := [sample for group in groups[start:end] for sample in group]:
+            yield samples

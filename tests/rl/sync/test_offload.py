@@ -1,0 +1,37 @@
+"""The training state rests in the host's memory during a rollout; on a CPU it stays where it is."""
+
+import jax
+import numpy as np
+import pytest
+
+from k2jax.rl.sync import offload
+from k2jax.train.program import Program
+from tests.parallel.tiny import config_of
+
+
+def kinds(state):
+    return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)}
+
+
+def test_on_a_cpu_nothing_moves():
+    state = Program(config_of({})).init()
+    assert offload.to_host(state) is state is offload.to_devices(state)
+    assert not offload.has_host_memory("cpu") and offload.has_host_memory("tpu")
+
+
+@pytest.mark.devices(8)
+def test_a_state_that_goes_to_the_host_and_back_is_the_same_and_is_never_in_both_memories(monkeypatch):
+    """The CPU backend has both kinds of memory, so that the moves are real ones here too."""
+    monkeypatch.setattr(offload, "has_host_memory", lambda platform: True)
+    program = Program(config_of({"parallel.data": 4, "parallel.expert": 2}))
+    state = program.init()
+    expected, shardings = jax.tree.map(np.array, state), jax.tree.map(lambda leaf: leaf.sharding, state)
+    on_host = offload.to_host(state)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert kinds(on_host) == {"pinned_host"}
+    back = offload.to_devices(on_host)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(on_host))
+    assert kinds(back) == {"device"}
+    assert jax.tree.map(lambda leaf: leaf.sharding, back) == shardings
+    jax.tree.map(np.testing.assert_array_equal, back, expected)
+    jax.tree.map(np.testing.assert_array_equal, offload.to_devices(back), expected)
