@@ -7,7 +7,8 @@ of the address.
 STYLE = """
 :root{color-scheme:light dark;--ink:#1d232b;--soft:#68717d;--line:#dfe3e8;
 --paper:#fff;--ground:#f4f6f8;--accent:#2c6e8f;
---good:#2f9270;--bad:#c0392b;--obs:#eef1f4;--chip:#e7ecf0}
+--good:#2f9270;--bad:#c0392b;--obs:#eef1f4;--chip:#e7ecf0;
+--treeobs:#cfd6de;--share:#e3e9fb;--shareink:#33508f}
 *{box-sizing:border-box}
 html{scroll-behavior:auto}
 body{margin:0;font:14px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
@@ -39,6 +40,8 @@ font-variant-numeric:tabular-nums}
 main{padding:26px 34px 80px;max-width:1180px}
 .episode,#overview{scroll-margin-top:40px}.episode{display:none}.episode:target{display:block}
 .episode:target~#overview{display:none}
+.episode:has(:target){display:block}
+.episode:has(:target)~#overview{display:none}
 header{display:flex;flex-wrap:wrap;gap:6px 12px;align-items:baseline;margin-bottom:14px}
 .back{margin-left:auto;color:var(--accent)}
 .tag{background:var(--chip);border-radius:99px;padding:1px 10px;font-size:12.5px}
@@ -54,12 +57,22 @@ details{min-width:0;max-width:100%}summary{cursor:pointer;color:var(--soft);font
 pre{margin:4px 0 0;white-space:pre-wrap;overflow-wrap:anywhere;font:12px/1.5 ui-monospace,Menlo,Consolas,monospace}
 .figures{display:flex;flex-wrap:wrap;gap:6px 28px;margin:0 0 16px}
 .figures dt{color:var(--soft);font-size:12px}.figures dd{margin:0;font-variant-numeric:tabular-nums}
-.node{background:var(--paper);border:1px solid var(--line);border-left:4px solid #b4bcc6;border-radius:9px;
+.node{position:relative;scroll-margin-top:14px;
+background:var(--paper);border:1px solid var(--line);border-left:4px solid #b4bcc6;border-radius:9px;
 padding:9px 14px 11px;margin:0 0 9px}
 .node.sampled{border-left-color:var(--accent)}
+.node:target{outline:2px solid var(--accent);outline-offset:1px}
 .node h3{font-size:12.5px;font-weight:400;color:var(--soft);margin:0 0 5px}
 .node h3 b{color:var(--ink);margin-right:9px}
 .node details{margin-top:7px}
+.node h3 a,.fork a{color:var(--accent)}
+.branch,.shared{float:right;border-radius:99px;padding:0 9px;margin-left:6px;background:var(--chip)}
+.shared{background:var(--share);color:var(--shareink)}
+.fork{margin:7px 0 0;font-size:12.5px;color:var(--soft)}
+.node::before{content:"";position:absolute;top:-1px;bottom:-10px;right:100%;margin-right:4px;
+background:repeating-linear-gradient(270deg,transparent 0 13px,var(--line) 13px 15px,transparent 15px 26px)}
+.i1::before{width:26px}.i2::before{width:52px}.i3::before{width:78px}.i4::before{width:104px}.i5::before{width:130px}
+.i6::before{width:156px}
 .i1{margin-left:26px}.i2{margin-left:52px}.i3{margin-left:78px}.i4{margin-left:104px}.i5{margin-left:130px}
 .i6{margin-left:156px}
 .tokens{margin:0;font:13px/1.85 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
@@ -70,6 +83,9 @@ background:var(--obs);color:#5d6671;box-shadow:inset 0 0 0 1px rgba(60,70,85,.10
 .tokens .b0{background:#eaf5f1}.tokens .b1{background:#fdf8e2}.tokens .b2{background:#fdeec0}
 .tokens .b3{background:#fcdd9b}.tokens .b4{background:#f9c37c}.tokens .b5{background:#f3a263}
 .tokens .b6{background:#e67a52}.tokens s.b7{background:#c94b41;color:#fff}.tokens s.bad{background:#7a2bc0;color:#fff}
+.tokens .clip{box-shadow:inset 0 -3px 0 #d81b60}
+.tokens .zero{text-decoration:line-through 2px #6a3fc4}
+.tokens i.turn{background:#57616d}
 .tokens .off{box-shadow:none;outline:1px dashed #8d96a1;outline-offset:-1px}
 .tokens i{font:600 10px system-ui,sans-serif;color:#fff;background:var(--accent);border-radius:4px;padding:1px 5px;
 margin:0 4px 0 2px;vertical-align:1px}
@@ -78,6 +94,30 @@ footer h3{font-size:12.5px;margin:0 0 4px}footer p{margin:4px 0}
 .tokens.legend-line{font-size:12px}
 .card{background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:14px 18px;margin-bottom:16px}
 .card h3{margin:0 0 8px;font-size:14px}
+summary b{color:var(--ink);font-size:14px;margin-right:8px}details.card{margin-bottom:16px}
+.card table{margin-top:6px}
+.card h3 span{font-weight:400;color:var(--soft);font-size:12.5px;margin-left:8px}.card h3 .hint{float:right}
+.tree{width:100%;height:auto;display:block}.tree a{outline-offset:-2px}
+.tree rect.observed{fill:var(--treeobs)}.tree rect.model{fill:#2f7fa3}
+.tree a:hover rect{stroke:var(--ink);stroke-width:2}
+.tree text{font:11px system-ui,sans-serif;fill:var(--ink);pointer-events:none}.tree text.model{fill:#fff}
+.tree text.tick{fill:var(--soft)}
+.tree line{stroke-width:1.3}.tree .clipped{stroke:#ff5c93}.tree .zeroed{stroke:#cdb7ff}
+.turns,.comparisons{width:100%;font-variant-numeric:tabular-nums}
+.turns th,.comparisons th{font-size:12px;padding:0 12px 3px 0}
+.turns td,.comparisons td{padding:2px 12px 2px 0;border-top:1px solid var(--line);vertical-align:top}
+.wide{overflow-x:auto}
+.comparisons td{padding:5px 12px 5px 0}
+.tag.won{background:#dcefe7;color:#1b5c46}.tag.lost{background:#f6dcd8;color:#8a2a1d}
+.tag.unknown{background:#f6ebd3;color:#7a5510}
+.card p{margin:0 0 8px}.chips{display:flex;flex-wrap:wrap;gap:5px;align-items:baseline;color:var(--soft)}
+.matrices{display:flex;flex-wrap:wrap;gap:18px 34px}
+.matrices figcaption{font-weight:400;font-size:12.5px;color:var(--soft);max-width:180px;overflow:hidden;
+text-overflow:ellipsis;white-space:nowrap;margin-bottom:3px}
+.matrix{border-collapse:separate;border-spacing:3px;margin-left:-3px}.matrix th{font-size:11.5px;padding:0 5px 0 0}
+.matrix td{width:15px;height:15px;border-radius:4px;padding:0;background:var(--chip)}
+.matrix .won{background:#2a8468}.matrix .lost{background:#c2503c}.matrix .tied{background:#c9b458}
+.matrix .unknown{background:#8d96a1}
 .curves{display:grid;grid-template-columns:repeat(auto-fill,minmax(310px,1fr));gap:16px 24px}
 figure{margin:0}figcaption{font-weight:600;font-size:13px}
 .curve{width:100%;height:auto;display:block}
@@ -99,7 +139,8 @@ circle.c4,.swatch.c4{fill:#6f58a8;background:#6f58a8}circle.c5,.swatch.c5{fill:#
 @media(max-width:800px){.layout{display:block}aside{position:static;height:auto}.lists{max-height:40vh}
 main{padding:18px 14px}}
 @media(prefers-color-scheme:dark){:root{--ink:#e4e8ed;--soft:#97a1ad;--line:#333b45;--paper:#1d2229;--ground:#15191e;
---accent:#4c9cc2;--obs:#2a313a;--chip:#2b323b}.tokens s{color:#aab3bd}}
+--accent:#4c9cc2;--obs:#2a313a;--chip:#2b323b;--treeobs:#434d59;--share:#27324d;--shareink:#a9c0f5}
+.tokens s{color:#aab3bd}}
 """
 
 

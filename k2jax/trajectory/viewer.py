@@ -6,24 +6,28 @@ It is one static file without scripts that loads nothing; all text of trajectori
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import itertools
 from pathlib import Path
 from typing import NamedTuple
 
 from k2jax.report.files import write_atomic
 from k2jax.report.series import Records
+from k2jax.trajectory.annotations import PairVerdict, comparisons
 from k2jax.trajectory.curves import curves
-from k2jax.trajectory.episode_page import Decode, episode, legend
+from k2jax.trajectory.episode_page import episode
 from k2jax.trajectory.markup import Html, document, element
 from k2jax.trajectory.page_style import STYLE, choice_rules
+from k2jax.trajectory.token_boxes import Decode, legend
 from k2jax.trajectory.types import Trajectory
+from k2jax.trajectory.verdict_page import comparison_matrix
 
 MOST_TOKENS = 200_000
 """Boxes of a page by default: about 20 MB of HTML."""
 _SCORES = 5  # shades of rewards
 _ORDERS = {"group": "by group", "reward": "by reward", "length": "by length"}
 _HINT = "Choose a trajectory. Point at a token for its id, probability and version."
+_COMPARED = "The critic's comparisons: the row's sample against the column's, green where it won"
 _ONLY = {"all": "all", "rewarded": "reward > 0", "unrewarded": "reward ≤ 0", "unscored": "not scored"}
 
 
@@ -42,7 +46,10 @@ class _Entry(NamedTuple):
 
     @property
     def label(self) -> str:
-        return "—" if self.reward is None else f"{self.reward:.3g}"
+        if self.reward is None:
+            return "—"
+        exact = f"{self.reward:.3g}"
+        return exact if len(exact) < 6 or abs(self.reward) >= 10 else f"{self.reward:.2f}"
 
 
 def write_page(
@@ -58,31 +65,54 @@ def write_page(
 
     Args:
         path: of the HTML file.
-        trajectories: of one iteration; one at a time is in memory besides the page.
+        trajectories: of one iteration, the samples of a prompt together; those of one prompt at a time are in memory
+            besides the page.
         decode: gives the text of a token id.
         title: of the page.
         records: of the run's metrics, for curves.
         most_tokens: tokens that the page shows; of later trajectories it shows the rest, and says so.
     """
-    entries, episodes, shown = [], [], 0
-    for number, trajectory in enumerate(trajectories):
-        reward = None if trajectory.reward is None else trajectory.reward.value
-        count = trajectory.sampled_tokens
-        entries.append(
-            _Entry(number, trajectory.task, trajectory.domain, trajectory.key, trajectory.status, reward, count)
-        )
-        shown += sum(len(node.tokens) for node in trajectory.nodes)
-        episodes.append(episode(trajectory, number, decode if shown <= most_tokens else None))
+    entries, episodes, matrices, shown = [], [], [], 0
+    for _, group in itertools.groupby(trajectories, key=lambda trajectory: trajectory.key[:2]):
+        members = list(group)
+        samples = {trajectory.key[2]: len(entries) + place for place, trajectory in enumerate(members)}
+        verdicts = _verdicts(members)
+        for trajectory in members:
+            number, sample = len(entries), trajectory.key[2]
+            entries.append(_entry(number, trajectory))
+            shown += sum(len(node.tokens) for node in trajectory.nodes)
+            visible = decode if shown <= most_tokens else None
+            episodes.append(episode(trajectory, number, visible, verdicts[sample], samples))
+        if matrix := comparison_matrix(samples, verdicts):
+            matrices.append(element("figure", element("figcaption", members[0].task), matrix))
     domains = list(dict.fromkeys(entry.domain for entry in entries))
     entries = _with_classes(entries, domains)
     body = element(
         "div",
         _sidebar(title, entries, domains),
-        element("main", *episodes, _overview(title, entries, records), _footer()),
+        element("main", *episodes, _overview(title, entries, records, matrices), _footer()),
         class_="layout",
     )
     page = document(title, STYLE + choice_rules(len(domains)), *_buttons(len(domains)), body)
     return write_atomic(path, page)
+
+
+def _entry(number: int, trajectory: Trajectory) -> _Entry:
+    reward = None if trajectory.reward is None else trajectory.reward.value
+    about = trajectory.task, trajectory.domain, trajectory.key, trajectory.status
+    return _Entry(number, *about, reward, trajectory.sampled_tokens)
+
+
+def _verdicts(members: Sequence[Trajectory]) -> dict[int, list[PairVerdict]]:
+    """A critic's verdicts by sample, each pair on both sides."""
+    verdicts: dict[int, list[PairVerdict]] = {trajectory.key[2]: [] for trajectory in members}
+    for trajectory in members:
+        sample = trajectory.key[2]
+        for verdict in comparisons(trajectory):
+            verdicts[sample].append(verdict)
+            if verdict.other in verdicts and verdict.other != sample:
+                verdicts[verdict.other].append(verdict.seen_by_other(sample))
+    return verdicts
 
 
 def _buttons(domains: int) -> list[Html]:
@@ -170,7 +200,7 @@ def _mean(members: list[_Entry]) -> str:
     return f"{sum(known) / len(known):.2f}" if known else "—"
 
 
-def _overview(title: str, entries: list[_Entry], records: Records) -> Html:
+def _overview(title: str, entries: list[_Entry], records: Records, matrices: list[Html]) -> Html:
     drawn = curves(records)
     rows = []
     for task, members in _groups(entries):
@@ -191,6 +221,7 @@ def _overview(title: str, entries: list[_Entry], records: Records) -> Html:
     cards = [
         ("The run", element("div", drawn, class_="curves") if drawn else None),
         ("Rewards of this iteration, a row for each prompt", element("div", *rows, class_="groups")),
+        (_COMPARED, element("div", *matrices, class_="matrices") if matrices else None),
     ]
     return element(
         "article",

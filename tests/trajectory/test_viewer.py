@@ -24,6 +24,7 @@ from k2jax.report.metrics import MetricsLog
 from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.trajectories import decoder
 from k2jax.trajectory import Node, Reward, Trajectory, TrajectoryStore, exported
+from k2jax.trajectory.annotations import PairVerdict, set_comparisons
 from k2jax.trajectory.curves import nice_ticks
 from k2jax.trajectory.markup import element, visible
 from k2jax.trajectory.viewer import write_page
@@ -31,9 +32,10 @@ from tests.command import run_command
 from tests.trajectory.trees import chat, message, sampled, trajectories
 
 TAGS = """html head meta title style body input div aside h1 h2 h3 a p label span small main article header section b i
-s dl dt dd table tr th td strong details summary pre figure figcaption svg line text polyline circle ul li footer"""
+s dl dt dd table tr th td strong details summary pre figure figcaption svg line text polyline circle rect ul li
+footer"""
 ATTRIBUTES = """charset http-equiv content name lang type id class checked for href title open viewbox role x y x1 x2 y1
-y2 cx cy r points"""
+y2 cx cy r rx width height points"""
 OWNED = "document.title='owned'"
 HOSTILE = f"</s></script></style></pre></title>--><script>{OWNED}</script><img src=x onerror={OWNED}>"
 ADDRESS = (
@@ -73,7 +75,7 @@ def check(html):
     page = Page(html)
     for tag, attributes in page.elements:
         assert tag in TAGS.split() and attributes.keys() <= set(ATTRIBUTES.split()), (tag, attributes)
-        assert re.fullmatch(r"#(overview|e\d+)", attributes.get("href") or "#overview")
+        assert re.fullmatch(r"#(overview|e\d+(n\d+)?)", attributes.get("href") or "#overview")
         assert re.fullmatch(r"[\w -]*", attributes.get("class") or "")
     (style,) = [data for tag, data in page.text if tag == "style"]
     assert "url(" not in style and "@import" not in style
@@ -87,8 +89,10 @@ def hostile(text):
     """A trajectory with markup wherever a trajectory can hold text."""
     trajectory = Trajectory(
         text, text, (0, 0, 0), status="masked", reward=Reward(1.0, {text: 0.5}, {text: [text, {text: text}]}),
-        error=text, metadata={text: text},
+        error=text, metadata={text: text, "training": {text: text}},
     )  # fmt: skip
+    said = PairVerdict(1, ("first", "second"), (text, text), (text,))
+    set_comparisons(trajectory, [said, said._replace(error=text)])
     trajectory.add(Node.observed(-1, [1, 2], message(text, text, **{text: text})))
     trajectory.add(sampled(0, [3, 4], finish=text, message=message("assistant", text)))
     return trajectory
@@ -138,9 +142,16 @@ def test_tokens_have_their_text_probability_version_and_mask(tmp_path):
         {"title": "token 1, id 8, -log p 0.300 nats (p 0.741), version 5", "class": "b3"},
         {"title": "token 2, id 9, -log p 5.000 nats (p 0.007), version 5, not trained", "class": "b7 off"},
     ]
-    assert [text for tag, text in page.text.elements() if tag == "i"] == ["v3", "v4", "v4", "v4", "v5"]
+    assert [text for tag, text in page.text.elements() if tag == "i" and text[0] == "v"] == [
+        "v3",
+        "v4",
+        "v4",
+        "v4",
+        "v5",
+    ]
+    assert [page.text["i", f"turn {turn}"] for turn in range(3)] == [1, 1, 2]  # the legend names turn 2, too
     assert any("turn 1 · 3 tokens · version 4 to 5 · temperature 1 · stop · 1 not trained" in t for _, t in page.text)
-    assert any("turn 2 · 1 tokens · version 4 · temperature 0.5 · length · follows node 0" in t for _, t in page.text)
+    assert any("turn 2 · 1 tokens · version 4 · temperature 0.5 · length" in t for _, t in page.text)
     assert page.text["strong", "1"] == 1 and page.text["th", "right"] == 1
 
 
@@ -258,7 +269,7 @@ def browse(*arguments):
     """Runs the browser without a window; returns what it prints."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     assert program, "these tests need chromium on the path"
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1200,900"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1200,1600"]
     return subprocess.run([program, *options, *arguments], capture_output=True, text=True, timeout=120).stdout
 
 
@@ -295,7 +306,7 @@ def test_a_browser_runs_and_loads_nothing_of_a_hostile_page(tmp_path):
 def test_a_browser_shows_the_overview_or_the_chosen_trajectory(workdir):
     assert run_command("k2jax.trajectories", str(workdir)).returncode == 0
     pictures = {}
-    for name, target in (("overview", ""), ("first", "#e0"), ("second", "#e1")):
+    for name, target in (("overview", ""), ("first", "#e0"), ("second", "#e1"), ("node", "#e0n3")):
         browse(f"--screenshot={workdir / name}.png", f"file://{workdir}/trajectories.html{target}")
         pictures[name] = np.round(255 * imread(io.BytesIO((workdir / f"{name}.png").read_bytes()))[..., :3]).astype(int)
 
@@ -308,3 +319,5 @@ def test_a_browser_shows_the_overview_or_the_chosen_trajectory(workdir):
     assert pixels("overview", blue) > 30 > pixels("first", blue)  # a curve; its legend's point is a part of it
     assert pixels("first", box) > pixels("overview", box)
     assert (pictures["first"] != pictures["second"]).any()
+    assert pixels("node", box) >= pixels("first", box) and pixels("node", blue) < 30  # a node's episode is shown
+    assert pixels("node", (0x2C, 0x6E, 0x8F)) > pixels("first", (0x2C, 0x6E, 0x8F)) + 500  # and the node has a frame

@@ -1,0 +1,142 @@
+"""What a run adds to a trajectory once it is sampled: what a critic said of it, and what training left out of it.
+
+Both stand in the trajectory's metadata as JSON, so that a stored trajectory says everything about itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from k2jax.trajectory.types import Trajectory
+
+COMPARISONS, TRAINING = "comparisons", "training"
+"""Keys of metadata."""
+_CHOICES = ("first", "second", "tie", "")
+
+
+class PairVerdict(NamedTuple):
+    """What a judge said of two samples of a prompt, in both orders; the first of them is the trajectory's own.
+
+    Attributes:
+        other: number of the other sample.
+        choices: ``first``, ``second`` or ``tie``, or empty where the judge gave no verdict: with the own answer in the
+            first place, and with the other one there.
+        said: the judge's words, in the same order.
+        rubrics: names and kinds of the criteria.
+        error: why there is no verdict; empty where the judge was asked.
+    """
+
+    other: int
+    choices: tuple[str, str] = ("", "")
+    said: tuple[str, str] = ("", "")
+    rubrics: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """``won``, ``lost`` or ``tied`` of the own answer, or ``unknown``: it wins where both orders name it."""
+        if self.error:
+            return "unknown"
+        return {("first", "second"): "won", ("second", "first"): "lost"}.get(self.choices, "tied")
+
+    def seen_by_other(self, sample: int) -> PairVerdict:
+        """The same verdict as one of the other sample about this one, whose number is ``sample``."""
+        return self._replace(other=sample, choices=self.choices[::-1], said=self.said[::-1])
+
+
+class TrainingMarks(NamedTuple):
+    """What an optimizer's update made of a trajectory; tokens that are not named contributed in full.
+
+    Attributes:
+        update: number of the update in its iteration.
+        advantage: of the trajectory.
+        clipped: the ratio pi / pi_old of tokens outside the trust region, by node and place in it; the ratio has no
+            gradient there.
+        zeroed: k = pi_old / mu of tokens outside IcePop's band, by node and place; they have no policy gradient.
+        clipped_turns: the ratio of turns outside the trust region, by number of the turn, of losses over turns.
+    """
+
+    update: int
+    advantage: float
+    clipped: Mapping[int, Mapping[int, float]] = {}
+    zeroed: Mapping[int, Mapping[int, float]] = {}
+    clipped_turns: Mapping[int, float] = {}
+
+
+def set_comparisons(trajectory: Trajectory, verdicts: Iterable[PairVerdict]) -> None:
+    """Writes a critic's verdicts into the metadata; none leave no key. A pair needs them in one of its samples."""
+    entries = [{key: _plain(value) for key, value in verdict._asdict().items()} for verdict in verdicts]
+    if entries:
+        trajectory.metadata[COMPARISONS] = entries
+
+
+def comparisons(trajectory: Trajectory) -> list[PairVerdict]:
+    """The verdicts of ``set_comparisons``; what is none of them is left out."""
+    entries = trajectory.metadata.get(COMPARISONS)
+    found = [_pair_verdict(entry) for entry in entries] if isinstance(entries, list) else []
+    return [verdict for verdict in found if verdict is not None]
+
+
+def set_training(trajectory: Trajectory, marks: TrainingMarks) -> None:
+    """Writes what training made of the trajectory into its metadata."""
+    trajectory.metadata[TRAINING] = {
+        "update": int(marks.update),
+        "advantage": float(marks.advantage),
+        "clipped": _to_lists(marks.clipped),
+        "zeroed": _to_lists(marks.zeroed),
+        "clipped_turns": [[int(turn), _rounded(ratio)] for turn, ratio in sorted(marks.clipped_turns.items())],
+    }
+
+
+def training(trajectory: Trajectory) -> TrainingMarks | None:
+    """What ``set_training`` wrote; None where nothing was recorded, or something else stands there."""
+    entry = trajectory.metadata.get(TRAINING)
+    try:
+        return TrainingMarks(
+            int(entry["update"]),
+            float(entry["advantage"]),
+            _from_lists(entry["clipped"]),
+            _from_lists(entry["zeroed"]),
+            {int(turn): float(ratio) for turn, ratio in entry["clipped_turns"]},
+        )
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        return None
+
+
+def other_metadata(trajectory: Trajectory) -> dict[str, Any]:
+    """The metadata without what the functions of this module read."""
+    own = {COMPARISONS} if comparisons(trajectory) else set()
+    own |= {TRAINING} if training(trajectory) is not None else set()
+    return {key: value for key, value in trajectory.metadata.items() if key not in own}
+
+
+def _pair_verdict(entry: Any) -> PairVerdict | None:
+    try:
+        choices, said = (tuple(entry[name]) for name in ("choices", "said"))
+        known = len(choices) == len(said) == 2 and all(choice in _CHOICES for choice in choices)
+        return PairVerdict(
+            int(entry["other"]), choices, tuple(map(str, said)), tuple(map(str, entry["rubrics"])), str(entry["error"])
+        ) if known else None  # fmt: skip
+    except (TypeError, ValueError, KeyError, OverflowError):
+        return None
+
+
+def _to_lists(marks: Mapping[int, Mapping[int, float]]) -> dict[str, list[list[float]]]:
+    """JSON of values by node and place: lists of (place, value) by node."""
+    return {
+        str(int(node)): [[int(place), _rounded(value)] for place, value in sorted(places.items())]
+        for node, places in sorted(marks.items())
+    }
+
+
+def _from_lists(entry: Any) -> dict[int, dict[int, float]]:
+    return {int(node): {int(place): float(value) for place, value in places} for node, places in entry.items()}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{float(value):.4g}")
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
