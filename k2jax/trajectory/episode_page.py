@@ -10,7 +10,7 @@ from k2jax.trajectory.annotations import PairVerdict, TrainingMarks, other_metad
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.markup import Html, element
 from k2jax.trajectory.token_boxes import Decode, NodeMarks, tokens
-from k2jax.trajectory.tree_picture import TreeShape, shape_of, tree_picture
+from k2jax.trajectory.tree_picture import TreeOutline, outline_of, tree_picture
 from k2jax.trajectory.turn_table import span, turn_table
 from k2jax.trajectory.types import NO_TURN, NO_VERSION, ROOT, Trajectory
 from k2jax.trajectory.verdict_page import comparison_table, details, verdict
@@ -86,7 +86,7 @@ def _figures(trajectory: Trajectory, marks: TrainingMarks | None) -> Html:
 
 def _tree(trajectory: Trajectory, number: int, decode: Decode, marks: TrainingMarks | None) -> list[Html]:
     """The picture of the tree, the turns, and the nodes depth-first; branches stand indented below their fork."""
-    shape, of_nodes = shape_of(trajectory), node_marks(trajectory, marks)
+    shape, of_nodes = outline_of(trajectory), node_marks(trajectory, marks)
     link = f"#e{number}n{{}}".format
     parts = []
     if len(trajectory.nodes) > 1:
@@ -113,7 +113,7 @@ def node_marks(trajectory: Trajectory, marks: TrainingMarks | None) -> dict[int,
     }
 
 
-def _tree_heading(trajectory: Trajectory, shape: TreeShape) -> Html:
+def _tree_heading(trajectory: Trajectory, shape: TreeOutline) -> Html:
     stored = sum(len(node.tokens) for node in trajectory.nodes)
     in_paths = sum(shape.depth[leaf] + len(trajectory.nodes[leaf].tokens) for leaf in trajectory.leaves())
     facts = "one path" if shape.path_count == 1 else f"{shape.path_count:,} paths, depth {max(shape.forks):,}"
@@ -126,7 +126,7 @@ def _tree_heading(trajectory: Trajectory, shape: TreeShape) -> Html:
 class _Card:
     """A node with its place in the tree."""
 
-    def __init__(self, trajectory: Trajectory, index: int, shape: TreeShape, children: dict[int, list[int]], link):
+    def __init__(self, trajectory: Trajectory, index: int, shape: TreeOutline, children: dict[int, list[int]], link):
         self._node, self._index, self._shape = trajectory.nodes[index], index, shape
         self._siblings = children[self._node.parent]
         self._children, self._link = children.get(index, []), link

@@ -25,7 +25,7 @@ _CHARACTER, _TEXT_HEIGHT = 6.3, 14  # of a label
 _TICK = 6  # height of the mark of a token
 
 
-class TreeShape(NamedTuple):
+class TreeOutline(NamedTuple):
     """Where the nodes of a tree lie.
 
     Attributes:
@@ -48,7 +48,7 @@ class TreeShape(NamedTuple):
         return max((first + count for first, count in zip(self.first_path, self.paths, strict=True)), default=0)
 
 
-def shape_of(trajectory: Trajectory) -> TreeShape:
+def outline_of(trajectory: Trajectory) -> TreeOutline:
     """The shape of a trajectory's tree; several roots are a fork before all tokens."""
     nodes, order = trajectory.nodes, depth_first(trajectory)
     children = np.bincount([node.parent + 1 for node in nodes], minlength=len(nodes) + 1)
@@ -64,11 +64,11 @@ def shape_of(trajectory: Trajectory) -> TreeShape:
         paths[index] = max(paths[index], 1)
         if nodes[index].parent != ROOT:
             paths[nodes[index].parent] += paths[index]
-    return TreeShape(order, first, paths, forks, depth)
+    return TreeOutline(order, first, paths, forks, depth)
 
 
 def tree_picture(
-    trajectory: Trajectory, shape: TreeShape, link: Callable[[int], str], marks: Mapping[int, NodeMarks]
+    trajectory: Trajectory, shape: TreeOutline, link: Callable[[int], str], marks: Mapping[int, NodeMarks]
 ) -> Html:
     """The picture, as an SVG element whose nodes are links.
 
@@ -101,7 +101,7 @@ class _Box(NamedTuple):
     height: float
 
 
-def _columns(trajectory: Trajectory, shape: TreeShape) -> tuple[list[float], list[float]]:
+def _columns(trajectory: Trajectory, shape: TreeOutline) -> tuple[list[float], list[float]]:
     """Left edges and widths of nodes: by tokens, but none too narrow to see and to point at."""
     nodes, room = trajectory.nodes, WIDTH - _GUTTER
     on_path = [1] * len(nodes)
@@ -147,13 +147,13 @@ def _ticks(trajectory: Trajectory, index: int, box: _Box, marks: NodeMarks) -> l
     return lines
 
 
-def _length(trajectory: Trajectory, shape: TreeShape, leaf: int, right: float, row: float) -> Html:
+def _length(trajectory: Trajectory, shape: TreeOutline, leaf: int, right: float, row: float) -> Html:
     total = shape.depth[leaf] + len(trajectory.nodes[leaf].tokens)
     y = (shape.first_path[leaf] + 0.5) * row + 3
     return element("text", f"{total:,}", x=f"{right + 4:.1f}", y=f"{y:.1f}", class_="tick")
 
 
-def _about(trajectory: Trajectory, index: int, shape: TreeShape) -> str:
+def _about(trajectory: Trajectory, index: int, shape: TreeOutline) -> str:
     node, paths = trajectory.nodes[index], shape.paths[index]
     kind = "observed" if node.turn == NO_TURN else f"turn {node.turn}"
     begins = "begins the episode" if node.parent == ROOT else f"follows node {node.parent}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from k2jax.trajectory.markup import Html, element, joined
 from k2jax.trajectory.token_boxes import NodeMarks
-from k2jax.trajectory.tree_picture import TreeShape
+from k2jax.trajectory.tree_picture import TreeOutline
 from k2jax.trajectory.types import NO_TURN, NO_VERSION, Trajectory
 
 _COLUMNS = ("turn", "node", "reads", "samples", "mean -log p", "version", "temperature", "ends by")
@@ -18,7 +18,7 @@ _MOST_OPEN = 12  # rows of a table that is shown without a click
 
 
 def turn_table(
-    trajectory: Trajectory, shape: TreeShape, link: Callable[[int], str], marks: Mapping[int, NodeMarks]
+    trajectory: Trajectory, shape: TreeOutline, link: Callable[[int], str], marks: Mapping[int, NodeMarks]
 ) -> Html:
     """A row for each sampled node in order of turns; empty for an episode of one turn.
 

@@ -16,7 +16,7 @@ from k2jax.trajectory.annotations import (
     training,
 )
 from k2jax.trajectory.encoding import decode, encode
-from k2jax.trajectory.tree_picture import shape_of
+from k2jax.trajectory.tree_picture import outline_of
 from tests.trajectory.test_viewer import check, page_of
 from tests.trajectory.trees import JSON, chat, sampled
 
@@ -55,7 +55,7 @@ def boxes(page):
 @given(forests())
 def test_a_node_is_as_high_as_it_has_paths_and_begins_where_its_parent_ends(tmp_path_factory, trajectory):
     paths = [trajectory.path(leaf) for leaf in trajectory.leaves()]
-    shape = shape_of(trajectory)
+    shape = outline_of(trajectory)
     assert shape.paths == [sum(index in path for path in paths) for index in range(len(trajectory.nodes))]
     assert shape.depth == [len(trajectory.path_tokens(node.parent)) for node in trajectory.nodes]
     drawn = boxes(check(page_of(tmp_path_factory.mktemp("page"), [trajectory])))
