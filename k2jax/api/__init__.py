@@ -5,18 +5,22 @@ turns them into ``Delta`` records with a ``Detokenizer`` and renders these with 
 imports neither jax nor a web framework.
 """
 
-from k2jax.api import chat, completions
+from k2jax.api import anthropic, chat, completions, responses
+from k2jax.api.conversation import Conversation
 from k2jax.api.detokenize import Delta, Detokenizer, GeneratedToken, PromptLogprobs
 from k2jax.api.dialect import Dialect, DialectResponse, PromptUsage
 from k2jax.api.errors import ApiError
 from k2jax.api.model_card import ModelCard
 from k2jax.api.requests import GenerationRequest
 
-DIALECTS = (completions.DIALECT, chat.DIALECT)
+CHAT_DIALECTS = (chat.DIALECT, responses.DIALECT, anthropic.DIALECT)
+DIALECTS = (completions.DIALECT, *CHAT_DIALECTS)
 
 __all__ = [
+    "CHAT_DIALECTS",
     "DIALECTS",
     "ApiError",
+    "Conversation",
     "Delta",
     "Detokenizer",
     "Dialect",

@@ -6,24 +6,15 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, ClassVar
 
+from k2jax.api.conversation import Conversation, read_shared, render
 from k2jax.api.detokenize import Delta, ScoredToken, ToolCallDelta
 from k2jax.api.dialect import Dialect
 from k2jax.api.errors import bad_request, unsupported
 from k2jax.api.fields import Fields, invalid_value
 from k2jax.api.model_card import ModelCard
-from k2jax.api.requests import (
-    IGNORED,
-    NEUTRAL,
-    GenerationRequest,
-    api_errors,
-    check_prompt_length,
-    read_options,
-)
+from k2jax.api.requests import IGNORED, NEUTRAL, GenerationRequest, api_errors
 from k2jax.api.response_builder import ResponseBuilder, ResponseChoice, finite
 from k2jax.client import MAX_TOP_LOGPROBS
-from k2jax.errors import UserError
-from k2jax.text.chat import ChatBuilder, ChatFormat
-from k2jax.text.messages import without_old_reasoning
 
 _NEUTRAL: Mapping[str, Any] = {
     **NEUTRAL,
@@ -48,31 +39,35 @@ def parse_chat(body: Any, card: ModelCard) -> GenerationRequest:
     Raises:
         ApiError: a field is wrong, unknown or not supported; the error names it.
     """
+    return render(read_chat(body, card), card)
+
+
+def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
+    """Reads the conversation in the body of a chat request; see ``ReadConversation``.
+
+    Raises:
+        ApiError: a field is wrong, unknown or not supported; the error names it.
+    """
     with api_errors():
-        fields = Fields(body)
-        card.check_name(fields.text("model"))
-        if card.chat is None:
-            raise unsupported("model", f"{card.name} has no chat format; use /v1/completions")
-        messages, tools = fields.take("messages"), _read_tools(fields)
+        fields = Fields(body, lenient=lenient)
         logprobs = fields.flag("logprobs")
         top_logprobs = fields.integer("top_logprobs", None, 0, MAX_TOP_LOGPROBS)
         if top_logprobs is not None and not logprobs:
             raise bad_request("top_logprobs", "top_logprobs needs logprobs: true")
-        max_tokens, thinking = _read_max_tokens(fields), _read_thinking(fields, card.chat)
-        stop_tokens = tuple(dict.fromkeys((card.chat.end, card.tokenizer.eos)))
-        options = read_options(
-            fields, card, stop_tokens=stop_tokens, top_logprobs=top_logprobs or 0, prompt_logprobs=False
-        )
+        if not lenient:
+            max_tokens = _read_max_tokens(fields)
+        options, asked = read_shared(fields, card, "/v1/completions", top_logprobs=top_logprobs or 0)
+        messages, (tools, left_out) = fields.take("messages"), _read_tools(fields)
+        thinking = _read_thinking(fields, card)
         fields.finish(IGNORED, _NEUTRAL)
-        return dataclasses.replace(
-            options,
-            prompts=(_render(messages, tools, card, thinking),),
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            tools=bool(tools),
-            reasoning=card.chat.thinks,
-            thinking=thinking,
+        if not isinstance(messages, list) or not messages:
+            raise invalid_value("messages", "a list with at least one message", messages)
+        origins = tuple(f"messages[{index}]" for index in range(len(messages)))
+        options = dataclasses.replace(
+            options, max_tokens=None if lenient else max_tokens, logprobs=logprobs, thinking=thinking
         )
+        messages = tuple(map(_normalize, messages, origins))
+        return Conversation(messages, origins, tuple(tools), options, asked, left_out)
 
 
 class ChatResponse(ResponseBuilder):
@@ -137,71 +132,46 @@ def _read_max_tokens(fields: Fields) -> int | None:
     return old if new is None else new
 
 
-def _read_tools(fields: Fields) -> list[dict[str, Any]]:
-    """The tools to declare to the model; none if the client wants no calls."""
+def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The tools to declare to the model, none if the client wants no calls; and the kinds that were left out."""
     tools, choice = fields.take("tools", []), fields.take("tool_choice", "auto")
     if not isinstance(tools, list):
         raise invalid_value("tools", "a list", tools)
+    functions, left_out = [], []
     for tool in tools:
+        if fields.lenient and isinstance(tool, dict) and tool.get("type", "function") != "function":
+            left_out.append(str(tool["type"])[:40])
+            continue
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):
             raise invalid_value("tools", "functions with a name", tool)
-    if choice not in ("auto", "none"):
+        functions.append(tool)
+    if choice not in ("auto", "none") and not fields.lenient:
         raise unsupported("tool_choice", "tool_choice must be auto or none")
-    return tools if choice == "auto" else []
+    return functions if choice != "none" else [], tuple(left_out)
 
 
-def _read_thinking(fields: Fields, chat: ChatFormat) -> bool:
+def _read_thinking(fields: Fields, card: ModelCard) -> bool:
     """Whether the answer begins with reasoning, which ``{"chat_template_kwargs": {"thinking": false}}`` turns off."""
+    assert card.chat is not None
     options = fields.take("chat_template_kwargs", {})
     known = isinstance(options, dict) and not options.keys() - {"thinking"}
     if not known or not isinstance(options.get("thinking", True), bool):
         raise invalid_value("chat_template_kwargs", "an object with the key thinking alone, true or false", options)
-    thinking = options.get("thinking", chat.thinks)
-    if thinking and not chat.thinks:
+    thinking = options.get("thinking", card.chat.thinks)
+    if thinking and not card.chat.thinks:
         raise unsupported("chat_template_kwargs", "this model's chat format has no reasoning")
     return thinking
 
 
-def _render(messages: Any, tools: list[dict[str, Any]], card: ModelCard, thinking: bool) -> tuple[int, ...]:
-    """Token ids of a conversation, up to the beginning of the assistant's next message."""
-    if not isinstance(messages, list) or not messages:
-        raise invalid_value("messages", "a list with at least one message", messages)
-    if tools and not card.tokenizer.is_byte_level:
-        raise unsupported("tools", f"{card.name} does not support tools")
-    assert card.chat is not None
-    try:
-        builder = ChatBuilder(card.chat, tools)
-    except UserError as error:
-        raise unsupported("tools", str(error)) from None
-    for index, message in enumerate(_without_old_reasoning(messages, card.chat)):
-        try:
-            builder.add(_normalize(message))
-        except UserError as error:
-            raise bad_request(f"messages[{index}]", str(error)) from None
-        # Checked here so that the rest of a conversation that is too long is not encoded.
-        check_prompt_length("messages", len(builder.tokens), card)
-    builder.open_assistant(thinking)
-    check_prompt_length("messages", len(builder.tokens), card)
-    return tuple(builder.tokens)
-
-
-def _without_old_reasoning(messages: list[Any], chat: ChatFormat) -> list[Any]:
-    """The messages as a thinking model reads them."""
-    try:
-        return without_old_reasoning(messages) if chat.thinks else messages
-    except UserError as error:
-        raise bad_request("messages", str(error)) from None
-
-
-def _normalize(message: Any) -> Any:
+def _normalize(message: Any, origin: str) -> Mapping[str, Any]:
     """Renames OpenAI's ``developer`` role to ``system``; rejects fields that would be lost."""
     if not isinstance(message, dict):
-        return message  # the chat builder reports what is wrong with it
+        raise invalid_value(origin, "a message", message)
     lost = next((name for name in _UNSUPPORTED_MESSAGE_FIELDS if message.get(name)), None)
     if lost:
-        raise UserError(f"{lost} of a chat message is not supported by this server")
+        raise bad_request(origin, f"{lost} of a chat message is not supported by this server")
     return message | {"role": "system"} if message.get("role") == "developer" else message
 
 
-DIALECT = Dialect("/v1/chat/completions", parse_chat, ChatResponse)
+DIALECT = Dialect("/v1/chat/completions", parse_chat, ChatResponse, read_chat)

@@ -93,6 +93,7 @@ class Delta(NamedTuple):
         finish: why it ended, once it has: ``stop``, ``length``, ``tool_calls``, or whatever other reason the caller
             gave (a server has ``cancelled`` and ``error``).
         reasoning: its next text of reasoning, which comes before ``text``.
+        stop: the stop string that ended it, if one did.
     """
 
     choice: int
@@ -101,6 +102,7 @@ class Delta(NamedTuple):
     tokens: tuple[ScoredToken, ...] = ()
     finish: str | None = None
     reasoning: str = ""
+    stop: str | None = None
 
 
 class Detokenizer:
@@ -140,7 +142,8 @@ class Detokenizer:
         if finish is not None and not self._stops.stopped:
             self._flush()
         reason = self._finish_reason(finish)
-        return Delta(self._choice, self._text, tuple(self._calls), tuple(scored), reason, self._reasoning)
+        calls, stop = tuple(self._calls), self._stops.matched
+        return Delta(self._choice, self._text, calls, tuple(scored), reason, self._reasoning, stop)
 
     def _finish_reason(self, engine_reason: str | None) -> str | None:
         if self._stops.stopped:

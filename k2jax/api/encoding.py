@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from k2jax.api.errors import bad_request
 
 DONE = "[DONE]"  # the event that ends a stream
+
+
+class NamedEvent(NamedTuple):
+    """A server-sent event with a name beside its data."""
+
+    name: str
+    data: dict[str, Any]
 
 
 def parse_json(body: bytes) -> Any:
@@ -35,8 +42,10 @@ def dump_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def encode_event(value: dict[str, Any] | str) -> bytes:
+def encode_event(value: dict[str, Any] | NamedEvent | str) -> bytes:
     """Returns a server-sent event: an object as JSON, a string (such as ``DONE``) as it is."""
+    if isinstance(value, NamedEvent):
+        return b"event: " + value.name.encode() + b"\n" + encode_event(value.data)
     return b"data: " + (value.encode() if isinstance(value, str) else dump_json(value)) + b"\n\n"
 
 

@@ -12,14 +12,19 @@ _LONGEST_NAME = 80  # characters of a client's field name that an error repeats
 
 
 class Fields:
-    """A JSON object whose fields are read and removed; ``null`` is the same as absent."""
+    """A JSON object whose fields are read and removed; ``null`` is the same as absent.
 
-    def __init__(self, body: Any, name: str = "the request body"):
+    Attributes:
+        lenient: whether fields that nobody reads are passed over.
+    """
+
+    def __init__(self, body: Any, name: str = "the request body", lenient: bool = False):
         """Wraps a parsed object; ``name`` identifies it in errors.
 
         Raises:
             ApiError: ``body`` is not an object.
         """
+        self.lenient = lenient
         if not isinstance(body, dict):
             raise bad_request(None, f"{name} must be a JSON object, not {abbreviate(body)}")
         self._unread: dict[str, Any] = {name: value for name, value in body.items() if value is not None}
@@ -59,7 +64,7 @@ class Fields:
             raise invalid_value(name, "a number of reasonable size", value) from None
 
     def finish(self, ignored: frozenset[str], neutral: Mapping[str, Any]) -> None:
-        """Rejects the fields that were not read.
+        """Rejects the fields that were not read, unless the body is read leniently.
 
         Args:
             ignored: fields that cannot change a response.
@@ -68,7 +73,7 @@ class Fields:
         Raises:
             ApiError: a field is in neither, or does not have its neutral value.
         """
-        for name, value in self._unread.items():
+        for name, value in () if self.lenient else self._unread.items():
             if name in neutral:
                 if value != neutral[name]:
                     raise unsupported(name)

@@ -45,6 +45,7 @@ class GenerationRequest:
         tools: whether tool calls are parsed.
         reasoning: whether the answer may hold reasoning, which the response has apart.
         thinking: whether it begins inside the reasoning.
+        record: name under which a gateway records the answer; dialects put it where clients send it back unread.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -60,6 +61,7 @@ class GenerationRequest:
     tools: bool = False
     reasoning: bool = False
     thinking: bool = False
+    record: str = ""
 
     @property
     def choices(self) -> int:
@@ -80,9 +82,23 @@ class GenerationRequest:
 
 
 def read_options(
-    fields: Fields, card: ModelCard, *, stop_tokens: tuple[int, ...], top_logprobs: int, prompt_logprobs: bool
+    fields: Fields,
+    card: ModelCard,
+    *,
+    stop_tokens: tuple[int, ...],
+    top_logprobs: int = 0,
+    prompt_logprobs: bool = False,
+    stop_field: str = "stop",
 ) -> GenerationRequest:
-    """Reads the fields that the completions and chat dialects share.
+    """Reads the fields that the dialects share.
+
+    Args:
+        fields: of the body.
+        card: the served model.
+        stop_tokens: ids that end a choice.
+        top_logprobs: alternatives per token.
+        prompt_logprobs: whether prompts are scored.
+        stop_field: name of the field with the stop strings.
 
     Returns:
         A request without prompts, for the dialect to complete.
@@ -109,7 +125,7 @@ def read_options(
         prompts=(),
         sampling=sampling,
         n=fields.integer("n", 1, 1, MAX_CHOICES),
-        stops=_read_stops(fields),
+        stops=_read_stops(fields, stop_field),
         stream=stream,
         include_usage=_read_include_usage(fields, stream),
         token_ids=fields.flag("return_token_ids"),
@@ -148,10 +164,10 @@ def _read_include_usage(fields: Fields, stream: bool) -> bool:
     return include_usage
 
 
-def _read_stops(fields: Fields) -> tuple[str, ...]:
-    value = fields.take("stop", [])
+def _read_stops(fields: Fields, name: str) -> tuple[str, ...]:
+    value = fields.take(name, [])
     stops = [value] if isinstance(value, str) else value
     valid = isinstance(stops, list) and len(stops) <= MAX_STOPS
     if not (valid and all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops)):
-        raise invalid_value("stop", f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", value)
+        raise invalid_value(name, f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", value)
     return tuple(stops)

@@ -44,7 +44,7 @@ def main(values: flags.FlagValues) -> None:
     runtime.prepare()
     try:
         from k2jax.serve.app import make_app
-        from k2jax.serve.server import open_socket, run_server
+        from k2jax.web.server import open_socket, run_server
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
     from k2jax.api.model_card import ModelCard, chat_format_or_none
@@ -54,8 +54,8 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.inference.engine import Engine
     from k2jax.inference.mesh import make_engine_mesh
     from k2jax.inference.worker import Worker
-    from k2jax.serve.keys import check_exposure, read_keys
     from k2jax.serve.service import Service
+    from k2jax.web.keys import check_exposure, read_keys
 
     # Everything that does not need the weights is checked before they are loaded.
     keys = read_keys(values.api_keys_file)
@@ -72,7 +72,8 @@ def main(values: flags.FlagValues) -> None:
     engine.generate([[tokenizer.bos]], Sampling(max_tokens=2))
     worker = Worker(engine)
     service = Service(worker, card, values.max_queue)
-    run_server(make_app(service, keys, values.max_body_bytes), service, sock, values.grace_seconds)
+    app = make_app(service, keys, values.max_body_bytes)
+    run_server(app, service, sock, values.grace_seconds, f"serving {name} at {{url}}/v1")
     worker.stop()
 
 

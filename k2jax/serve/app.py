@@ -8,25 +8,25 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from k2jax.api import DIALECTS, ApiError, Delta, Dialect, DialectResponse
-from k2jax.errors import abbreviate
-from k2jax.serve.http import EventStream, error_response, json_response, on_disconnect, read_json
-from k2jax.serve.keys import ApiKeys
+from k2jax.api import DIALECTS, ApiError, Delta, Dialect, DialectResponse, anthropic
 from k2jax.serve.metrics import Metrics
 from k2jax.serve.middleware import AuthMiddleware, MetricsMiddleware
 from k2jax.serve.service import Job, Service
+from k2jax.web.errors import EXCEPTION_HANDLERS
+from k2jax.web.http import EventStream, json_response, on_disconnect, read_json
+from k2jax.web.keys import ApiKeys
+from k2jax.web.models import list_models, show_model
 
 PUBLIC_PATHS = ("/health",)  # these need no API key
 
 
 def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
-    """Returns the application; all its responses, errors included, are in OpenAI's format."""
+    """Returns the application; a dialect's responses, errors included, are in its format, all others in OpenAI's."""
     endpoints = Endpoints(service, Metrics(service.stats), max_body_bytes)
     routes = [
         Route("/health", endpoints.health),
@@ -34,6 +34,7 @@ def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),
         *(Route(dialect.path, endpoints.generation(dialect), methods=["POST"]) for dialect in DIALECTS),
+        Route(f"{anthropic.DIALECT.path}/count_tokens", endpoints.count_tokens, methods=["POST"]),
     ]
     paths = [route.path for route in routes]
     return Starlette(
@@ -42,7 +43,7 @@ def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
             Middleware(MetricsMiddleware, metrics=endpoints.metrics, endpoints=paths),
             Middleware(AuthMiddleware, keys=keys, public_paths=PUBLIC_PATHS),
         ],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _internal_error},
+        exception_handlers=EXCEPTION_HANDLERS,
     )
 
 
@@ -69,12 +70,16 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""
-        return json_response({"object": "list", "data": [self._service.card.json]})
+        return list_models(request, self._service.card)
 
     async def model(self, request: Request) -> Response:
         """``GET /v1/models/NAME``."""
-        self._service.card.check_name(request.path_params["name"])
-        return json_response(self._service.card.json)
+        return show_model(request, self._service.card)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """``POST /v1/messages/count_tokens``."""
+        body = await read_json(request, self._max_body_bytes)
+        return json_response(await run_in_threadpool(anthropic.count_tokens, body, self._service.card))
 
     def generation(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         """Returns the handler of a dialect's endpoint."""
@@ -96,7 +101,7 @@ class Endpoints:
 
         response = dialect.respond(job.request, self._service.card)
         if job.request.stream:
-            return EventStream(self._events(job, response), lambda: self._service.cancel(job), abandon)
+            return EventStream(self._events(job, dialect, response), lambda: self._service.cancel(job), abandon)
         try:
             async with on_disconnect(request.receive, abandon):
                 async for delta in self._deltas(job):
@@ -105,14 +110,14 @@ class Endpoints:
             self._service.cancel(job)
         return json_response(response.body(job.prompt_usage()))
 
-    async def _events(self, job: Job, response: DialectResponse) -> AsyncIterator[dict[str, Any] | str]:
+    async def _events(self, job: Job, dialect: Dialect, response: DialectResponse) -> AsyncIterator[Any]:
         """The events of a stream; an error is the last event, without the end mark."""
         try:
             async for delta in self._deltas(job):
                 for chunk in response.chunks(delta):
                     yield chunk
         except ApiError as error:
-            yield error.body
+            yield dialect.error_event(error)
             return
         for chunk in response.closing_chunks(job.prompt_usage()):
             yield chunk
@@ -129,21 +134,3 @@ class Endpoints:
                 self.metrics.first_token.observe(time.perf_counter() - job.started)
                 has_tokens = True
             yield delta
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error_response(error)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    route = f"{request.method} {abbreviate(request.url.path)}"
-    messages = {404: f"there is no route {route}", 405: f"{route} is not allowed"}
-    message = messages.get(error.status_code, error.detail)
-    return error_response(ApiError(error.status_code, message, headers=error.headers))
-
-
-async def _internal_error(request: Request, error: Exception) -> Response:
-    """An unexpected exception is a bug: its traceback is logged, and the client receives no details."""
-    return error_response(ApiError(500, "internal server error; the server's log has the details"))

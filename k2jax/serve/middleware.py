@@ -7,9 +7,9 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from k2jax.api.errors import ApiError
-from k2jax.serve.http import error_response
-from k2jax.serve.keys import ApiKeys
 from k2jax.serve.metrics import Metrics
+from k2jax.web.http import error_response
+from k2jax.web.keys import ApiKeys, given_key
 
 
 class MetricsMiddleware:
@@ -42,7 +42,8 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request."""
-        if scope["type"] != "http" or scope["path"] in self._public_paths or self._accepts(scope):
+        public = scope["type"] != "http" or scope["path"] in self._public_paths
+        if public or self._keys.accept(given_key(scope["headers"])):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -51,7 +52,4 @@ class AuthMiddleware:
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
-        await error_response(error)(scope, receive, send)
-
-    def _accepts(self, scope: Scope) -> bool:
-        return self._keys.accept(next((value for name, value in scope["headers"] if name == b"authorization"), None))
+        await error_response(error, scope["path"])(scope, receive, send)

@@ -65,10 +65,12 @@ class StopStrings:
 
     Attributes:
         stopped: whether a stop string was complete; the text after it is dropped.
+        matched: that stop string; None before.
     """
 
     def __init__(self, stops: Iterable[str] = ()):
         self.stopped = False
+        self.matched: str | None = None
         self._stops = [stop for stop in stops if stop]
         self._longest_prefix = max(map(len, self._stops), default=1) - 1
         self._held = ""  # the end of the text so far, while it may begin a stop string
@@ -78,10 +80,10 @@ class StopStrings:
         if self.stopped:
             return ""
         text = self._held + text
-        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
             self.stopped, self._held = True, ""
-            _, start = min(matches)
+            _, start, self.matched = min(matches)
             return text[:start]
         lengths = range(min(self._longest_prefix, len(text)), 0, -1)
         held = next((length for length in lengths if self._is_prefix(text[-length:])), 0)

@@ -16,8 +16,8 @@ from k2jax.inference.engine import EngineStats
 from k2jax.inference.request import Request, State
 from k2jax.inference.worker import Worker
 from k2jax.serve.app import make_app
-from k2jax.serve.keys import ApiKeys
 from k2jax.serve.service import Service
+from k2jax.web.keys import ApiKeys
 from tests.api.sample import NAME
 
 

@@ -15,6 +15,17 @@ from k2jax.errors import UserError
 VARIABLE = "K2JAX_API_KEYS"
 
 
+def given_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Returns the key in a request's headers: ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic has it.
+
+    Args:
+        headers: of an ASGI scope, their names in lower case.
+    """
+    found = dict(reversed(list(headers)))  # the first of a name counts
+    scheme, _, key = found.get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else found.get(b"x-api-key")
+
+
 class ApiKeys:
     """The accepted API keys, of which only digests are stored; an empty set accepts every request."""
 
@@ -24,17 +35,15 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def accept(self, authorization: bytes | None) -> bool:
-        """Returns whether an Authorization header has an accepted key.
+    def accept(self, key: bytes | None) -> bool:
+        """Returns whether a key, as ``given_key`` found it, is accepted.
 
         All keys are compared in constant time, so that the duration reveals nothing about them.
         """
         if not self._digests:
             return True
-        scheme, _, key = (authorization or b"").partition(b" ")
-        given = _digest(key.strip())
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return any(matches) and scheme.lower() == b"bearer"
+        given = _digest(key or b"")
+        return any([hmac.compare_digest(given, digest) for digest in self._digests])
 
 
 def read_keys(file: str | None) -> ApiKeys:

@@ -6,20 +6,33 @@ import asyncio
 import logging
 import signal
 import socket
+from typing import Protocol
 
 import uvicorn
 from uvicorn.config import Config
 
 from k2jax.errors import UserError
-from k2jax.serve.service import Service
 
 _FLUSH_SECONDS = 5.0  # time after the grace period in which the last responses are written
+
+
+class Stoppable(Protocol):
+    """What runs behind the application.
+
+    Attributes:
+        closing: whether new requests are rejected because the server is shutting down.
+    """
+
+    closing: bool
+
+    def cancel_all(self) -> None:
+        """Ends every request."""
 
 
 class Server(uvicorn.Server):
     """A server that, on SIGTERM or SIGINT, rejects new requests and cancels running ones after a grace period."""
 
-    def __init__(self, config: Config, service: Service, grace_seconds: float, announcement: str):
+    def __init__(self, config: Config, service: Stoppable, grace_seconds: float, announcement: str):
         super().__init__(config)
         self._service, self._grace_seconds, self._announcement = service, grace_seconds, announcement
 
@@ -56,8 +69,18 @@ def open_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-def run_server(app: object, service: Service, sock: socket.socket, grace_seconds: float) -> None:
-    """Serves until a signal ends the server."""
+def run_server(
+    app: object, service: Stoppable, sock: socket.socket, grace_seconds: float, announcement: str = "serving at {url}"
+) -> None:
+    """Serves until a signal ends the server.
+
+    Args:
+        app: the ASGI application.
+        service: told when the server shuts down.
+        sock: see ``open_socket``.
+        grace_seconds: time for running requests after a signal [s].
+        announcement: printed once the server listens; ``{url}`` is its address.
+    """
     logging.getLogger("asyncio").setLevel(logging.WARNING)  # which ``cli`` silences, for checkpoints
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -69,4 +92,4 @@ def run_server(app: object, service: Service, sock: socket.socket, grace_seconds
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal again after its shutdown, and the default handler would change the exit code.
         signal.signal(number, lambda *_: None)
-    Server(config, service, grace_seconds, f"serving {service.card.name} at {url}/v1").run(sockets=[sock])
+    Server(config, service, grace_seconds, announcement.format(url=url)).run(sockets=[sock])

@@ -1,4 +1,4 @@
-"""JSON bodies within limits, JSON responses, server-sent events, and clients that disconnect."""
+"""JSON bodies within limits, JSON responses, errors as each dialect has them, server-sent events, disconnects."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from k2jax.api import DIALECTS
+from k2jax.api.dialect import openai_error
 from k2jax.api.encoding import dump_json, encode_event, parse_json
 from k2jax.api.errors import ApiError
 
@@ -47,9 +49,11 @@ def json_response(value: Any, status: int = 200, headers: Any = None) -> Respons
     return Response(dump_json(value), status, headers, media_type="application/json")
 
 
-def error_response(error: ApiError) -> Response:
-    """Returns the response of an error."""
-    return json_response(error.body, error.status, error.headers)
+def error_response(error: ApiError, path: str = "") -> Response:
+    """Returns the response of an error, in the format of the dialect that ``path`` belongs to, else in OpenAI's."""
+    path = path.removesuffix("/count_tokens")
+    body = next((dialect.error_body for dialect in DIALECTS if path.endswith(dialect.path)), openai_error)
+    return json_response(body(error), error.status, error.headers)
 
 
 class EventStream(Response):

@@ -1,0 +1,165 @@
+"""A conversation as every chat dialect parses to it: messages and tools in OpenAI's chat format, and options.
+
+A server renders it to token ids anew for every request. A gateway finds out how it goes on from what it has recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import json
+from typing import Any
+
+from k2jax.api.encoding import dump_json
+from k2jax.api.errors import bad_request, unsupported
+from k2jax.api.fields import Fields
+from k2jax.api.model_card import ModelCard
+from k2jax.api.requests import GenerationRequest, api_errors, check_prompt_length, read_options
+from k2jax.errors import UserError
+from k2jax.text.chat import ChatBuilder
+from k2jax.text.messages import without_old_reasoning
+
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "max_output_tokens",
+    "frequency_penalty", "presence_penalty", "reasoning_effort",
+)  # fmt: skip
+MALFORMED = "malformed_arguments"
+"""Key under which arguments that are not a JSON object are given to clients that read nothing else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """What a client of a chat dialect sends.
+
+    Attributes:
+        messages: in OpenAI's chat format; ``reasoning_content`` holds the reasoning of the assistant.
+        origins: for each message the field that it came from, for errors, such as ``messages[3]``.
+        tools: functions to declare, in OpenAI's chat format; none if the client wants no calls.
+        options: how to answer: a request without prompts.
+        asked: sampling parameters that a lenient reader took out of the body unread.
+        left_out: kinds of tools that a lenient reader did not declare, because they are no functions.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    origins: tuple[str, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    options: GenerationRequest
+    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+
+ReadConversation = Callable[..., Conversation]
+"""``read(body, card, lenient=False)``. A lenient reader serves agents whose sampling is decided elsewhere: it takes out
+sampling parameters unread, passes over fields that it does not know, and takes any model name and tool choice."""
+
+
+def read_shared(
+    fields: Fields, card: ModelCard, path: str, stop_field: str = "stop", top_logprobs: int = 0
+) -> tuple[GenerationRequest, dict[str, Any]]:
+    """Reads what the chat dialects share.
+
+    Args:
+        fields: of the body.
+        card: the served model.
+        path: route of a dialect that needs no chat format, for the error.
+        stop_field: name of the field with the stop strings.
+        top_logprobs: alternatives per token.
+
+    Returns:
+        Options without prompts, and the sampling parameters that a lenient reader took out.
+
+    Raises:
+        ApiError: a field is wrong, or the model has no chat format.
+        UserError: a sampling parameter is out of range.
+    """
+    name = fields.text("model")
+    if not fields.lenient:
+        card.check_name(name)
+    if card.chat is None:
+        raise unsupported("model", f"{card.name} has no chat format; use {path}")
+    asked = {name: fields.take(name) for name in SAMPLING_FIELDS} if fields.lenient else {}
+    stop_tokens = tuple(dict.fromkeys((card.chat.end, card.tokenizer.eos)))
+    options = read_options(fields, card, stop_tokens=stop_tokens, top_logprobs=top_logprobs, stop_field=stop_field)
+    reasoning = {"reasoning": card.chat.thinks, "thinking": card.chat.thinks}
+    return dataclasses.replace(options, **reasoning), {k: v for k, v in asked.items() if v is not None}
+
+
+def render(conversation: Conversation, card: ModelCard) -> GenerationRequest:
+    """Returns the request of a conversation whose every message is encoded anew.
+
+    Raises:
+        ApiError: a message or tool is wrong, or the conversation is too long; the error names it.
+    """
+    with api_errors():
+        prompt = _render(conversation, card)
+        return dataclasses.replace(conversation.options, prompts=(prompt,), tools=bool(conversation.tools))
+
+
+def start_builder(tools: tuple[Mapping[str, Any], ...], card: ModelCard) -> ChatBuilder:
+    """Returns a conversation's beginning, with its tools declared.
+
+    Raises:
+        ApiError: the model has no tools, or these cannot be declared.
+    """
+    assert card.chat is not None
+    if tools and not card.tokenizer.is_byte_level:
+        raise unsupported("tools", f"{card.name} does not support tools")
+    try:
+        return ChatBuilder(card.chat, tools)
+    except UserError as error:
+        raise unsupported("tools", str(error)) from None
+
+
+def text_of_parts(parts: Any, kinds: tuple[str, ...], where: str, separator: str = "") -> str:
+    """Returns the text of content that is text or a list of text parts.
+
+    Args:
+        parts: the content.
+        kinds: types of parts that hold text.
+        where: the field, for errors.
+        separator: between the texts of parts.
+
+    Raises:
+        ApiError: it is neither, or a part is of another kind.
+    """
+    if parts is None or isinstance(parts, str):
+        return parts or ""
+    if not isinstance(parts, list):
+        raise bad_request(where, f"{where} must be text or a list of text parts")
+    for part in parts:
+        if not (isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise bad_request(where, f"{where} has a part that is no text: {ascii(kind)[:60]}")
+    return separator.join(part["text"] for part in parts)
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """Returns a call's arguments as a JSON object; those that are none as text under ``MALFORMED``."""
+    try:
+        value = json.loads(text)
+        dump_json(value)  # refuses what no strict reader takes back: infinities and unpaired surrogates
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {MALFORMED: text}
+
+
+def _render(conversation: Conversation, card: ModelCard) -> tuple[int, ...]:
+    """Token ids of a conversation, up to the beginning of the assistant's next message."""
+    assert card.chat is not None
+    builder = start_builder(conversation.tools, card)
+    messages = conversation.messages
+    if card.chat.thinks:
+        try:
+            messages = without_old_reasoning(messages)
+        except UserError as error:
+            raise bad_request(conversation.origins[0].partition("[")[0], str(error)) from None
+    for message, origin in zip(messages, conversation.origins, strict=True):
+        try:
+            builder.add(message)
+        except UserError as error:
+            raise bad_request(origin, str(error)) from None
+        # Checked here so that the rest of a conversation that is too long is not encoded.
+        check_prompt_length(origin.partition("[")[0], len(builder.tokens), card)
+    builder.open_assistant(conversation.options.thinking)
+    check_prompt_length(conversation.origins[-1].partition("[")[0], len(builder.tokens), card)
+    return tuple(builder.tokens)
