@@ -32,6 +32,18 @@ class Place(NamedTuple):
     second: int
 
 
+class JudgeAnswer(NamedTuple):
+    """What a judge said of a comparison.
+
+    Attributes:
+        choice: its verdict; None where it gave none that can be read, or the question is too long.
+        said: its words, cut as the log keeps them.
+    """
+
+    choice: Choice | None
+    said: str = ""
+
+
 class Judge:
     """Asks a model which of two answers is better. It samples greedily, so that equal questions get equal verdicts.
 
@@ -82,8 +94,8 @@ class Judge:
         fits = self._max_length is None or len(builder.tokens) + self._max_tokens <= self._max_length
         return builder.tokens if fits else None
 
-    async def choose(self, comparison: Comparison, rubrics: tuple[Rubric, ...], place: Place) -> Choice | None:
-        """The better of two answers; None where the judge gives no verdict that can be read, or the question is long.
+    async def choose(self, comparison: Comparison, rubrics: tuple[Rubric, ...], place: Place) -> JudgeAnswer:
+        """Asks which of two answers is better.
 
         Raises:
             VerifierError: the judge could not be asked, now or when that was logged; the samples are to be masked.
@@ -103,7 +115,7 @@ class Judge:
             self._log.append(key, verdict, COMPARED, call)
         if verdict.reward is None:
             raise VerifierError(verdict.error)
-        return verdict.reward.info["choice"]
+        return JudgeAnswer(verdict.reward.info["choice"], verdict.reward.info["said"])
 
     async def _verdict(self, comparison: Comparison, rubrics: tuple[Rubric, ...], digest: str) -> Verdict:
         prompt = self.prompt(comparison, rubrics)

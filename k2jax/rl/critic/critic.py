@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from k2jax import processes
 from k2jax.config.schema import RLConfig
-from k2jax.env.critic.judge import Judge, Place
+from k2jax.env.critic.judge import Judge, JudgeAnswer, Place
 from k2jax.env.critic.judge_formats import OTHER, Comparison
 from k2jax.env.critic.pairwise import Bout, Contest, Said
 from k2jax.env.critic.refinement import VerifiedPair, draw_pairs, judge_tasks, verified_pairs
@@ -18,11 +18,13 @@ from k2jax.env.seeds import derived_seed
 from k2jax.env.task import Task
 from k2jax.errors import InfrastructureError
 from k2jax.rl.tasks import CRITIC, DrawnTask
+from k2jax.trajectory.annotations import PairVerdict, set_comparisons
 
 if TYPE_CHECKING:
     from k2jax.rl.rollouts import PromptGroup
 
 Gather = Callable[..., Coroutine[Any, Any, list[Any]]]
+Answered = JudgeAnswer | InfrastructureError
 _DRAW = -2  # in the place of a turn, in the seed of the choice of pairs
 
 
@@ -48,7 +50,10 @@ class Critic:
         return group.prompt.kind != CRITIC and self._rl.tasks[group.prompt.kind].reward == "critic"
 
     async def compare(self, groups: Sequence[PromptGroup]) -> None:
-        """Sets the rewards of complete groups, and masks samples about which the judge could not be asked."""
+        """Sets the rewards of complete groups, and masks samples about which the judge could not be asked.
+
+        What the judge said of a pair stands in the trajectory of its first sample.
+        """
         contests = [Contest(group.prompt.task, group.trajectories) for group in groups]
         asked = [(number, bout) for number, contest in enumerate(contests) for bout in contest.bouts()]
         said = await self._both_orders(
@@ -59,8 +64,15 @@ class Critic:
             ]
         )
         verdicts: list[dict[Bout, tuple[Said, Said]]] = [{} for _ in groups]
+        words: list[dict[int, list[PairVerdict]]] = [{} for _ in groups]
         for (number, bout), of_bout in zip(asked, said, strict=True):
-            verdicts[number][bout] = of_bout
+            verdicts[number][bout] = _choice(of_bout[0]), _choice(of_bout[1])
+            one, two = (contests[number].answers[place].sample for place in bout)
+            rubrics = self._rubrics_of(groups[number].prompt.task)
+            words[number].setdefault(one, []).append(_pair_verdict(two, of_bout, rubrics))
+        for group, of_group in zip(groups, words, strict=True):
+            for sample, of_sample in of_group.items():
+                set_comparisons(group.trajectories[sample], of_sample)
         for group, contest, of_group in zip(groups, contests, verdicts, strict=True):
             group.judged = contest.judged(of_group)
             for sample, reward in contest.rewards(of_group).items():
@@ -101,7 +113,8 @@ class Critic:
         """What the judge says of pairs whose better answer is known; None of one that it could not be asked about."""
         asked = [(pair.task, pair.comparison(), Place(*pair.key, *pair.samples)) for pair in pairs]
         judged: list[JudgedPair | None] = []
-        for pair, said in zip(pairs, await self._both_orders(asked), strict=True):
+        for pair, answered in zip(pairs, await self._both_orders(asked), strict=True):
+            said = [_choice(each) for each in answered]
             if any(isinstance(each, InfrastructureError) for each in said):
                 judged.append(None)
                 continue
@@ -110,7 +123,7 @@ class Critic:
             judged.append(JudgedPair(forth, Judgement(said[1], *lengths[::-1], truth=OTHER["first"])))
         return judged
 
-    async def _both_orders(self, asked: Sequence[tuple[Task, Comparison, Place]]) -> list[tuple[Said, Said]]:
+    async def _both_orders(self, asked: Sequence[tuple[Task, Comparison, Place]]) -> list[tuple[Answered, Answered]]:
         """What the judge says of comparisons, each in its order and in the other one."""
         questions = []
         for task, comparison, place in asked:
@@ -119,7 +132,7 @@ class Critic:
         said = await self._gather(*(self._choose(*question) for question in questions))
         return list(zip(said[::2], said[1::2], strict=True))
 
-    async def _choose(self, comparison: Comparison, rubrics: tuple[Rubric, ...], place: Place) -> Said:
+    async def _choose(self, comparison: Comparison, rubrics: tuple[Rubric, ...], place: Place) -> Answered:
         try:
             return await self._judge.choose(comparison, rubrics, place)
         except InfrastructureError as error:
@@ -143,6 +156,20 @@ class Critic:
 
 def _place(group: PromptGroup, contest: Contest, bout: Bout) -> Place:
     return Place(*group.key, contest.answers[bout.one].sample, contest.answers[bout.two].sample)
+
+
+def _choice(answered: Answered) -> Said:
+    return answered.choice if isinstance(answered, JudgeAnswer) else answered
+
+
+def _pair_verdict(other: int, answered: tuple[Answered, Answered], rubrics: tuple[Rubric, ...]) -> PairVerdict:
+    """What the page of trajectories shows of a pair whose first sample is the own one."""
+    criteria = tuple(f"{each.name} ({each.kind}{', mandatory' if each.mandatory else ''})" for each in rubrics)
+    for each in answered:
+        if isinstance(each, InfrastructureError):
+            return PairVerdict(other, rubrics=criteria, error=f"{type(each).__name__}: {each}")
+    forth, back = answered
+    return PairVerdict(other, (forth.choice or "", back.choice or ""), (forth.said, back.said), criteria)
 
 
 def refinement_metrics(groups: Sequence[PromptGroup]) -> dict[str, float]:

@@ -44,14 +44,14 @@ def scripted(judge):
     return ScriptedClient(reply)
 
 
-def critic(client, log=None, share=0.0, **options):
+def critic(client, log=None, share=0.0, rubrics=(), **options):
     """A critic over any client, by compact questions."""
     settings = CriticConfig(format="compact", max_tokens=3, share=share)
     tasks = {"open": TaskConfig(reward="critic"), "verified": TaskConfig()}
     rl = RLConfig(tasks=tasks, critic=settings, rollout=RolloutConfig(prompts=8, samples=4))
     style = JUDGE_FORMATS["compact"]
     judge = Judge(client, PlainChat(TOKENIZER), TOKENIZER, style, name="judge", max_tokens=3, log=log, **options)
-    return Critic(rl, judge, ())
+    return Critic(rl, judge, rubrics)
 
 
 def compared(client, groups, **options):

@@ -11,11 +11,13 @@ import pytest
 
 from k2jax.client import HTTPClient, ServerFailedError
 from k2jax.env.critic.refinement import known_verdict
+from k2jax.env.critic.rubrics import Rubric
 from k2jax.env.verdicts import COMPARED, VerdictLog
 from k2jax.rl.critic.critic import refinement_metrics
 from k2jax.rl.measure import iteration_record
 from k2jax.rl.rollouts import PromptGroup
 from k2jax.trajectory import Reward
+from k2jax.trajectory.annotations import PairVerdict, comparisons
 from tests.rl.critic.judging import compared, critic, group, scripted
 from tests.rl.tiny import tiny
 
@@ -123,6 +125,24 @@ def test_an_endpoint_that_nobody_serves_masks_all_of_its_samples():
     groups = [group(["a", "b", "c"])]
     assert compared(client, groups, concurrency=2) == [[None, None, None]]
     assert "failed 2 times" in groups[0].trajectories[0].error
+
+
+def test_trajectories_keep_what_was_said_of_their_pairs_in_both_orders():
+    client = scripted(lambda first, second: "A" if first == "a" else "B" if second == "a" else "so")
+    groups = [group(["a", "b", "cut", "c"], status={2: "truncated"})]
+    rubrics = (Rubric("brevity", "core", "Few words.", mandatory=True), Rubric("wit", "human", "It is funny."))
+    assert compared(client, groups, rubrics=rubrics) == [[1.0, 0.5, 0.0, 0.5]]
+    names = ("brevity (core, mandatory)", "wit (human)")
+    assert [comparisons(trajectory) for trajectory in groups[0].trajectories] == [
+        [PairVerdict(other, ("first", "second"), ("A", "B"), names) for other in (1, 3)],
+        [PairVerdict(3, ("", ""), ("so", "so"), names)],
+        [],
+        [],
+    ]
+    gone = [group(["a", "b"])]
+    compared(Gone(client, 1), gone)
+    (verdict,) = comparisons(gone[0].trajectories[0])
+    assert verdict.outcome == "unknown" and "the server is gone" in verdict.error
 
 
 def test_verdicts_are_logged_before_they_are_used_and_replayed_on_resume(tmp_path):
