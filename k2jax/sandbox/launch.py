@@ -1,4 +1,4 @@
-"""Starts bubblewrap: the only place where the spawner forks."""
+"""Starts the program that isolates a command: the only place where the spawner forks."""
 
 from __future__ import annotations
 
@@ -11,30 +11,27 @@ import os
 import resource
 import signal
 
-from k2jax.sandbox.arguments import command_arguments
+from k2jax.sandbox.launcher import Invocation
 
-_NUMBERS = {"--seccomp": 10, "--json-status-fd": 11, "--args": 12, "--block-fd": 13}
-"""The descriptors that bubblewrap takes over, by option."""
-_STATUS = _NUMBERS["--json-status-fd"]
 _ABOVE = 20
 
 
 @dataclasses.dataclass
 class Child:
-    """A bubblewrap that has just been started; the descriptors belong to whoever holds this record.
+    """A command that has just been started; the descriptors belong to whoever holds this record.
 
     Attributes:
-        pid: the outer process; what it isolates runs below it.
-        stdin: what to write its input to.
-        stdout: where its output comes.
+        pid: the isolating program; what it isolates runs below it.
+        stdin: what to write its input to; None where that is a connection.
+        stdout: where its output comes; None where that is a connection.
         stderr: where its error output comes.
-        status: where it tells, in lines of JSON, the pid of the namespace's first process and the exit code.
+        status: where it tells what it does; see ``Launcher.told``.
         block: a byte here lets the command start; None where it starts at once.
     """
 
     pid: int
-    stdin: int
-    stdout: int
+    stdin: int | None
+    stdout: int | None
     stderr: int
     status: int
     block: int | None
@@ -45,83 +42,77 @@ class Plan:
     """What to start.
 
     Attributes:
-        bwrap: the program.
-        root: arguments for what is visible.
-        argv: the command.
-        cwd: its folder, inside.
-        env: its environment.
-        seccomp: the filter of system calls.
+        program: path of the isolating program.
+        invocation: how it is called.
         user: user and group of the host that it runs as; None for this process's own.
         entrances: descriptors of control groups to enter.
-        limits: limits of each process, by number of the resource; they hold for bubblewrap too.
-        wait: whether the command waits for a byte in ``Child.block``.
+        limits: limits of each process, by number of the resource; they hold for the isolating program too.
+        connection: descriptor of a socket that is input and output both; None for pipes.
     """
 
-    bwrap: str
-    root: Sequence[str]
-    argv: Sequence[str]
-    cwd: str
-    env: Mapping[str, str]
-    seccomp: bytes
+    program: str
+    invocation: Invocation
     user: int | None
     entrances: Sequence[int]
     limits: Mapping[int, int]
-    wait: bool
+    connection: int | None = None
 
 
 def start(plan: Plan) -> Child:
-    """Starts bubblewrap. What goes wrong after the fork comes as ``{"error": ...}`` through ``Child.status``.
+    """Starts a command. What goes wrong after the fork comes as ``{"error": ...}`` through ``Child.status``.
 
     Raises:
         OSError: there are no processes or descriptors left.
         ValueError: an argument holds a character that no file name can.
     """
+    invocation = plan.invocation
+    if any(b"\0" in word for word in invocation.argv):
+        raise ValueError("an argument holds a null character")
+    pipes = [*(["stdin", "stdout"] if plan.connection is None else []), "stderr", "status"]
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         ends = {}
-        for name in ("stdin", "stdout", "stderr", "status", *(["block"] if plan.wait else [])):
+        for name in (*pipes, *(["block"] if invocation.block is not None else [])):
             reading, writing = os.pipe()
             inside, outside = (reading, writing) if name in ("stdin", "block") else (writing, reading)
             theirs.callback(os.close, inside)
             ours.callback(os.close, outside)
             ends[name] = (inside, outside)
-        passed = {"--seccomp": _memory_file(plan.seccomp, theirs), "--json-status-fd": ends["status"][0]}
-        if plan.wait:
-            passed["--block-fd"] = ends["block"][0]
-        numbers = {option: _NUMBERS[option] for option in passed}
-        text = command_arguments(plan.root, plan.cwd, plan.env, numbers)
-        passed["--args"] = _memory_file(text, theirs)
-        argv = [os.fsencode(word) for word in ("bwrap", "--args", str(_NUMBERS["--args"]), "--", *plan.argv)]
-        if any(b"\0" in word for word in argv):
-            raise ValueError("an argument holds a null character")
-        standard = [ends[name][0] for name in ("stdin", "stdout", "stderr")]
+        passed = [(ends["status"][0], invocation.status)]
+        if invocation.block is not None:
+            passed.append((ends["block"][0], invocation.block))
+        passed += [(_memory_file(data, theirs), number) for number, data in invocation.files.items()]
+        standard = [plan.connection if name not in ends else ends[name][0] for name in ("stdin", "stdout", "stderr")]
         pid = os.fork()
         if pid == 0:
-            _become(plan, argv, standard, [(source, _NUMBERS[option]) for option, source in passed.items()])
+            _become(plan, standard, passed)
         ours.pop_all()
     outside = {name: end for name, (_, end) in ends.items()}
     for descriptor in outside.values():
         os.set_blocking(descriptor, False)
-    return Child(pid=pid, block=outside.pop("block", None), **outside)
+    return Child(pid=pid, **{name: outside.get(name) for name in ("stdin", "stdout", "stderr", "status", "block")})
 
 
 def _memory_file(data: bytes, stack: contextlib.ExitStack) -> int:
     descriptor = os.memfd_create("k2jax", os.MFD_CLOEXEC)
     stack.callback(os.close, descriptor)
-    os.write(descriptor, data)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
 
 
-def _become(plan: Plan, argv: list[bytes], standard: list[int], passed: list[tuple[int, int]]) -> None:
-    """Turns the forked process into bubblewrap; never returns."""
-    status = next(source for source, target in passed if target == _STATUS)
+def _become(plan: Plan, standard: list[int], passed: list[tuple[int, int]]) -> None:
+    """Turns the forked process into the isolating program; never returns."""
+    number_of_status = plan.invocation.status
+    status = next(source for source, target in passed if target == number_of_status)
     try:
         for entrance in plan.entrances:
             os.write(entrance, b"0")
         # First away from the numbers that are about to be used, which may be those of other descriptors.
         wanted = [*((source, target) for target, source in enumerate(standard)), *passed]
         moved = [(fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, _ABOVE), target) for source, target in wanted]
-        status = next(source for source, target in moved if target == _STATUS)
+        status = next(source for source, target in moved if target == number_of_status)
         for source, target in moved:
             os.dup2(source, target)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs would inherit that
@@ -132,7 +123,7 @@ def _become(plan: Plan, argv: list[bytes], standard: list[int], passed: list[tup
         os.umask(0o022)
         if plan.user is not None:
             _drop_to(plan.user)
-        os.execve(plan.bwrap, argv, {})
+        os.execve(plan.program, plan.invocation.argv, {})
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.write(status, json.dumps({"error": str(error), "errno": getattr(error, "errno", None)}).encode())

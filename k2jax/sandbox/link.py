@@ -46,11 +46,12 @@ class Link:
         alive: whether it still answers.
     """
 
-    def __init__(self, bwrap: str, wheel: str, groups: bool):
+    def __init__(self, kind: str, program: str, wheel: str, groups: bool):
         """Starts a spawner.
 
         Args:
-            bwrap: path of bubblewrap, relative to ``wheel`` where that is given.
+            kind: what isolates; see ``spawner.LAUNCHERS``.
+            program: path of that program, relative to ``wheel`` where that is given.
             wheel: a folder that only this user may be able to reach; or empty.
             groups: whether to use control groups.
 
@@ -59,6 +60,7 @@ class Link:
         """
         self.pid, self.alive = os.getpid(), True
         self._waiting: dict[int, Future[Answer]] = {0: Future()}
+        self._later: dict[int, Future[Answer]] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._folder = folder = tempfile.mkdtemp(prefix="k2jax-sandbox-", dir=_temporary())
@@ -66,7 +68,7 @@ class Link:
         mode = "groups" if groups else "limits"
         with theirs:
             self._process = subprocess.Popen(
-                [*_COMMAND, str(theirs.fileno()), folder, bwrap, wheel, mode],
+                [*_COMMAND, str(theirs.fileno()), folder, kind, program, wheel, mode],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={},
@@ -82,8 +84,17 @@ class Link:
             self.close()
             raise SandboxError(f"the spawner of sandboxes did not start: {error}") from None
 
-    def ask(self, kind: str, payload: bytes = b"", **record: Any) -> tuple[int, Future[Answer]]:
-        """Sends a request; returns its number and the future of its answer, which fails with SandboxError."""
+    def ask(
+        self, kind: str, payload: bytes = b"", *, later: Future[Answer] | None = None, **record: Any
+    ) -> tuple[int, Future[Answer]]:
+        """Sends a request; returns its number and the future of its answer, which fails with SandboxError.
+
+        Args:
+            kind: see ``spawner.Spawner``, for ``record`` too.
+            payload: bytes beside the record.
+            later: gets the second answer, of a request that has two.
+            record: the rest of the request.
+        """
         number, future = next(self._numbers), Future()
         future.set_running_or_notify_cancel()  # it is always answered
         message = wire.encode(wire.Message({"kind": kind, "request": number} | record, payload))
@@ -92,6 +103,9 @@ class Link:
                 raise SandboxError("the spawner of sandboxes has ended")
             if kind != "kill":
                 self._waiting[number] = future
+            if later is not None:
+                later.set_running_or_notify_cancel()
+                self._later[number] = later
             try:
                 self._connection.sendall(message)
             except OSError as error:
@@ -121,8 +135,9 @@ class Link:
         with self._lock:
             self.alive = False
             self._connection.close()
-            waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
+            waiting = [*self._waiting.values(), *self._later.values()]
+            self._waiting, self._later = {}, {}
+        for future in waiting:
             future.set_exception(SandboxError("the spawner of sandboxes has ended"))
         if self._process.wait() != 0:  # it could not clean up
             cgroup.remove_left_over(f"{self._process.pid}-", _PATIENCE)
@@ -130,9 +145,12 @@ class Link:
                 os.rmdir(self._folder)
 
     def _resolve(self, message: wire.Message, descriptors: list[int]) -> None:
-        descriptor = descriptors.pop(0) if "box" in message.record else None
+        descriptor = descriptors.pop(0) if message.record.keys() & {"box", "started"} else None
         with self._lock:
             future = self._waiting.pop(message.record["request"])
+            later = self._later.pop(message.record["request"], None)
+            if later is not None and not message.record.get("failure"):
+                self._waiting[message.record["request"]] = later
         if message.record.get("failure"):
             future.set_exception(SandboxError(message.record["failure"]))
         else:

@@ -13,10 +13,13 @@ import time
 from typing import Any
 
 from k2jax.sandbox.launch import Child
+from k2jax.sandbox.launcher import Launcher
 
 _CHUNK = 1 << 16
-_NOT_STARTED = (b"bwrap: execvp ", b"bwrap: Can't chdir to ")
-"""Complaints of bubblewrap about the command, not about the machine."""
+_OWN_FAILURE = 255
+"""Exit code of nsjail where it could not start the command."""
+_MOST_STATUS = 1 << 16
+"""Bytes of what the isolating program tells that are kept."""
 
 
 class RunningCommand:
@@ -33,6 +36,7 @@ class RunningCommand:
         child: Child,
         stdin: bytes,
         *,
+        launcher: Launcher,
         box: Any,
         timeout: float,
         output_limit: int,
@@ -44,33 +48,35 @@ class RunningCommand:
         Args:
             selector: calls the functions that are registered with it.
             child: the command; its descriptors are closed here.
-            stdin: its input.
+            stdin: its input; empty where that is a connection.
+            launcher: what has started it.
             box: the sandbox it runs in.
             timeout: from now [s].
             output_limit: bytes that are kept of each output.
             release: called with the pid of the namespace's first process where the command waits for it.
             done: called once, at the end, with the record of the result and both outputs.
         """
-        self.box = box
+        self.box, self._launcher = box, launcher
         self._selector, self._child, self._done, self._release = selector, child, done, release
         self._started = time.monotonic()
         self.deadline = self._started + timeout
         self._input = memoryview(stdin)
         self._limit = output_limit
-        self._outputs = {child.stdout: bytearray(), child.stderr: bytearray()}
+        self._outputs = {end: bytearray() for end in (child.stdout, child.stderr) if end is not None}
         self._truncated = self._timed_out = False
         self._status = bytearray()
         self._code = 0
         self._seconds = 0.0
         self._kills = box.memory_kills()
         self._outer, self._init, self._init_pid = os.pidfd_open(child.pid), None, 0
-        self._open = {child.stdout, child.stderr, child.status, self._outer}
+        self._open = {*self._outputs, child.status, self._outer}
         for output in self._outputs:
             selector.register(output, selectors.EVENT_READ, lambda output=output: self._on_output(output))
         selector.register(child.status, selectors.EVENT_READ, self._on_status)
         selector.register(self._outer, selectors.EVENT_READ, self._on_exit)
-        self._open.add(child.stdin)
-        selector.register(child.stdin, selectors.EVENT_WRITE, self._on_input)
+        if child.stdin is not None:
+            self._open.add(child.stdin)
+            selector.register(child.stdin, selectors.EVENT_WRITE, self._on_input)
 
     def expire(self) -> None:
         """Ends the command at its time limit."""
@@ -124,22 +130,9 @@ class RunningCommand:
         if not data:
             self._close(self._child.status)
             return
-        self._status += data
-        pid = self._statuses().get("child-pid")
-        if pid and self._init is None:
+        self._status += data[: _MOST_STATUS - len(self._status)]
+        if self._init is None and (pid := self._launcher.told(bytes(self._status)).get("child-pid")):
             self._find_init(pid)
-
-    def _statuses(self) -> dict[str, Any]:
-        """All that bubblewrap has told so far, in one record."""
-        records: dict[str, Any] = {}
-        text = self._status.decode()
-        decoder = json.JSONDecoder()
-        with contextlib.suppress(json.JSONDecodeError):  # the rest has not arrived
-            while text := text.lstrip():
-                record, end = decoder.raw_decode(text)
-                records |= record
-                text = text[end:]
-        return records
 
     def _find_init(self, pid: int) -> None:
         """Takes hold of the first process of the command's namespace: all others end with it."""
@@ -192,21 +185,22 @@ class RunningCommand:
             self._close(descriptor)
         if self._child.block is not None:
             os.close(self._child.block)
-        stdout, stderr = (bytes(kept) for kept in self._outputs.values())
+        *stdout, stderr = (bytes(kept) for kept in self._outputs.values())
+        stdout = b"".join(stdout)
         self._done(self._result(stdout, stderr), stdout + stderr)
 
     def _result(self, stdout: bytes, stderr: bytes) -> dict[str, Any]:
-        statuses = self._statuses()
+        statuses = self._launcher.told(bytes(self._status))
         code, failure = statuses.get("exit-code", self._code), None
         if statuses.get("errno") == errno.E2BIG:
             code = 127
         elif "error" in statuses:
             failure = statuses["error"]
-        elif "exit-code" not in statuses and code <= 128:
-            if stderr.startswith(_NOT_STARTED):
+        elif "exit-code" not in statuses and "started" not in statuses and (code <= 128 or code == _OWN_FAILURE):
+            if stderr.startswith(self._launcher.complaints):
                 code = 127
             else:
-                failure = stderr.decode(errors="replace").strip() or f"bubblewrap ended with code {code}"
+                failure = stderr.decode(errors="replace").strip() or f"it ended with code {code} before the command"
         return {
             "failure": None if self._timed_out else failure,
             "code": 128 + signal.SIGKILL if self._timed_out else code,

@@ -16,15 +16,16 @@ import struct
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # offsets in struct seccomp_data
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_X32 = 0x40000000  # numbers of the x32 interface, which an x86-64 kernel may serve too
+X32 = 0x40000000
+"""In numbers of the x32 interface, which an x86-64 kernel may serve too."""
 
-_NEW_NAMESPACES = 0x7E020000
+NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID and NET; CLONE_NEWTIME is not a flag of ``clone``."""
 
-_SOCKET_FAMILIES = (1, 2, 10, 16)
+SOCKET_FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
 
-_TERMINAL_REQUESTS = (0x5412, 0x541C)
+TERMINAL_REQUESTS = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX."""
 
 _DENIED = {  # number on x86-64, on aarch64
@@ -119,11 +120,11 @@ def program(machine: str | None = None) -> bytes:
         (_LOAD, 0, 0, _NUMBER),
     ]
     if machine == "x86_64":
-        code += _branch(_AT_LEAST, _X32, [(_RETURN, 0, 0, refuse)])
+        code += _branch(_AT_LEAST, X32, [(_RETURN, 0, 0, refuse)])
     special = {
-        "clone": _on_argument(_FIRST_ARGUMENT, _ANY_BIT, [_NEW_NAMESPACES], refuse, _ALLOW),
-        "ioctl": _on_argument(_SECOND_ARGUMENT, _EQUAL, _TERMINAL_REQUESTS, refuse, _ALLOW),
-        "socket": _on_argument(_FIRST_ARGUMENT, _EQUAL, _SOCKET_FAMILIES, _ALLOW, _ERRNO | errno.EAFNOSUPPORT),
+        "clone": _on_argument(_FIRST_ARGUMENT, _ANY_BIT, [NEW_NAMESPACES], refuse, _ALLOW),
+        "ioctl": _on_argument(_SECOND_ARGUMENT, _EQUAL, TERMINAL_REQUESTS, refuse, _ALLOW),
+        "socket": _on_argument(_FIRST_ARGUMENT, _EQUAL, SOCKET_FAMILIES, _ALLOW, _ERRNO | errno.EAFNOSUPPORT),
         "clone3": [(_RETURN, 0, 0, missing)],
     }
     for name, body in special.items():

@@ -17,14 +17,19 @@ import socket
 import time
 from typing import Any
 
-from k2jax.sandbox import cgroup, seccomp, wire
-from k2jax.sandbox.arguments import root_arguments
-from k2jax.sandbox.launch import Plan, set_limits, start
+from k2jax.sandbox import cgroup, wire
+from k2jax.sandbox.arguments import BubblewrapLauncher
+from k2jax.sandbox.launch import Child, Plan, set_limits, start
+from k2jax.sandbox.launcher import Launcher
+from k2jax.sandbox.nsjail_config import NsjailLauncher
 from k2jax.sandbox.running_command import RunningCommand
 from k2jax.sandbox.stage import SandboxStage, adopt_orphans
 
+LAUNCHERS: dict[str, type[Launcher]] = {"bubblewrap": BubblewrapLauncher, "nsjail": NsjailLauncher}
 _OWN_PROCESSES = 2
-"""Bubblewrap itself and the first process of the namespace count in the control group."""
+"""The isolating program and the first process of the namespace count in the control group."""
+_KEPT_ERRORS = 1 << 14
+"""Bytes of error output that are kept of a program that goes on."""
 _PATIENCE = 2.0
 """How long a control group may take to become empty after its processes have ended [s]."""
 
@@ -32,7 +37,14 @@ _PATIENCE = 2.0
 class Box:
     """One sandbox, as the spawner holds it."""
 
-    def __init__(self, stage: SandboxStage, trees: dict[str, cgroup.Tree], name: str, record: dict[str, Any]):
+    def __init__(
+        self,
+        stage: SandboxStage,
+        launcher: Launcher,
+        trees: dict[str, cgroup.Tree],
+        name: str,
+        record: dict[str, Any],
+    ):
         """Makes its files and control groups; see ``Spawner`` for the record."""
         self.limits = record["limits"]
         self.processes = self.limits["processes"]
@@ -43,20 +55,20 @@ class Box:
         self.path = stage.path / "boxes" / name
         try:
             stage.make_box(self.path, disk=self.limits["disk"], files=self.limits["files"])
-            read_only = {path: str(stage.visible(path)) for path in record["read_only"]}
-            self.root = root_arguments(stage, self.path, record["image"], read_only)
+            self.root = launcher.root(stage, self.path, record)
         except OSError:
             self.remove()
             raise
         self.jobs: set[RunningCommand] = set()
         self.closing: int | None = None
+        self.ending: list[int] = []
 
     def memory_kills(self) -> int:
         """How many processes have been killed for memory so far."""
         return self.group.memory_kills()
 
     def limits_of_a_process(self) -> dict[int, int]:
-        """Limits that bubblewrap runs under as well."""
+        """Limits that the isolating program runs under as well."""
         return {
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_NOFILE: self.limits["open_files"],
@@ -87,27 +99,32 @@ class Spawner:
 
     Every request has a ``request``, its number, which its answer repeats; a ``failure`` in an answer is a message.
     Kinds: ``open`` (limits, read_only, image) gives a sandbox's number and a descriptor of its files; ``exec`` (box,
-    argv, cwd, env, timeout, output_limit; the payload is stdin) gives a result whose payload is both outputs; ``kill``
-    (target) ends a command early and has no answer; ``close`` (box).
+    argv, cwd, env, timeout, output_limit; the payload is stdin) gives a result whose payload is both outputs; ``start``
+    (box, argv, cwd, env, first) gives the descriptor of a socket to a program that goes on, and at its end a result
+    whose payload is its error output; ``kill``
+    (target) ends either early and has no answer; ``end`` (box) ends all of them; ``close`` (box).
     """
 
-    def __init__(self, connection: socket.socket, stage: SandboxStage, bwrap: str, groups: bool):
+    def __init__(
+        self, connection: socket.socket, stage: SandboxStage, program: str, *, launcher: Launcher, groups: bool
+    ):
         """Serves one connection.
 
         Args:
             connection: a Unix socket.
             stage: where files are.
-            bwrap: path of bubblewrap, or ``visible:FOLDER:PATH`` where it lies in a folder others may not reach.
+            program: path of the isolating program.
+            launcher: how it is called.
             groups: whether to use control groups.
         """
         self._connection, self._stage = connection, stage
-        self._bwrap = bwrap
+        self._program, self._launcher = program, launcher
         self._trees = cgroup.find() if groups else {}
-        self._filter = seccomp.program()
         self._selector = selectors.DefaultSelector()
         self._decoder = wire.Decoder()
         self._boxes: dict[int, Box] = {}
         self._jobs: dict[int, RunningCommand] = {}
+        self._timed: dict[int, RunningCommand] = {}
         self._ended = False
 
     def run(self) -> None:
@@ -126,14 +143,14 @@ class Spawner:
             box.remove()
 
     def _turn(self, wait: float | None = None) -> None:
-        nearest = min((job.deadline for job in self._jobs.values()), default=float("inf"))
+        nearest = min((job.deadline for job in self._timed.values()), default=float("inf"))
         if nearest < float("inf"):
             wait = min(max(nearest - time.monotonic(), 0), wait if wait is not None else nearest)
         for key, _ in self._selector.select(wait):
             if self._selector.get_map().get(key.fd) == key:  # not closed by one before it
                 key.data()
         now = time.monotonic()
-        for job in list(self._jobs.values()):
+        for job in list(self._timed.values()):
             if job.deadline <= now:
                 job.expire()
 
@@ -166,7 +183,7 @@ class Spawner:
 
     def _open(self, message: wire.Message) -> None:
         number = message.record["request"]
-        box = Box(self._stage, self._trees, f"{os.getpid()}-{number}", message.record)
+        box = Box(self._stage, self._launcher, self._trees, f"{os.getpid()}-{number}", message.record)
         self._boxes[number] = box
         descriptor = os.open(box.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -175,32 +192,45 @@ class Spawner:
             os.close(descriptor)
 
     def _exec(self, message: wire.Message) -> None:
-        record, box = message.record, self._boxes[message.record["box"]]
+        child, late = self._launch(message.record)
+        self._watch(message, child, late, timeout=message.record["timeout"], limit=message.record["output_limit"])
+
+    def _start(self, message: wire.Message) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            child, late = self._launch(message.record, theirs.fileno())
+            self._answer(message.record["request"], {"started": True}, descriptors=(ours.fileno(),))
+        self._watch(message, child, late, timeout=float("inf"), limit=_KEPT_ERRORS)
+
+    def _launch(self, record: dict[str, Any], connection: int | None = None) -> tuple[Child, dict[int, int]]:
+        """Starts a command; also gives the limits that it waits for."""
+        box = self._boxes[record["box"]]
         late = box.limits_without_groups()
+        invocation = self._launcher.invoke(box.root, record, late)
         entrances = box.group.entrances()
         plan = Plan(
-            bwrap=self._bwrap,
-            root=box.root,
-            argv=record["argv"],
-            cwd=record["cwd"],
-            env=record["env"],
-            seccomp=self._filter,
+            program=self._program,
+            invocation=invocation,
             user=self._stage.user,
             entrances=entrances,
             limits=box.limits_of_a_process(),
-            wait=bool(late),
+            connection=connection,
         )
         try:
-            child = start(plan)
+            return start(plan), late
         finally:
             for entrance in entrances:
                 os.close(entrance)
 
+    def _watch(self, message: wire.Message, child: Child, late: dict[int, int], *, timeout: float, limit: int) -> None:
+        request, box = message.record["request"], self._boxes[message.record["box"]]
+
         def done(result: dict[str, Any], outputs: bytes) -> None:
-            del self._jobs[record["request"]]
+            del self._jobs[request]
+            self._timed.pop(request, None)
             box.jobs.discard(job)
-            self._answer(record["request"], result, outputs)
-            self._remove_if_closing(box)
+            self._answer(request, result, outputs)
+            self._when_quiet(box)
 
         def release(pid: int) -> None:
             set_limits(pid, late, self._stage.user)
@@ -209,28 +239,45 @@ class Spawner:
             self._selector,
             child,
             message.payload,
+            launcher=self._launcher,
             box=box,
-            timeout=record["timeout"],
-            output_limit=record["output_limit"],
+            timeout=timeout,
+            output_limit=limit,
             release=release,
             done=done,
         )
-        self._jobs[record["request"]] = job
+        self._jobs[request] = job
+        if timeout < float("inf"):
+            self._timed[request] = job
         box.jobs.add(job)
 
     def _kill(self, message: wire.Message) -> None:
         if message.record["target"] in self._jobs:
             self._jobs[message.record["target"]].kill()
 
+    def _end(self, message: wire.Message) -> None:
+        box = self._boxes[message.record["box"]]
+        box.ending.append(message.record["request"])
+        self._kill_all(box)
+
     def _close(self, message: wire.Message) -> None:
         box = self._boxes.pop(message.record["box"])
         box.closing = message.record["request"]
+        self._kill_all(box)
+
+    def _kill_all(self, box: Box) -> None:
         for job in box.jobs:
             job.kill()
-        self._remove_if_closing(box)
+        self._when_quiet(box)
 
-    def _remove_if_closing(self, box: Box) -> None:
-        if box.closing is not None and not box.jobs:
+    def _when_quiet(self, box: Box) -> None:
+        """Answers those who wait until nothing runs in a sandbox."""
+        if box.jobs:
+            return
+        for request in box.ending:
+            self._answer(request, {})
+        box.ending.clear()
+        if box.closing is not None:
             box.remove()
             self._answer(box.closing, {})
 
@@ -239,11 +286,11 @@ def run(words: Sequence[str]) -> None:
     """The whole life of a spawner.
 
     Args:
-        words: descriptor of a socket to the program that it serves; an empty folder, which it deletes at its end; path
-            of bubblewrap, relative to the next where that is given; a folder that others may not be able to reach, or
-            empty; ``groups`` to use control groups, ``limits`` not to.
+        words: descriptor of a socket to the program that it serves; an empty folder, which it deletes at its end; what
+            isolates, of ``LAUNCHERS``; path of that program, relative to the next where that is given; a folder that
+            others may not be able to reach, or empty; ``groups`` to use control groups, ``limits`` not to.
     """
-    descriptor, folder, bwrap, wheel, mode = words
+    descriptor, folder, kind, program, wheel, mode = words
     with contextlib.suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -252,8 +299,8 @@ def run(words: Sequence[str]) -> None:
     try:
         adopt_orphans()
         stage = SandboxStage(Path(folder))
-        bwrap = str(stage.visible(wheel) / bwrap) if wheel else bwrap
-        spawner = Spawner(connection, stage, bwrap, mode == "groups")
+        program = str(stage.visible(wheel) / program) if wheel else program
+        spawner = Spawner(connection, stage, program, launcher=LAUNCHERS[kind](), groups=mode == "groups")
     except OSError as error:
         connection.sendall(wire.encode(wire.Message({"request": 0, "failure": str(error)})))
         return

@@ -67,6 +67,7 @@ class SandboxStage:
         self.path = path
         self.user = NOBODY if os.geteuid() == 0 else None
         self._visible: dict[str, Path] = {}
+        self._hidden = False
         if self.user is None:
             self._enter_user_namespace()
         else:
@@ -99,6 +100,19 @@ class SandboxStage:
             _mount(source, target, None, _BIND | _RECURSIVE)
             self._visible[source] = target
         return self._visible[source]
+
+    def hide_mount_points(self) -> None:
+        """Gives nsjail the folders that it mounts on, where the host does not see them."""
+        if self._hidden:
+            return
+        top = Path("/run/user") if os.path.isdir("/run/user") else Path("/run")
+        _mount("tmpfs", top, "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=0755,size=1m")
+        folder = Path(f"/run/user/{NOBODY}/nsjail")
+        for name in ("root", "tmp"):
+            (folder / name).mkdir(parents=True)
+        for path in (folder.parent, folder, folder / "root", folder / "tmp"):
+            os.chown(path, self.user or 0, self.user or 0)
+        self._hidden = True
 
     def make_box(self, box: Path, *, disk: int, files: int) -> None:
         """Mounts a new tmpfs for one sandbox, with its folders ``work``, ``tmp`` and ``shm``."""

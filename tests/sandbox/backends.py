@@ -4,15 +4,20 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+
 from k2jax.sandbox import SandboxSpec
-from k2jax.sandbox.backends import make_backend
+from k2jax.sandbox.backends import BACKENDS, make_backend
 from k2jax.sandbox.interpreter import host_python
 
 PYTHON = host_python()
 SPEC = SandboxSpec(read_only=PYTHON.read_only)
-ALL = ("bubblewrap", "bubblewrap without groups", "unsafe")
-ISOLATED = ("bubblewrap", "bubblewrap without groups")
+SLOW = tuple(pytest.param(name, marks=pytest.mark.slow) for name in ("nsjail", "nsjail without groups"))
+NAMESPACES = ("bubblewrap", "bubblewrap without groups", *SLOW)
+"""Backends of this machine's own namespaces."""
+ISOLATED = NAMESPACES
 """Backends that promise to hold programs that mean harm."""
+ALL = (*ISOLATED, "unsafe")
 
 _made = {}
 
@@ -20,12 +25,8 @@ _made = {}
 def backend(name):
     """The backend of a name, one for all tests of a process."""
     if name not in _made:
-        if name == "bubblewrap without groups":
-            from k2jax.sandbox.bubblewrap import BubblewrapBackend
-
-            _made[name] = BubblewrapBackend(groups=False)
-        else:
-            _made[name] = make_backend(name)
+        kind, _, without = name.partition(" without ")
+        _made[name] = BACKENDS[kind](groups=False) if without else make_backend(kind)
     return _made[name]
 
 
