@@ -15,7 +15,7 @@ pairs of one style, worked or direct, and the bias for the longer and for the fi
 import json
 from pathlib import Path
 
-from k2jax.config import defaults, resolve, source, task
+from k2jax.config import resolve, source, task
 from k2jax.env.critic.preferences import character_preferences, judge_dialogues
 from k2jax.env.critic.refinement import VerifiedPair, draw_pairs, verified_pairs
 from k2jax.env.critic.verdict_metrics import verdict_metrics
@@ -25,7 +25,10 @@ from k2jax.env.tasks.teacher import demonstrations, style_of
 from k2jax.report.files import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve, points, spread
+from k2jax.reproduce import RunResult, Summary
+from k2jax.reproduce.figures import seed_curves
+from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
+from k2jax.reproduce.seeds import SeedRecords, for_seeds
 
 SEEDS = (0, 1, 2)
 KINDS = "add3+sum6+sort6"
@@ -41,29 +44,16 @@ HEADER = ("run", "pairs", "verdicts right", "points over the start", "right in b
 
 def get_config():
     """The model, the data and the tasks that all runs share."""
-    config = defaults("sft", model="micro")
+    config = micro_config("sft", SFT_STEPS)
     config.data.sources = {"problems": source(kind="chat"), "judge": source(kind="chat")}
-    config.data.tokenizer.kind = "bytes"
-    config.data.chat_format = "plain"
-    config.data.sequence_length = 256
     config.data.held_out = 0.02
-    config.train.batch_size = 16
-    config.train.steps = SFT_STEPS
-    config.optimizer.learning_rate = 1e-2
-    config.router.bias_rate = 5e-2
-    config.router.bias_rate_final = 1e-3
     config.eval.every = 120
-    config.eval.sample_tokens = 0
-    config.checkpoint.every = 100
-    config.log.plots_every = 10_000
-    config.log.tensorboard = False
     options = (f"kinds={KINDS}", f"count={COUNT}")
     config.rl.tasks = {"problems": task(dataset="characters", options=options, max_tokens=48)}
     config.rl.rollout.update({"prompts": 32, "max_length": 128})
     config.rl.critic.update({"format": "compact", "share": 1.0, "max_tokens": 2})
     config.rl.loss.update({"name": "k2", "tau": 0.1})  # every response counts alike, a verdict of two tokens too
     config.rl.updates = 2
-    config.rl.skip_flat_groups = True
     config.rl.eval_prompts = PAIRS
     config.rl.eval_samples = 4
     return config
@@ -73,35 +63,20 @@ def prepare(workdir: Path):
     """Writes the demonstrations, and a judge's dialogues about other problems."""
     problems = load_tasks("characters", (f"kinds={KINDS}", f"count={COUNT}"))
     judged = load_tasks("characters", (f"kinds={KINDS}", f"count={COUNT}", "seed=1"))
-    files = {
-        "problems.jsonl": demonstrations(problems, direct=DIRECT),
-        "judge.jsonl": judge_dialogues(character_preferences(judged, direct=DIRECT), "compact"),
-    }
-    for name, records in files.items():
-        if not (workdir / name).exists():
-            write_atomic(workdir / name, "".join(json.dumps(record) + "\n" for record in records))
+    dialogues = judge_dialogues(character_preferences(judged, direct=DIRECT), "compact")
+    write_data(workdir, {"problems.jsonl": demonstrations(problems, direct=DIRECT), "judge.jsonl": dialogues})
 
 
 def runs():
     """For each seed the start and the two ways to go on."""
+    return for_seeds(SEEDS, _of_seed)
+
+
+def _of_seed(seed: int) -> dict[str, dict]:
     paths = {f"data.sources.{name}.path": f"{{workdir}}/{name}.jsonl" for name in ("problems", "judge")}
-    reinforce = paths | {
-        "stage": "rl",
-        "train.steps": ITERATIONS,
-        "optimizer.learning_rate": 5e-4,
-        "optimizer.weight_decay": 0.0,
-        "optimizer.schedule.warmup_steps": 2,
-        "router.bias_rate": 0.0,
-        "router.bias_rate_final": 0.0,
-        "rl.eval_prompts": 0,
-        "checkpoint.every": 10,
-    }
-    all_runs = {}
-    for seed in SEEDS:
-        start = {"init_from": f"{{workdir}}/seed{seed}_sft"}
-        of_seed = {"sft": paths, "without": reinforce | start | {"rl.critic.share": 0.0}, "with": reinforce | start}
-        all_runs |= {f"seed{seed}_{name}": run | {"train.seed": seed} for name, run in of_seed.items()}
-    return all_runs
+    length = {"train.steps": ITERATIONS, "optimizer.learning_rate": 5e-4, "rl.eval_prompts": 0}
+    closed_loop = paths | BY_REWARDS | length | {"init_from": f"{{workdir}}/seed{seed}_sft"}
+    return {"sft": paths, "without": closed_loop | {"rl.critic.share": 0.0}, "with": closed_loop}
 
 
 def evaluate(config, workdir):
@@ -130,39 +105,33 @@ def evaluate(config, workdir):
 
 def summarize(results: dict[str, RunResult]) -> Summary:
     """Verdicts of every run over seeds, by set of pairs, and the points that they gain over the start's."""
-    seeds = sorted({result.config.train.seed for result in results.values()})
-    found = {run: [results[f"seed{seed}_{run}"].evaluation for seed in seeds] for run in RUNS}
+    measured = SeedRecords.of(results, RUNS)
     rows = []
     for name, label in SETS.items():
-        start = [each.get(f"{name}/accuracy") for each in found["sft"]]
-        for run, of_seeds in found.items():
-            shares = [[each.get(f"{name}/{key}") for each in of_seeds] for key in SHARES]
-            known = [both for both in zip(shares[0], start, strict=True) if None not in both]
-            gain = points(*map(list, zip(*known, strict=True))) if known else "none"
-            rows.append((RUNS[run], label, spread(shares[0]), gain, *(spread(share) for share in shares[1:])))
-    answers = ", ".join(f"{RUNS[run]} {spread([each['greedy'] for each in of])}" for run, of in found.items())
-    counts = ", ".join(f"{name} {spread([e.get(f'{name}/pairs') for e in found['sft']], 0)}" for name in SETS)
+        for run in RUNS:
+            accuracy, *shares = (measured.spread(run, f"{name}/{key}") for key in SHARES)
+            rows.append((RUNS[run], label, accuracy, measured.gain(run, f"{name}/accuracy", "sft"), *shares))
+    answers = ", ".join(f"{label} {measured.spread(run, 'greedy')}" for run, label in RUNS.items())
+    counts = ", ".join(f"{name} {measured.spread('sft', f'{name}/pairs', 0)}" for name in SETS)
     text = (
         f"{markdown_table(HEADER, rows)}\nVerdicts on held-out pairs of a right and a wrong response, greedy, in both "
-        f"orders; mean (lowest to highest) over {len(seeds)} seeds; pairs at the start: {counts}. First place and "
-        "longer answer: shares of the verdicts that choose one answer, of two lengths for the latter; a judge without "
-        f"a bias of place has 0.5. Held-out problems solved greedily: {answers}.\n"
+        f"orders; mean (lowest to highest) over {len(measured.seeds)} seeds; pairs at the start: {counts}. First place "
+        "and longer answer: shares of the verdicts that choose one answer, of two lengths for the latter; a judge "
+        f"without a bias of place has 0.5. Held-out problems solved greedily: {answers}.\n"
     )
-    return Summary(text, _figure(results, found, seeds))
+    return Summary(text, _figure(results, measured))
 
 
-def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
+def _figure(results: dict[str, RunResult], measured: SeedRecords):
     figure, axes = new_figure(1, 2, height=4.0)
-    for number, seed in enumerate(seeds):
-        for key, color in (("accuracy", PALETTE[0]), ("both_right", PALETTE[1])):
-            x, y = curve(results[f"seed{seed}_with"], f"refinement/{key}")
-            label = {"accuracy": "right", "both_right": "right in both orders"}[key] if number == 0 else None
-            axes[0, 0].plot(x, y, color=color, alpha=0.7, label=label)
+    seed_curves(axes[0, 0], results, "with", "refinement/accuracy", label="right", color=PALETTE[0])
+    both = "refinement/both_right"
+    seed_curves(axes[0, 0], results, "with", both, label="right in both orders", color=PALETTE[1])
     style_axes(axes[0, 0], title="Sampled verdicts in the closed loop", x="iteration", y="share")
     legend(axes[0, 0])
     for place, (run, label) in enumerate(RUNS.items()):
         for number, name in enumerate(SETS):
-            shares = [each[f"{name}/accuracy"] for each in found[run] if f"{name}/accuracy" in each]
+            shares = [share for share in measured.values(run, f"{name}/accuracy") if share is not None]
             at = [number + 0.2 * (place - 1)] * len(shares)
             axes[0, 1].plot(at, shares, "o", color=PALETTE[place], label=label if number == 0 else None)
     axes[0, 1].axhline(0.5, color="0.6", linewidth=1)

@@ -23,8 +23,11 @@ from k2jax.env.tasks.teacher import demonstrations, pretraining_texts
 from k2jax.report.files import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve, spread
+from k2jax.reproduce import RunResult, Summary, spread
+from k2jax.reproduce.figures import seed_bars, seed_curves
 from k2jax.reproduce.loading import load_study
+from k2jax.reproduce.micro import write_data
+from k2jax.reproduce.seeds import SeedRecords, for_seeds, seeds_of
 
 base = load_study("nano_post_training")
 KINDS = {"letters": "sort7", "numbers": "sum7"}  # of the tasks, by class
@@ -69,15 +72,14 @@ def prepare(workdir: Path):
         texts = pretraining_texts(load_tasks("characters", (f"kinds={EASIER[name]}", "count=10000")))
         records = {"text": ({"text": text} for text in texts), "clean": demonstrations(problems, direct=0.0)}
         for kind, lines in (records | {"imperfect": demonstrations(problems, direct=0.8)}).items():
-            if not (file := workdir / f"{name}_{kind}.jsonl").exists():
-                write_atomic(file, "".join(json.dumps(line) + "\n" for line in lines))
+            write_data(workdir, {f"{name}_{kind}.jsonl": lines})
     table = {name: {teacher: float(teacher == name) for teacher in KINDS} for name in KINDS}
     write_atomic(workdir / "table.json", json.dumps(table, indent=2) + "\n")
 
 
 def runs():
     """For each seed the start and the specialists, then the ways to unify them."""
-    return {f"seed{n}_{name}": run | {"train.seed": n} for n in base.SEEDS for name, run in _chain(n).items()}
+    return for_seeds(base.SEEDS, _chain)
 
 
 def _chain(seed: int) -> dict[str, dict]:
@@ -145,7 +147,7 @@ def _accuracies(model, params, tokenizer) -> dict[str, float]:
 
 def summarize(results: dict[str, RunResult]) -> Summary:
     """Accuracies over seeds, and which share of each specialist's accuracy a model keeps in its class."""
-    seeds = sorted({result.config.train.seed for result in results.values()})
+    seeds = seeds_of(results)
     found = {label: [_of_seed(results, seed)[label] for seed in seeds] for label in LABELS}
     share = lambda one, best, name: one[name] / max(best[name], 1e-9)  # noqa: E731
     kept = {
@@ -170,7 +172,7 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         f"evaluation table has it.\n\n{markdown_table(header, rows)}\nGreedy accuracy on {PROBLEMS} held-out problems; "
         f"mean (lowest to highest) over {len(seeds)} seeds.\n"
     )
-    return Summary(text, _figure(results, found, seeds))
+    return Summary(text, _figure(results, SeedRecords(seeds, found)))
 
 
 def _of_seed(results: dict[str, RunResult], seed: int) -> dict[str, dict[str, float]]:
@@ -179,20 +181,12 @@ def _of_seed(results: dict[str, RunResult], seed: int) -> dict[str, dict[str, fl
     return {label: accuracy for evaluation in own for label, accuracy in evaluation.items()}
 
 
-def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
+def _figure(results: dict[str, RunResult], measured: SeedRecords):
     figure, axes = new_figure(1, 2, height=4.0)
-    for place, name in enumerate(KINDS):
-        for number, seed in enumerate(seeds):
-            steps, gaps = curve(results[f"seed{seed}_distilled"], f"distill/reverse_kl/{name}")
-            axes[0, 0].plot(steps, gaps, color=PALETTE[place], alpha=0.7, label=None if number else name)
-        values = np.array([[one[name] for one in of] for of in found.values()])
-        means, at = values.mean(1), np.arange(len(found)) + 0.38 * (place - 0.5)
-        errors = np.abs((means - values.min(1), values.max(1) - means))
-        axes[0, 1].barh(at, means, 0.36, xerr=errors, color=PALETTE[place], label=name)
+    for name, color in zip(KINDS, PALETTE, strict=False):
+        seed_curves(axes[0, 0], results, "distilled", f"distill/reverse_kl/{name}", label=name, color=color)
+    seed_bars(axes[0, 1], measured, LABELS, {name: name for name in KINDS})
     style_axes(axes[0, 0], title="Reverse KL of student and teacher", x="iteration", y="nats per token")
-    axes[0, 1].set_yticks(range(len(found)), [LABELS[label] for label in found])
-    axes[0, 1].invert_yaxis()
-    axes[0, 1].set_xlim(0, 1)
     style_axes(axes[0, 1], title="Held-out accuracy, mean and range of seeds", x="share of problems")
     for panel in axes[0]:
         legend(panel)

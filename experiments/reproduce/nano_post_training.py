@@ -12,18 +12,19 @@ objectives with four updates an iteration do not differ beyond the spread of the
     python -m k2jax.reproduce nano_post_training --workdir=runs/nano_post_training
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
 
-from k2jax.config import defaults, resolve, source, task
+from k2jax.config import resolve, source, task
 from k2jax.env.registry import load_tasks
 from k2jax.env.tasks.teacher import demonstrations, pretraining_texts, style_of
-from k2jax.report.files import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve, points, spread
+from k2jax.reproduce import RunResult, Summary, curve, spread
+from k2jax.reproduce.figures import seed_bars, seed_curves
+from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
+from k2jax.reproduce.seeds import SeedRecords, for_seeds
 
 SEEDS = (0, 1, 2)
 KINDS = "add4+sum7+sort7"
@@ -44,41 +45,18 @@ LABELS = {
     "rejection_offline": "rejection sampling, offline",
     "sft_of_clean_teacher": "SFT, clean teacher (ceiling)",
 }
-RL = {
-    "stage": "rl",
-    "train.steps": ITERATIONS,
-    "optimizer.weight_decay": 0.0,
-    "optimizer.schedule.warmup_steps": 2,
-    "router.bias_rate": 0.0,
-    "router.bias_rate_final": 0.0,
-    "eval.every": 14,
-    "checkpoint.every": 10,
-}
+RL = BY_REWARDS | {"train.steps": ITERATIONS, "eval.every": 14}
 
 
 def get_config():
     """The model, the data and the tasks that all runs share."""
-    config = defaults("pretrain", model="micro")
+    config = micro_config("pretrain", steps=160)
     config.data.sources = {"text": source(kind="jsonl")}
-    config.data.tokenizer.kind = "bytes"
-    config.data.chat_format = "plain"
-    config.data.sequence_length = 256
-    config.data.held_out = 0.03
-    config.train.batch_size = 16
-    config.train.steps = 160
-    config.optimizer.learning_rate = 1e-2
-    config.router.bias_rate = 5e-2
-    config.router.bias_rate_final = 1e-3
     config.eval.every = 20
-    config.eval.sample_tokens = 0
-    config.checkpoint.every = 100
-    config.log.plots_every = 10_000
-    config.log.tensorboard = False
     options = (f"kinds={KINDS}", "count=20000")
     config.rl.tasks = {"problems": task(dataset="characters", options=options, max_tokens=64)}
     config.rl.rollout.max_length = 96
     config.rl.updates = 4
-    config.rl.skip_flat_groups = True
     config.rl.eval_prompts = 128
     return config
 
@@ -92,14 +70,12 @@ def prepare(workdir: Path):
         "imperfect.jsonl": demonstrations(problems, direct=DIRECT),
         "clean.jsonl": demonstrations(problems, direct=0.0),
     }
-    for name, records in files.items():
-        if not (workdir / name).exists():
-            write_atomic(workdir / name, "".join(json.dumps(record) + "\n" for record in records))
+    write_data(workdir, files)
 
 
 def runs():
     """For each seed the chain, then what is compared with its end."""
-    return {f"seed{seed}_{name}": run | {"train.seed": seed} for seed in SEEDS for name, run in chain(seed).items()}
+    return for_seeds(SEEDS, chain)
 
 
 def chain(seed: int) -> dict[str, dict]:
@@ -165,45 +141,32 @@ def evaluate(config, workdir):
 
 def summarize(results: dict[str, RunResult]) -> Summary:
     """Every run's accuracy over seeds, and the points that it adds to the fine-tuned start."""
-    seeds = sorted({result.config.train.seed for result in results.values()})
-    found = {run: [results[f"seed{seed}_{run}"].evaluation for seed in seeds] for run in LABELS}
-    values = {run: {key: [each.get(key) for each in of] for key in KEYS} for run, of in found.items()}
-    start, end = values["sft"], values["rl_k2.5"]
+    measured = SeedRecords.of(results, LABELS)
+    gain = lambda run, key: measured.gain(run, key, "sft")  # noqa: E731
     rows = [
-        (LABELS[run], spread(of["eval/greedy"]), points(of["eval/greedy"], start["eval/greedy"]),
-         spread(of["eval/avg@8"]), points(of["eval/avg@8"], start["eval/avg@8"]),
-         *(spread(of[key]) for key in KEYS[2:]))
-        for run, of in values.items()
+        (label, measured.spread(run, "eval/greedy"), gain(run, "eval/greedy"), measured.spread(run, "eval/avg@8"),
+         gain(run, "eval/avg@8"), *(measured.spread(run, key) for key in KEYS[2:]))
+        for run, label in LABELS.items()
     ]  # fmt: skip
     chain = ("pretrained", "sft", "rl_k2.5")
-    minutes = [sum(curve(results[f"seed{seed}_{run}"], "seconds")[1][-1] for run in chain) / 60 for seed in seeds]
+    seconds = [sum(curve(results[f"seed{seed}_{run}"], "seconds")[1][-1] for run in chain) for seed in measured.seeds]
     text = (
-        f"Reinforcement learning with K2.5's objective adds {points(end['eval/greedy'], start['eval/greedy'])} points "
-        f"of greedy accuracy and {points(end['eval/avg@8'], start['eval/avg@8'])} of Avg@8 to a start that solves "
-        f"{spread(start['eval/greedy'])}.\n\n{markdown_table(HEADER, rows)}\n1,000 held-out problems; mean (lowest to "
-        f"highest) over {len(seeds)} seeds. Pretraining, fine-tuning and K2.5's iterations took {spread(minutes, 1)} "
-        "minutes of training time a seed.\n"
+        f"Reinforcement learning with K2.5's objective adds {gain('rl_k2.5', 'eval/greedy')} points of greedy accuracy "
+        f"and {gain('rl_k2.5', 'eval/avg@8')} of Avg@8 to a start that solves {measured.spread('sft', 'eval/greedy')}."
+        f"\n\n{markdown_table(HEADER, rows)}\n1,000 held-out problems; mean (lowest to highest) over "
+        f"{len(measured.seeds)} seeds. Pretraining, fine-tuning and K2.5's iterations took "
+        f"{spread([each / 60 for each in seconds], 1)} minutes of training time a seed.\n"
     )
-    return Summary(text, _figure(results, values, seeds))
+    return Summary(text, _figure(results, measured))
 
 
-def _figure(results: dict[str, RunResult], values: dict, seeds: list[int]):
+def _figure(results: dict[str, RunResult], measured: SeedRecords):
     figure, axes = new_figure(1, 2, height=4.0)
     for run, color in (("rl_k2.5", PALETTE[0]), ("rl_k2", PALETTE[1]), ("rejection_online", PALETTE[2])):
-        for number, seed in enumerate(seeds):
-            label = LABELS[run] if number == 0 else None
-            axes[0, 0].plot(*curve(results[f"seed{seed}_{run}"], "accuracy"), color=color, alpha=0.7, label=label)
+        seed_curves(axes[0, 0], results, run, "accuracy", label=LABELS[run], color=color)
     style_axes(axes[0, 0], title="Sampled responses that are right", x="iteration", y="share")
     legend(axes[0, 0])
-    for place, (key, label) in enumerate((("eval/greedy", "greedy"), ("eval/avg@8", "Avg@8"))):
-        means = np.array([np.mean(of[key]) for of in values.values()])
-        ranges = np.array([(min(of[key]), max(of[key])) for of in values.values()]).T
-        errors = np.abs(ranges - means)
-        at = np.arange(len(means)) + 0.38 * (place - 0.5)
-        axes[0, 1].barh(at, means, 0.36, xerr=errors, color=PALETTE[place], label=label)
-    axes[0, 1].set_yticks(range(len(values)), [LABELS[run] for run in values])
-    axes[0, 1].invert_yaxis()
-    axes[0, 1].set_xlim(0, 1)
+    seed_bars(axes[0, 1], measured, LABELS, {"eval/greedy": "greedy", "eval/avg@8": "Avg@8"})
     style_axes(axes[0, 1], title="Held-out accuracy, mean and range of seeds", x="share of problems")
     legend(axes[0, 1])
     return figure

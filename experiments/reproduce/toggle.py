@@ -13,19 +13,20 @@ Expected: with Toggle responses of 25 % fewer tokens and more, at an accuracy th
 """
 
 import itertools
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 
-from k2jax.config import defaults, resolve, source, task
+from k2jax.config import resolve, source, task
 from k2jax.env.registry import load_tasks
 from k2jax.env.tasks.teacher import checked_demonstrations
-from k2jax.report.files import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table, percent
-from k2jax.reproduce import RunResult, Summary, curve, spread
+from k2jax.reproduce import RunResult, Summary, spread
+from k2jax.reproduce.figures import seed_curves
+from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
+from k2jax.reproduce.seeds import SeedRecords, for_seeds
 
 SEEDS = (0, 1, 2)
 KIND = "add3"
@@ -42,47 +43,21 @@ COLORS = {"sft": PALETTE[5], "rl": PALETTE[0], "toggle": PALETTE[1]}
 MEASURES = {"sampled": ("eval/avg@2", "tokens"), "greedy": ("eval/greedy", "eval/length")}  # accuracy, tokens
 HEADER = ("seed", "responses", "tokens without", "tokens with", "cut", "right without", "right with",
           "lowest allowed", "target met")  # fmt: skip
-FLAT_HEADER = (
-    "seed",
-    *(f"{low} to {end - 1} tokens" for low, end in itertools.pairwise(EDGES)),
-    "largest difference",
-)
-RL = {
-    "stage": "rl",
-    "train.steps": ITERATIONS,
-    "optimizer.learning_rate": 5e-4,
-    "optimizer.weight_decay": 0.0,
-    "optimizer.schedule.warmup_steps": 2,
-    "router.bias_rate": 0.0,
-    "router.bias_rate_final": 0.0,
-    "checkpoint.every": 10,
-}
+BUCKETS = [f"{low} to {end - 1} tokens" for low, end in itertools.pairwise(EDGES)]
+FLAT_HEADER = ("seed", *BUCKETS, "largest difference")
+RL = BY_REWARDS | {"train.steps": ITERATIONS, "optimizer.learning_rate": 5e-4}
 TOGGLE = {"rl.toggle.period": PERIOD, "rl.toggle.accuracy": 0.75, "rl.toggle.percentile": 25.0}
 
 
 def get_config():
     """The model, the data and the tasks that all runs share."""
-    config = defaults("sft", model="micro")
+    config = micro_config("sft", SFT_STEPS)
     config.data.sources = {"text": source(kind="chat", path="{workdir}/demonstrations.jsonl")}
-    config.data.tokenizer.kind = "bytes"
-    config.data.chat_format = "plain"
-    config.data.sequence_length = 256
-    config.data.held_out = 0.03
-    config.train.batch_size = 16
-    config.train.steps = SFT_STEPS
-    config.optimizer.learning_rate = 1e-2
-    config.router.bias_rate = 5e-2
-    config.router.bias_rate_final = 1e-3
     config.eval.every = 80
-    config.eval.sample_tokens = 0
-    config.checkpoint.every = 100
-    config.log.plots_every = 10_000
-    config.log.tensorboard = False
     config.rl.tasks = {"sums": task(dataset="characters", options=_options(PROMPTS), max_tokens=EDGES[-1] - 1)}
     config.rl.rollout.prompts = 32
     config.rl.rollout.max_length = 112
     config.rl.updates = 2
-    config.rl.skip_flat_groups = True
     config.rl.eval_prompts = 0
     return config
 
@@ -101,20 +76,19 @@ def _options(count: int) -> tuple[str, str]:
 
 def prepare(workdir: Path):
     """Writes the demonstrations."""
-    file = workdir / "demonstrations.jsonl"
-    if not file.exists():
-        problems = load_tasks("characters", _options(DEMONSTRATIONS))
-        write_atomic(file, "".join(json.dumps(line) + "\n" for line in checked_demonstrations(problems, CHECKS)))
+    problems = load_tasks("characters", _options(DEMONSTRATIONS))
+    write_data(workdir, {"demonstrations.jsonl": checked_demonstrations(problems, CHECKS)})
 
 
 def runs():
     """For each seed the start, and both runs from it."""
-    named = {}
-    for seed in SEEDS:
-        here = {"train.seed": seed, "data.sources.text.path": "{workdir}/demonstrations.jsonl"}
-        from_start = RL | here | {"init_from": f"{{workdir}}/seed{seed}_sft"}
-        named |= {f"seed{seed}_sft": here, f"seed{seed}_rl": from_start, f"seed{seed}_toggle": from_start | TOGGLE}
-    return named
+    return for_seeds(SEEDS, _of_seed)
+
+
+def _of_seed(seed: int) -> dict[str, dict]:
+    data = {"data.sources.text.path": "{workdir}/demonstrations.jsonl"}
+    from_start = RL | data | {"init_from": f"{{workdir}}/seed{seed}_sft"}
+    return {"sft": data, "rl": from_start, "toggle": from_start | TOGGLE}
 
 
 def evaluate(config, workdir):
@@ -138,8 +112,8 @@ def evaluate(config, workdir):
 
 def summarize(results: dict[str, RunResult]) -> Summary:
     """Whether the start is flat; then tokens and accuracy of both runs, seed by seed."""
-    seeds = sorted({result.config.train.seed for result in results.values()})
-    found = {run: [results[f"seed{seed}_{run}"].evaluation for seed in seeds] for run in LABELS}
+    measured = SeedRecords.of(results, LABELS)
+    seeds, found = measured.seeds, measured.runs
     rows, holds = [], 0
     for seed, without, with_it in zip(seeds, found["rl"], found["toggle"], strict=True):
         compared = {name: _compared(without, with_it, *keys) for name, keys in MEASURES.items()}
@@ -151,9 +125,8 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         f"{_cuts(found, 'eval/length')}. Both cuts are at least {percent(LEAST_CUT, 2)} at an accuracy that is not "
         f"lower by more than {100 * MOST_LOSS:.0f} point and 2 standard errors on {holds} of {len(seeds)} seeds.\n\n"
         f"{markdown_table(HEADER, rows)}\n{problems:,} held-out problems. The start was right with "
-        f"{spread([each['eval/avg@2'] for each in found['sft']])} of its samples, of "
-        f"{spread([each['tokens'] for each in found['sft']], 1)} tokens. How often, by their length:\n\n"
-        f"{markdown_table(FLAT_HEADER, _flatness(found['sft'], seeds))}\n"
+        f"{measured.spread('sft', 'eval/avg@2')} of its samples, of {measured.spread('sft', 'tokens', 1)} tokens. How "
+        f"often, by their length:\n\n{markdown_table(FLAT_HEADER, _flatness(found['sft'], seeds))}\n"
     )
     return Summary(text, _figure(results, found, seeds))
 
@@ -161,9 +134,8 @@ def summarize(results: dict[str, RunResult]) -> Summary:
 def _compared(without: dict, with_it: dict, accuracy: str, tokens: str) -> tuple:
     """Cells of a row, and whether the target is met."""
     cut = 1 - with_it[tokens] / without[tokens]
-    error = math.hypot(
-        *((each[f"{accuracy}/high"] - each[f"{accuracy}/low"]) / 2 / 1.96 for each in (without, with_it))
-    )
+    intervals = [each[f"{accuracy}/high"] - each[f"{accuracy}/low"] for each in (without, with_it)]
+    error = math.hypot(*(interval / 2 / 1.96 for interval in intervals))
     lowest = without[accuracy] - MOST_LOSS - 2 * error
     met = cut >= LEAST_CUT and with_it[accuracy] >= lowest
     numbers = (without[accuracy], with_it[accuracy], lowest)
@@ -197,11 +169,9 @@ def _flatness(starts: list[dict], seeds: list[int]) -> list[tuple]:
 def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
     figure, axes = new_figure(2, 2, height=7.0)
     for run in ("rl", "toggle"):
-        for number, seed in enumerate(seeds):
-            for key, style, kind in (("length_right", "-", "right"), ("length_wrong", ":", "wrong")):
-                label = f"{LABELS[run]}, {kind}" if number == 0 else None
-                of_seed = curve(results[f"seed{seed}_{run}"], key)
-                axes[0, 0].plot(*of_seed, style, color=COLORS[run], alpha=0.7, linewidth=1.2, label=label)
+        for kind, style in (("right", "-"), ("wrong", ":")):
+            line = {"label": f"{LABELS[run]}, {kind}", "style": style, "color": COLORS[run], "linewidth": 1.2}
+            seed_curves(axes[0, 0], results, run, f"length_{kind}", **line)
     for begin in range(0, results[f"seed{seeds[0]}_toggle"].config.train.steps, 2 * PERIOD):
         axes[0, 0].axvspan(begin + 0.5, begin + PERIOD + 0.5, color=COLORS["toggle"], alpha=0.08, linewidth=0)
     style_axes(axes[0, 0], title="Length of sampled responses, budgets shaded", x="iteration", y="tokens")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 import contextlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_atomic(path: Path | str, content: bytes | str) -> Path:
@@ -33,3 +36,10 @@ def write_atomic(path: Path | str, content: bytes | str) -> Path:
             error.filename = str(path)
         raise
     return path
+
+
+def write_json_lines(path: Path | str, records: Iterable[Any]) -> int:
+    """Replaces a file atomically by a line of JSON for every record; returns how many there are."""
+    lines = [json.dumps(record) + "\n" for record in records]
+    write_atomic(path, "".join(lines))
+    return len(lines)

@@ -68,7 +68,13 @@ def spread(values: list[float | None], digits: int = 3) -> str:
     return f"{sum(known) / len(known):.{digits}f} ({min(known):.{digits}f} to {max(known):.{digits}f})"
 
 
-def points(shares: list[float], starts: list[float]) -> str:
-    """The differences of shares, seed by seed, in points of percent: ``mean (lowest to highest)`` with signs."""
-    gains = [100 * (share - start) for share, start in zip(shares, starts, strict=True)]
+def points(shares: list[float | None], starts: list[float | None]) -> str:
+    """The differences of shares, seed by seed where both are known, in points: ``mean (lowest to highest)`` with signs.
+
+    A point is a hundredth. Without a known difference it is ``none``.
+    """
+    known = [pair for pair in zip(shares, starts, strict=True) if None not in pair]
+    if not known:
+        return "none"
+    gains = [100 * (share - start) for share, start in known]
     return f"{sum(gains) / len(gains):+.1f} ({min(gains):+.1f} to {max(gains):+.1f})"

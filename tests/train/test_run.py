@@ -19,6 +19,7 @@ from k2jax.checkpoint import committed_steps
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.report.samples import read_samples
+from k2jax.reproduce.text_loss import text_loss
 from k2jax.train import train
 from k2jax.train.program import Program
 from k2jax.train.run import Run
@@ -86,6 +87,10 @@ def test_a_run_leaves_everything_a_person_looks_for(finished):
     for name in ("config.json", "report.md", "plots/loss.png", "plots/max_logit.png", "plots/expert_load.png",
                  "plots/learning_rate.png", "samples/12.md", "tokenizer/tokenizer.json", "checkpoints/12"):  # fmt: skip
         assert (finished / name).exists(), name
+
+
+def test_the_loss_of_held_out_text_that_studies_measure_is_that_of_the_run(folder, finished):
+    assert text_loss(tiny(folder), finished) == pytest.approx(read_metrics(finished)[-1]["val_loss"], rel=1e-5)
 
 
 def test_killed_at_a_random_moment_and_resumed_gives_the_same_losses_bit_for_bit(folder, finished):

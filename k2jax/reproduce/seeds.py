@@ -1,0 +1,63 @@
+"""The same runs with several seeds: their overrides, and what was measured of them, seed by seed.
+
+The run ``NAME`` of seed S is called ``seedS_NAME``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from k2jax.reproduce.results import RunResult, points, spread
+
+Overrides = dict[str, Any]
+
+
+def for_seeds(seeds: Iterable[int], runs_of: Callable[[int], Mapping[str, Overrides]]) -> dict[str, Overrides]:
+    """Overrides of the runs of every seed.
+
+    Args:
+        seeds: the seeds.
+        runs_of: the runs of a seed by name, each after those that it starts from.
+    """
+    return {f"seed{seed}_{name}": run | {"train.seed": seed} for seed in seeds for name, run in runs_of(seed).items()}
+
+
+def seeds_of(results: Mapping[str, RunResult]) -> list[int]:
+    """The seeds of a study's runs, ascending."""
+    return sorted({result.config.train.seed for result in results.values()})
+
+
+class SeedRecords(NamedTuple):
+    """What was measured of a study's runs, seed by seed.
+
+    Attributes:
+        seeds: the seeds, ascending.
+        runs: for each run, by its name without the seed, a record for each seed. A record need not hold every key.
+    """
+
+    seeds: list[int]
+    runs: dict[str, list[Mapping[str, Any]]]
+
+    @classmethod
+    def of(
+        cls,
+        results: Mapping[str, RunResult],
+        names: Iterable[str],
+        record: Callable[[RunResult], Mapping[str, Any]] = lambda result: result.evaluation,
+    ) -> SeedRecords:
+        """Records of the named runs: what the study evaluated of each, or what ``record`` makes of its result."""
+        seeds = seeds_of(results)
+        return cls(seeds, {name: [record(results[f"seed{seed}_{name}"]) for seed in seeds] for name in names})
+
+    def values(self, run: str, key: str) -> list[float | None]:
+        """A value for each seed, None where it was not measured."""
+        return [record.get(key) for record in self.runs[run]]
+
+    def spread(self, run: str, key: str, digits: int = 3) -> str:
+        """Mean and range over the seeds, as ``results.spread``."""
+        return spread(self.values(run, key), digits)
+
+    def gain(self, run: str, key: str, start: str) -> str:
+        """What a run adds to a share of the run ``start``, as ``results.points``."""
+        return points(self.values(run, key), self.values(start, key))
