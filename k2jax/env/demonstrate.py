@@ -8,15 +8,12 @@ Each line is a conversation of one question and one answer. The teacher writes t
 once, without working, which a small model learns badly: what reinforcement learning can then improve.
 """
 
-import json
-from pathlib import Path
-
 from absl import flags
 
 from k2jax import cli
 from k2jax.env.tasks.characters import CharacterTasks
 from k2jax.env.tasks.teacher import demonstrations
-from k2jax.report.files import write_atomic
+from k2jax.report.files import write_json_lines
 
 
 def define(values: flags.FlagValues) -> None:
@@ -33,11 +30,8 @@ def main(values: flags.FlagValues) -> None:
     """Runs the command."""
     cli.require(values, "to")
     tasks = CharacterTasks(tuple(values.kinds), values.count, values.seed).load()
-    lines = [json.dumps(record) + "\n" for record in demonstrations(tasks, values.direct, values.seed)]
-    path = Path(values.to)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, "".join(lines))
-    print(f"{len(lines):,} conversations in {path}")
+    count = write_json_lines(values.to, demonstrations(tasks, values.direct, values.seed))
+    print(f"{count:,} conversations in {values.to}")
 
 
 if __name__ == "__main__":

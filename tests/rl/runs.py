@@ -2,8 +2,10 @@
 
 import os
 from pathlib import Path
+import random
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from k2jax.checkpoint import committed_steps
 from k2jax.report.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
+SECONDS = 300  # that a process may take to come to what is waited for
 MEASURED = ("seconds", "tokens_per_second", "gb", "mfu")  # what differs between equal runs
 
 
@@ -21,6 +24,26 @@ def start(config_file, workdir, *more):
     command = [sys.executable, "-m", "k2jax.rl", f"--config={config_file}", f"--workdir={workdir}", *more]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, **pipes)
+
+
+def run_to_the_end(config_file, workdir, *more):
+    """The command in a new process, which has to succeed."""
+    process = start(config_file, workdir, *more)
+    _, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, stderr
+
+
+def kill_and_resume(config_file, workdir, times):
+    """Kills the command so often, each time within 4 s of its first record or its start, and then lets it end."""
+    for _ in range(times):
+        process, deadline = start(config_file, workdir), time.monotonic() + SECONDS
+        while not (workdir / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.02)
+        time.sleep(random.random() * 4)
+        process.kill()
+        process.communicate()
+    run_to_the_end(config_file, workdir)
 
 
 def results(workdir):

@@ -7,7 +7,7 @@ import pytest
 
 from k2jax.checkpoint import committed_steps
 from k2jax.report.metrics import read_metrics
-from tests.rl.runs import assert_equal_runs, start
+from tests.rl.runs import SECONDS, assert_equal_runs, run_to_the_end, start
 from tests.rl.tiny import CONFIG_FILE
 
 KILLS = 20
@@ -17,7 +17,6 @@ MORE = {
     "partial": ["--config.rl.rollout.token_cap=25"],
     "toggle": ["--config.rl.toggle.period=3", "--config.rl.toggle.accuracy=0.0", "--config.rl.correct_reward=0.0"],
 }
-SECONDS = 300  # that a process may take to come to its moment
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +66,7 @@ def killed_in(moment, config_file, workdir, flags):
 def test_twenty_kills_leave_no_trace(tmp_path, more):
     (tmp_path / "config.py").write_text(CONFIG_FILE)
     flags = FLAGS + MORE[more]
-    ended(tmp_path / "config.py", tmp_path / "expected", flags)
+    run_to_the_end(tmp_path / "config.py", tmp_path / "expected", *flags)
     kills, run = [], 0
     while len(kills) < KILLS:
         moment = random.choice(list(MOMENTS))
@@ -77,11 +76,5 @@ def test_twenty_kills_leave_no_trace(tmp_path, more):
             assert_equal_runs(tmp_path / f"run {run}", tmp_path / "expected")
             run += 1
     print("killed in a phase, after a checkpoint:", kills)
-    ended(tmp_path / "config.py", tmp_path / f"run {run}", flags)
+    run_to_the_end(tmp_path / "config.py", tmp_path / f"run {run}", *flags)
     assert_equal_runs(tmp_path / f"run {run}", tmp_path / "expected")
-
-
-def ended(config_file, workdir, flags):
-    process = start(config_file, workdir, *flags)
-    _, stderr = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, stderr

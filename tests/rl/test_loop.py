@@ -1,10 +1,7 @@
 """Whole runs of the command: what they leave, killed and resumed, refused."""
 
 import json
-import random
 import shutil
-import signal
-import time
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from k2jax.rl.sync.stored_weights import load_current
 from k2jax.rl.sync.weight_sync import StaleWeightsError, WeightSync
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
-from tests.rl.runs import assert_equal_runs, start
+from tests.rl.runs import assert_equal_runs, kill_and_resume
 from tests.rl.tiny import CONFIG_FILE, tiny
 
 
@@ -79,23 +76,8 @@ def test_trajectories_are_consistent_and_record_the_temperature_and_version_of_e
 
 
 def test_killed_at_random_moments_and_resumed_ends_bit_identical(folder, finished):
-    killed_at_random_moments(folder, finished, folder / "killed", 1)
-
-
-def killed_at_random_moments(folder, finished, workdir, times):
-    for _ in range(times):
-        process = start(folder / "config.py", workdir)
-        deadline = time.monotonic() + 240
-        while not (workdir / "metrics.jsonl").exists() and time.monotonic() < deadline:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.02)
-        time.sleep(random.random() * 4)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    process = start(folder / "config.py", workdir)
-    _, stderr = process.communicate(timeout=240)
-    assert process.returncode == 0, stderr
-    assert_equal_runs(workdir, finished)
+    kill_and_resume(folder / "config.py", folder / "killed", times=1)
+    assert_equal_runs(folder / "killed", finished)
 
 
 @pytest.mark.slow

@@ -8,9 +8,6 @@ A line of --preferences has the fields prompt, first, second and verdict (first,
 reasons and domain. Each pair becomes two conversations, one in each order.
 """
 
-import json
-from pathlib import Path
-
 from absl import flags
 
 from k2jax import cli
@@ -19,7 +16,7 @@ from k2jax.env.critic.preferences import character_preferences, judge_dialogues,
 from k2jax.env.critic.rubrics import load_rubrics
 from k2jax.env.tasks.characters import CharacterTasks
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.report.files import write_json_lines
 
 
 def define(values: flags.FlagValues) -> None:
@@ -46,11 +43,8 @@ def main(values: flags.FlagValues) -> None:
     else:
         tasks = CharacterTasks(tuple(values.kinds), values.count, values.seed).load()
         preferences = character_preferences(tasks, values.direct, values.seed)
-    lines = [json.dumps(record) + "\n" for record in judge_dialogues(preferences, values.format, rubrics)]
-    path = Path(values.to)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, "".join(lines))
-    print(f"{len(lines):,} conversations in {path}")
+    count = write_json_lines(values.to, judge_dialogues(preferences, values.format, rubrics))
+    print(f"{count:,} conversations in {values.to}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from k2jax.env.critic.rubrics import Rubric, rubrics_for
 from k2jax.env.task import Task
 from k2jax.env.tasks.characters import ANSWER_MARK
 from k2jax.env.tasks.records import read_records
-from k2jax.env.tasks.teacher import solution
+from k2jax.env.tasks.teacher import solutions
 from k2jax.errors import UserError, abbreviate
 
 FIELDS = ("prompt", "first", "second", "verdict")
@@ -101,11 +101,8 @@ def character_preferences(tasks: Iterable[Task], direct: float = 0.0, seed: int 
     Raises:
         UserError: ``direct`` is no share.
     """
-    if not 0 <= direct <= 1:
-        raise UserError(f"the share of direct answers is {direct}; it must be between 0 and 1")
     rng = random.Random(seed)
-    for task in tasks:
-        right = solution(task, "direct" if rng.random() < direct else "worked")
+    for task, right in solutions(tasks, direct, rng):
         wrong = _with_mistake(right, rng)
         first, second = rng.sample((right, wrong), 2)
         verdict: Choice = "first" if first == right else "second"

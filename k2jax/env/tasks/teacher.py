@@ -36,11 +36,7 @@ def demonstrations(tasks: Iterable[Task], direct: float = 0.6, seed: int = 0) ->
     Raises:
         UserError: ``direct`` is no share.
     """
-    if not 0 <= direct <= 1:
-        raise UserError(f"the share of direct answers is {direct}; it must be between 0 and 1")
-    rng = random.Random(seed)
-    for task in tasks:
-        answer = solution(task, "direct" if rng.random() < direct else "worked")
+    for task, answer in solutions(tasks, direct, random.Random(seed)):
         yield {"messages": [*task.instruction, {"role": "assistant", "content": answer}]}
 
 
@@ -48,6 +44,23 @@ def pretraining_texts(tasks: Iterable[Task]) -> Iterator[str]:
     """One document for every task: the problem, its working and its answer."""
     for task in tasks:
         yield task.instruction[0]["content"] + solution(task, "worked")
+
+
+def solutions(tasks: Iterable[Task], direct: float, rng: random.Random) -> Iterator[tuple[Task, str]]:
+    """Every task with a right answer.
+
+    Args:
+        tasks: character tasks.
+        direct: share of answers without working.
+        rng: chooses the style of an answer, with one number for each.
+
+    Raises:
+        UserError: ``direct`` is no share.
+    """
+    if not 0 <= direct <= 1:
+        raise UserError(f"the share of direct answers is {direct}; it must be between 0 and 1")
+    for task in tasks:
+        yield task, solution(task, "direct" if rng.random() < direct else "worked")
 
 
 def solution(task: Task, style: Style) -> str:

@@ -1,9 +1,6 @@
 """Whole runs in which the policy is its own judge: their records, resumed and killed, and mistakes in their config."""
 
-import random
 import shutil
-import signal
-import time
 
 import pytest
 
@@ -14,7 +11,7 @@ from k2jax.rl.loop import train
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.critic import lenient
-from tests.rl.runs import assert_equal_runs, start
+from tests.rl.runs import assert_equal_runs, kill_and_resume
 from tests.rl.tiny import tiny
 
 
@@ -70,18 +67,7 @@ def test_an_iteration_that_was_interrupted_is_repeated_to_the_bit_with_its_verdi
 def test_killed_at_random_moments_it_ends_bit_identical(finished, tmp_path):
     (tmp_path / "config.py").write_text(lenient.CONFIG_FILE)
     workdir = tmp_path / "killed"
-    for _ in range(3):
-        process = start(tmp_path / "config.py", workdir)
-        deadline = time.monotonic() + 240
-        while not (workdir / "metrics.jsonl").exists() and time.monotonic() < deadline:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.02)
-        time.sleep(random.random() * 4)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    process = start(tmp_path / "config.py", workdir)
-    _, stderr = process.communicate(timeout=240)
-    assert process.returncode == 0, stderr
+    kill_and_resume(tmp_path / "config.py", workdir, times=3)
     assert_equal_runs(workdir, finished)
 
 
