@@ -42,6 +42,51 @@ class PackedBatch:
     experts: Array | np.ndarray | None = None
 
 
+@struct.dataclass
+class PatchBatch:
+    """Rows of patches of images and clips, ``R`` rows of ``P`` patches; indices are within the row.
+
+    A chunk is an image, or consecutive frames of a clip. Its patches are contiguous, in the order (row of 2 x 2 groups,
+    column of groups, frame, row in the group, column in the group): four neighbours are a group, and the groups of one
+    place follow one another frame by frame. P is a multiple of 4.
+
+    Attributes:
+        pixels: float32 ``[R, P, 3 * patch * patch]``, colour by colour, in [-1, 1].
+        start: int32 ``[R, P]``, first patch of the chunk; on padding the patch's own index.
+        exit: int32 ``[R, P]``, one past its last patch; on padding the patch's own index.
+        y: int32 ``[R, P]``, row of the patch in its frame; 0 on padding.
+        x: int32 ``[R, P]``, column of the patch in its frame; 0 on padding.
+        height: int32 ``[R, P]``, patches of a column of the frame; 1 on padding.
+        width: int32 ``[R, P]``, patches of a row of the frame; 1 on padding.
+        time: int32 ``[R, P]``, 0 in a chunk of one frame, else the number of the frame in its chunk, from 1.
+        frames: int32 ``[R, P / 4]``, frames of the group's chunk; 1 on padding.
+    """
+
+    pixels: Array | np.ndarray
+    start: Array | np.ndarray
+    exit: Array | np.ndarray
+    y: Array | np.ndarray
+    x: Array | np.ndarray
+    height: Array | np.ndarray
+    width: Array | np.ndarray
+    time: Array | np.ndarray
+    frames: Array | np.ndarray
+
+
+@struct.dataclass
+class Media:
+    """Images and clips of rows of tokens.
+
+    Attributes:
+        patches: their patches.
+        feature: int32 ``[B, S]``, the group of patches, counted over all rows, whose feature stands for the token's
+            embedding; -1 for text.
+    """
+
+    patches: PatchBatch
+    feature: Array | np.ndarray
+
+
 class TokenScores(NamedTuple):
     """What the model says of every token of a batch as a target, in float32; 0 where a token has no parent.
 

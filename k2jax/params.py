@@ -41,6 +41,9 @@ class ParamSpec:
         segments: parts of the last axis, as (name, width), where one projection has several outputs; QK-Clip scales by
             their names.
         empty: slots at the end of the layers' axes that hold no layer, as in some pipelines; they stay 0.
+        part: (i, n) where the Hugging Face tensor has n such weights one below the other, and this is number i.
+        hf_axes: whether the Hugging Face tensor has one axis for each of ``outputs`` and ``inputs``, instead of one for
+            all outputs and one for all inputs.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +56,8 @@ class ParamSpec:
     first_layer: int = 0
     segments: tuple[tuple[str, int], ...] = ()
     empty: int = 0
+    part: tuple[int, int] = (0, 1)
+    hf_axes: bool = False
 
     def __post_init__(self):
         """Checks that the declaration is consistent."""
@@ -152,7 +157,7 @@ def from_matrices(spec: ParamSpec, matrices: Array) -> Array:
 def hf_tensors(spec: ParamSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yields (Hugging Face tensor name, index into ``to_matrices``' stack axes) for every tensor of the weight.
 
-    The Hugging Face tensor is the transpose, ``[outputs, inputs]``, of the indexed matrix.
+    The Hugging Face tensor, or the ``part`` of it, is the transpose, ``[outputs, inputs]``, of the indexed matrix.
     """
     stack = spec.stack
     for index in itertools.product(*(range(spec.size_of((axis,))) for axis in stack)):

@@ -20,6 +20,7 @@ def check_combinations(config: Config) -> None:
     _check_micro_batches(config)
     _check_attention(config)
     _check_rope(config.model)
+    _check_vision(config.model)
     _check_exchange(config)
     check_activations(config)
     _check_router(config.model)
@@ -59,6 +60,14 @@ def _check_sources(config: Config) -> None:
 def _check_layers(model: ModelConfig) -> None:
     if model.dense_layers > model.layers:
         raise UserError(f"config.model.dense_layers {model.dense_layers} is not in 0..{model.layers} (model.layers)")
+
+
+def _check_vision(model: ModelConfig) -> None:
+    vision = model.vision
+    if vision.layers and vision.width % (4 * vision.heads):
+        raise UserError(
+            f"config.model.vision.width {vision.width} does not divide into {vision.heads} heads of a multiple of 4"
+        )
 
 
 def _check_micro_batches(config: Config) -> None:

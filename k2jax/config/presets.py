@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k2jax.config.replace import replace_keys
-from k2jax.config.schema import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, YarnConfig
+from k2jax.config.schema import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, VisionConfig, YarnConfig
 from k2jax.errors import UserError
 
 _DEEPSEEK_V3 = ModelConfig(
@@ -123,6 +123,24 @@ PRESETS: dict[str, ModelConfig] = {
         tied_head=True,
     ),
 }
+
+
+VISION_PRESETS: dict[str, VisionConfig] = {
+    "moonvit": VisionConfig(layers=27),
+    "nano_vision": VisionConfig(layers=4, width=128, heads=4, ffn=512, grid=16),
+}
+"""Towers by name, for ``model.vision``."""
+
+
+def vision_preset(name: str) -> VisionConfig:
+    """Returns the tower called ``name``.
+
+    Raises:
+        UserError: for an unknown name.
+    """
+    if name not in VISION_PRESETS:
+        raise UserError(f"unknown vision preset {name!r}; there are {', '.join(VISION_PRESETS)}")
+    return VISION_PRESETS[name]
 
 
 def model_preset(name: str) -> ModelConfig:

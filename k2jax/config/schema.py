@@ -159,8 +159,26 @@ class MoEConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class VisionConfig:
+    """MoonViT-3D and its projector (Kimi K2.5, section 4.2), which make features of images and video for the decoder.
+
+    Groups of 2 x 2 patches of a frame become one feature; the frames of a chunk of video share theirs.
+    """
+
+    layers: NonNegativeInt = 0  #: layers of the tower; 0 is a model without vision
+    width: PositiveInt = 1152  #: width of the tower's residual stream
+    heads: PositiveInt = 16  #: attention heads; their width is divisible by 4
+    ffn: PositiveInt = 4304  #: hidden width of the feed-forward
+    patch: PositiveInt = 14  #: side of a square patch [pixels]
+    grid: PositiveInt = 64  #: side of the learned grid of positions, resampled to each image [positions]
+    frames: PositiveInt = 4  #: most frames of a chunk, which share attention and features
+    rope_theta: PositiveFloat = 10000.0  #: rotary base of both axes
+    projector_eps: NonNegativeFloat = 1e-5  #: epsilon of the projector's norm (the tower's always use 1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A text decoder: the Kimi K2 (DeepSeek-V3) family, MLA attention and sigmoid-routed experts, or a dense one.
+    """A decoder: the Kimi K2 (DeepSeek-V3) family, MLA attention and sigmoid-routed experts, or a dense one.
 
     Dense decoders (Llama, SmolLM2, Qwen2, Qwen3) have grouped-query attention and ``dense_layers`` equal to ``layers``.
     The group of the other kind of attention, and ``moe`` where no layer has experts, are not read.
@@ -175,6 +193,7 @@ class ModelConfig:
     gqa: GQAConfig = GQAConfig()  #: widths of grouped-query attention
     dense_ffn: PositiveInt = 1024  #: hidden width of the dense feed-forward
     moe: MoEConfig = MoEConfig()  #: experts and their router
+    vision: VisionConfig = VisionConfig()  #: tower and projector for images and video
     rope_theta: PositiveFloat = 50000.0  #: rotary base
     yarn: YarnConfig = YarnConfig()  #: context extension
     llama3_rope: Llama3RopeConfig = Llama3RopeConfig()  #: context extension

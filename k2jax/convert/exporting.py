@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 import re
@@ -9,13 +10,14 @@ import re
 import ml_dtypes
 import numpy as np
 
-from k2jax.convert.hf_config import write_config
+from k2jax.config.schema import ModelConfig
+from k2jax.convert.hf_config import TEXT_PREFIX, write_config
 from k2jax.convert.loading import Opened, open_pretrained, tokenizer_folder, tokenizer_of
 from k2jax.convert.mapping import Block, blocks, hf_shape, to_rows
 from k2jax.convert.packaged import PACKAGED
 from k2jax.convert.tensors import INDEX, Planned, plan_shards, shard_names, write_shard
 from k2jax.errors import UserError
-from k2jax.model import model_specs
+from k2jax.model.vision import multimodal_specs
 from k2jax.params import ParamSpec, named_specs
 from k2jax.report.files import write_atomic
 from k2jax.report.transfer import transfer
@@ -28,6 +30,12 @@ DTYPES = {
     "float16": np.dtype(np.float16),
 }
 SHARD_BYTES = 5_000_000_000
+MEDIA_TOKENS = {
+    "image_token_id": "<|media_pad|>",
+    "vision_start_token_id": "<|media_begin|>",
+    "vision_end_token_id": "<|media_end|>",
+}
+"""Tokens of images in published vocabularies, by the keys of their ids in transformers' config.json."""
 
 
 def export_checkpoint(
@@ -50,15 +58,14 @@ def export_checkpoint(
     if to.exists() and (not to.is_dir() or any(to.glob("*.safetensors"))):
         raise UserError(f"{to} holds weights already; name a new folder in --to")
     opened = open_pretrained(checkpoint)
-    specs = dict(named_specs(model_specs(opened.model)))
+    specs = _named_for_export(opened.model)
     dtypes = {
         name: DTYPES[dtype] if dtype and spec.role != "router_bias" else opened.dtype(name, spec)
         for name, spec in specs.items()
     }
     tokenizer = _tokenizer(checkpoint)
-    values = write_config(
-        opened.model, dtypes["embed"].name, tokenizer and tokenizer.bos, tokenizer and tokenizer.eos
-    )  # first, since it may refuse the model
+    ids = (tokenizer and tokenizer.bos, tokenizer and tokenizer.eos, _media_ids(tokenizer))
+    values = write_config(opened.model, dtypes["embed"].name, *ids)  # first, since it may refuse the model
     to.mkdir(parents=True, exist_ok=True)
     _write_weights(opened, specs, dtypes, to, shard_bytes)
     if tokenizer:
@@ -74,15 +81,34 @@ def _tokenizer(checkpoint: str | Path) -> Tokenizer | None:
     return tokenizer_of(checkpoint) if is_there else None
 
 
+def _media_ids(tokenizer: Tokenizer | None) -> dict[str, int]:
+    """Ids of the tokens of images, by their keys in config.json; none without a tokenizer that has them."""
+    if tokenizer is None or not all(tokenizer.has_special(token) for token in MEDIA_TOKENS.values()):
+        return {}
+    return {key: tokenizer.special_id(token) for key, token in MEDIA_TOKENS.items()}
+
+
+def _named_for_export(model: ModelConfig) -> dict[str, ParamSpec]:
+    """The weights by name; beside a tower the decoder's tensors have a prefix."""
+    specs = dict(named_specs(multimodal_specs(model)))
+    if not model.vision.layers:
+        return specs
+    return {
+        name: spec if name.startswith("vision/") else dataclasses.replace(spec, hf=TEXT_PREFIX + spec.hf)
+        for name, spec in specs.items()
+    }
+
+
 def _write_weights(
     opened: Opened, specs: dict[str, ParamSpec], dtypes: dict[str, np.dtype], to: Path, shard_bytes: int
 ) -> None:
-    parts: dict[str, tuple[str, list[Block]]] = {}  # tensor -> the weight it comes from, and its blocks
+    parts: dict[str, list[tuple[str, Block]]] = {}  # tensor -> its blocks, with the weights that they come from
     for name, spec in specs.items():
         for block in blocks(spec):
-            parts.setdefault(block.name, (name, []))[1].append(block)
+            parts.setdefault(block.name, []).append((name, block))
     ordered = sorted(parts, key=_natural)
-    planned = [Planned(tensor, dtypes[parts[tensor][0]], hf_shape(specs[parts[tensor][0]])) for tensor in ordered]
+    sources = {tensor: blocks[0][0] for tensor, blocks in parts.items()}
+    planned = [Planned(tensor, dtypes[sources[tensor]], hf_shape(specs[sources[tensor]])) for tensor in ordered]
     shards = plan_shards(planned, shard_bytes)
     files = shard_names(len(shards))
     total = sum(tensor.bytes for tensor in planned)
@@ -90,8 +116,7 @@ def _write_weights(
         for file, shard in zip(files, shards, strict=True):
             with write_shard(to / file, shard) as writer:
                 for tensor in shard:
-                    name, pieces = parts[tensor.name]
-                    for block in pieces:
+                    for name, block in sorted(parts[tensor.name], key=lambda part: part[1].start):
                         rows = to_rows(specs[name], _read(opened, name, specs[name], block)).astype(tensor.dtype)
                         writer.write(rows)
                         advance(rows.nbytes)

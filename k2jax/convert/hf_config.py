@@ -5,11 +5,13 @@ Every value is read from the file. A value that this codebase would compute diff
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-from k2jax.config.schema import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, YarnConfig
+from k2jax.config.schema import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, VisionConfig, YarnConfig
+from k2jax.convert.vision_config import read_vision, write_vision
 from k2jax.errors import UserError
 
 MLA_TYPES = ("deepseek_v3", "kimi_k2")
@@ -69,8 +71,9 @@ def read_config(folder: Path) -> HuggingFaceConfig:
 
 
 def _parse(values: dict[str, Any]) -> HuggingFaceConfig:
-    kind, prefix = values.get("model_type"), ""
+    kind, prefix, vision = values.get("model_type"), "", VisionConfig()
     if kind in WRAPPED_TYPES:
+        vision = read_vision(values)
         values, prefix = values["text_config"], TEXT_PREFIX
         kind = values.get("model_type")
     if kind in MLA_TYPES:
@@ -80,6 +83,7 @@ def _parse(values: dict[str, Any]) -> HuggingFaceConfig:
     else:
         known = ", ".join((*MLA_TYPES, *DENSE_TYPES, *WRAPPED_TYPES))
         raise UserError(f"model_type {kind!r} is not supported; there are {known}")
+    model = dataclasses.replace(model, vision=vision)
     return HuggingFaceConfig(model, values.get("quantization_config"), prefix)
 
 
@@ -192,7 +196,9 @@ def _rope(values: dict[str, Any]) -> tuple[float, YarnConfig, Llama3RopeConfig]:
     return theta, yarn, llama3
 
 
-def write_config(model: ModelConfig, dtype: str, bos: int | None, eos: int | None) -> dict[str, Any]:
+def write_config(
+    model: ModelConfig, dtype: str, bos: int | None, eos: int | None, media: dict[str, int]
+) -> dict[str, Any]:
     """Returns the values of a ``config.json`` with which transformers loads an export.
 
     Args:
@@ -200,6 +206,7 @@ def write_config(model: ModelConfig, dtype: str, bos: int | None, eos: int | Non
         dtype: torch's name of the dtype of most weights.
         bos: id that begins a document, if known.
         eos: id that ends a document, if known.
+        media: ids of the tokens of images, by their keys, of a model with vision, if known.
     """
     common = {
         "dtype": dtype,
@@ -218,7 +225,8 @@ def write_config(model: ModelConfig, dtype: str, bos: int | None, eos: int | Non
         "bos_token_id": bos,
         "eos_token_id": eos,
     }
-    return _ATTENTION_VALUES[model.attention](model) | common
+    values = _ATTENTION_VALUES[model.attention](model) | common
+    return write_vision(model, values, media) if model.vision.layers else values
 
 
 def _mla_values(model: ModelConfig) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from k2jax.convert.packaged import PACKAGED, open_packaged, packaged_tokenizer
 from k2jax.convert.source import Source, open_folder
 from k2jax.errors import UserError
 from k2jax.model import K2, model_specs
+from k2jax.model.vision import multimodal_specs, vision_specs
 from k2jax.params import ParamSpec, is_spec, map_specs, named_specs
 from k2jax.sharding import param_shardings
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -61,19 +62,23 @@ class Opened(NamedTuple):
         """Reads the parameter tree, one weight at a time, so that the host holds only one beside the model.
 
         Args:
-            shardings: of every weight of ``model_specs(model)``; each process reads only what its devices hold.
+            shardings: of every weight of ``model_specs(model)`` or ``multimodal_specs(model)``, or of some of their
+                groups, which alone are read; each process reads only what its devices hold.
             dtype: dtype of all weights but router biases; None keeps what is stored.
 
         Raises:
             UserError: a weight cannot be read.
         """
-        specs = model_specs(self.model)
+        every = multimodal_specs(self.model)
+        specs = {group: every[group] for group in shardings}
         named = zip(named_specs(specs), jax.tree.leaves(shardings), strict=True)
         leaves = [_place(self.read, name, spec, sharding, dtype) for (name, spec), sharding in named]
         return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
 
 
-def from_pretrained(path: str | Path, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[K2, Any]:
+def from_pretrained(
+    path: str | Path, *, dtype: Any = None, mesh: Mesh | None = None, vision: bool = True
+) -> tuple[K2, Any]:
     """Loads a model that is ready to apply, and its parameters.
 
     Nothing is unpickled and no code of the checkpoint runs.
@@ -86,20 +91,24 @@ def from_pretrained(path: str | Path, *, dtype: Any = None, mesh: Mesh | None = 
         path: a workdir, ``WORKDIR/checkpoints/STEP``, a Hugging Face folder, or a packaged model's name (``smollm2``).
         dtype: dtype of parameters and computation; None keeps what is stored. Routers compute in float32.
         mesh: where to put the parameters, by the rules of ``k2jax.sharding``; each process reads only what its devices
-            hold. None is the default device.
+            hold. None is the default device. Every device holds the whole tower.
+        vision: whether to load the tower and projector of a model that has them.
 
     Raises:
         UserError: it cannot be read, its architecture is unknown, or a weight does not divide over the mesh.
     """
-    loaded = load_pretrained(path, dtype, mesh)
+    loaded = load_pretrained(path, dtype, mesh, vision)
     return K2(loaded.model, dtype=loaded.params["embed"].dtype), loaded.params
 
 
-def load_pretrained(path: str | Path, dtype: Any = None, mesh: Mesh | None = None) -> Pretrained:
-    """Loads architecture and parameters, see ``from_pretrained``."""
+def load_pretrained(path: str | Path, dtype: Any = None, mesh: Mesh | None = None, vision: bool = False) -> Pretrained:
+    """Loads architecture and parameters of the decoder, with ``vision`` also of the tower; see ``from_pretrained``."""
     opened = open_pretrained(path)
     specs, default = model_specs(opened.model), SingleDeviceSharding(jax.devices()[0])
     shardings = param_shardings(specs, mesh) if mesh else map_specs(lambda spec: default, specs)
+    if vision and opened.model.vision.layers:
+        tower = vision_specs(opened.model)
+        shardings["vision"] = param_shardings(tower, mesh, {}) if mesh else map_specs(lambda spec: default, tower)
     return Pretrained(opened.model, opened.params(shardings, dtype), opened.origin)
 
 
@@ -113,7 +122,7 @@ def open_pretrained(path: str | Path) -> Opened:
         step = checkpoint_step(path)
         # This machine decides which kernels run, not the machine that trained.
         model = replace_keys(run_config(run_folder(path)).model, {"kernels": "auto"})
-        reader = ParamsReader(step, [name for name, _ in named_specs(model_specs(model))])
+        reader = ParamsReader(step, [name for name, _ in named_specs(multimodal_specs(model))])
         dtype = lambda name, spec: reader.dtype(name)  # noqa: E731
         return Opened(model, functools.partial(_stored, reader), dtype, f"{path}, step {step.name}")
     source = open_source(path)

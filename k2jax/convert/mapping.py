@@ -30,7 +30,9 @@ class Block(NamedTuple):
 
 def hf_shape(spec: ParamSpec) -> tuple[int, ...]:
     """Returns the shape of a weight's Hugging Face tensors: ``[outputs, inputs]``, or ``[outputs]`` for vectors."""
-    return (spec.size_of(spec.outputs), *((spec.size_of(spec.inputs),) if spec.inputs else ()))
+    if spec.hf_axes:
+        return tuple(spec.size_of((axis,)) for axis in spec.outputs + spec.inputs)
+    return (spec.part[1] * spec.size_of(spec.outputs), *((spec.size_of(spec.inputs),) if spec.inputs else ()))
 
 
 def rows_per_block(spec: ParamSpec) -> int:
@@ -52,6 +54,7 @@ def blocks(spec: ParamSpec) -> Iterator[Block]:
     """Yields every block of a weight."""
     first, step = spec.outputs[0], rows_per_block(spec)
     size, inner = spec.size_of((first,)), spec.size_of(spec.outputs[1:])
+    offset = spec.part[0] * size * inner
     for name, position in hf_tensors(spec):
         stack = dict(zip(spec.stack, position, strict=True))
         for start in range(0, size, step):
@@ -60,7 +63,7 @@ def blocks(spec: ParamSpec) -> Iterator[Block]:
                 stack[axis] if axis in stack else slice(start, stop) if axis == first else slice(None)
                 for axis in spec.axes
             )
-            yield Block(name, start * inner, stop * inner, index)
+            yield Block(name, offset + start * inner, offset + stop * inner, index)
 
 
 def to_region(spec: ParamSpec, rows: np.ndarray) -> np.ndarray:

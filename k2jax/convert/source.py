@@ -13,11 +13,13 @@ from k2jax.convert.hf_config import read_config
 from k2jax.convert.mapping import hf_shape
 from k2jax.convert.quantized import Tensor, logical_tensors
 from k2jax.convert.tensors import read_folder
+from k2jax.convert.vision_names import fuse_qkv, published_names
 from k2jax.errors import UserError
-from k2jax.model import model_specs
+from k2jax.model.vision import multimodal_specs
 from k2jax.params import ParamSpec, hf_tensors, named_specs
 
 LISTED = 8  # names in an error
+VISION_PREFIXES = ("vision_tower.", "mm_projector.")
 
 
 class Source:
@@ -26,7 +28,7 @@ class Source:
     Args:
         origin: where they come from, for errors.
         model: the architecture.
-        tensors: by Hugging Face name.
+        tensors: by Hugging Face name, the decoder's without the prefix that they have beside a tower.
         skipped: lines for the user about tensors that are not read.
 
     Raises:
@@ -35,7 +37,7 @@ class Source:
 
     def __init__(self, origin: Path, model: ModelConfig, tensors: dict[str, Tensor], skipped: list[str]):
         self.origin, self.model, self.tensors, self.skipped = origin, model, tensors, skipped
-        self.specs: dict[str, ParamSpec] = dict(named_specs(model_specs(model)))
+        self.specs: dict[str, ParamSpec] = dict(named_specs(multimodal_specs(model)))
         expected = {name: hf_shape(spec) for spec in self.specs.values() for name, _ in hf_tensors(spec)}
         wrong = [f"{name} is missing" for name in expected.keys() - tensors.keys()]
         wrong += [f"{name} is unknown" for name in tensors.keys() - expected.keys()]
@@ -67,15 +69,21 @@ def open_folder(folder: str | Path) -> Source:
     """
     folder = Path(folder)
     config = read_config(folder)
-    tensors = logical_tensors(read_folder(folder), config.quantization)
+    stored = read_folder(folder)
+    tensors = logical_tensors(published_names(stored) if config.prefix else stored, config.quantization)
+    if config.model.vision.layers:
+        tensors = fuse_qkv(tensors, config.model.vision.heads)
     kept, skipped = _select(tensors, config.model, config.prefix)
     return Source(folder, config.model, kept, skipped)
 
 
 def _select(tensors: dict[str, Tensor], model: ModelConfig, prefix: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Selects the decoder's tensors; returns them and lines about the tensors that are not read."""
+    """Selects the model's tensors; returns them and lines about the tensors that are not read."""
     kept, prediction, outside = {}, 0, 0
     for name, tensor in tensors.items():
+        if model.vision.layers and name.startswith(VISION_PREFIXES):
+            kept[name] = tensor
+            continue
         if not name.startswith(prefix):
             outside += 1
             continue

@@ -78,6 +78,7 @@ def forward(
     remat: Remat = NO_REMAT,
     experts: Experts | None = None,
     replayed: Array | None = None,
+    media: tuple[Array, Array] | None = None,
 ) -> tuple[Array, ModelStats]:
     """Computes hidden states after the final norm.
 
@@ -90,6 +91,8 @@ def forward(
         remat: what each layer keeps for the backward pass.
         experts: the routed experts where they are spread over devices, see ``feed_forward.moe``.
         replayed: ``[B, S, expert layers, K]``, the chosen experts of PackedBatch; None leaves them to the router.
+        media: features ``[..., D]`` of images and clips, and int32 ``[B, S]``, which of them, counted over all their
+            axes, stands for the token's embedding, or -1 for text. None is text alone.
 
     Returns:
         ``[B, S, D]`` in compute dtype, and statistics.
@@ -98,9 +101,26 @@ def forward(
     real_BS = jnp.ones(tokens.shape, jnp.bool_) if exit is None else exit > index_BS
     attend = make_attend(config, index_BS if positions is None else positions, exit)
     x_BSD = embed(params["embed"], tokens)
+    if media is not None:
+        x_BSD = place_features(x_BSD, *media)
     settings = {"config": config, "attend": attend, "remat": remat, "experts": experts, "replayed": replayed}
     x_BSD, stats = run_layers(params, x_BSD, real_BS, **settings)
     return x_BSD, ModelStats(stats.extra, stats.expert_tokens, stats.balance_loss.sum(), stats.dropped_rows)
+
+
+def place_features(embedded: Array, features: Array, index: Array) -> Array:
+    """Puts features where tokens stand for images and clips.
+
+    Args:
+        embedded: embedded tokens ``[B, S, D]``.
+        features: ``[..., D]``.
+        index: int32 ``[B, S]``, which feature, counted over all their axes; -1 keeps the token's embedding.
+
+    Returns:
+        ``[B, S, D]`` in the dtype of ``embedded``.
+    """
+    flat = features.reshape(-1, features.shape[-1]).astype(embedded.dtype)
+    return jnp.where((index >= 0)[..., None], flat[jnp.maximum(index, 0)], embedded)
 
 
 def run_layers(

@@ -6,13 +6,13 @@ from k2jax.params import ParamSpec
 
 
 class LayerSpecs:
-    """Makes specs that are stacked over a run of decoder layers."""
+    """Makes specs stacked over a run of layers, whose Hugging Face names begin with ``prefix`` and a number."""
 
-    def __init__(self, count: int, first: int):
-        self.count, self.first = count, first
+    def __init__(self, count: int, first: int, prefix: str = "model.layers"):
+        self.count, self.first, self.prefix = count, first, prefix
 
     def _name(self, suffix: str) -> str:
-        return "model.layers.{layers}." + suffix
+        return self.prefix + ".{layers}." + suffix
 
     def weight(self, axes: dict[str, int], inputs: str, outputs: str, hf: str, **more) -> ParamSpec:
         """A matrix per layer; ``axes`` maps logical names to sizes, ``inputs`` and ``outputs`` name its two sides.

@@ -8,10 +8,13 @@ from flax import linen as nn
 from jax import Array
 import jax.numpy as jnp
 
+from k2jax.batch import Media
 from k2jax.config.schema import ModelConfig
 from k2jax.model.decoder import ModelStats, cast_params, forward, head_weight
 from k2jax.model.remat import NO_REMAT, Remat
 from k2jax.model.specs import model_specs
+from k2jax.model.vision.specs import multimodal_specs
+from k2jax.model.vision.tower import VisionOutput, vision_features
 from k2jax.params import initialize
 
 
@@ -22,15 +25,19 @@ class ModelOutput(NamedTuple):
         hidden: ``[B, S, D]`` after the final norm.
         logits: ``[B, S, V]`` float32; None without ``return_logits``.
         stats: see ModelStats.
+        vision: features of the images and clips, and statistics of the tower; None without media.
     """
 
     hidden: Array
     logits: Array | None
     stats: ModelStats
+    vision: VisionOutput | None = None
 
 
 class K2(nn.Module):
-    """A text decoder: Kimi K2 (DeepSeek-V3 family), or a dense one with grouped-query attention (Llama, Qwen).
+    """A decoder: Kimi K2 (DeepSeek-V3 family), or a dense one with grouped-query attention (Llama, Qwen).
+
+    Where ``config.vision`` has layers it also reads images and clips (Kimi K2.5).
 
     Example:
         >>> model = K2(model_preset("nano"))
@@ -54,6 +61,7 @@ class K2(nn.Module):
         *,
         positions: Array | None = None,
         exit: Array | None = None,
+        media: Media | None = None,
         return_logits: bool = True,
     ) -> ModelOutput:
         """Runs the decoder.
@@ -62,16 +70,23 @@ class K2(nn.Module):
             tokens: ``[B, S]`` int32.
             positions: ``[B, S]`` int32; None counts from 0.
             exit: ``[B, S]`` int32 mask vector of PackedBatch; None is causal.
+            media: images and clips, and the tokens that they stand for; None is text alone, which reads no weight of
+                the tower.
             return_logits: False leaves the head to ``token_logprobs``.
         """
-        specs = model_specs(self.config)
+        with_vision = media is not None or self.is_initializing()
+        specs = multimodal_specs(self.config) if with_vision else model_specs(self.config)
         params = {
             name: self.param(name, lambda key, part=part: initialize(part, key, self.config.init_std))
             for name, part in specs.items()
         }
         params = cast_params(params, specs, self.dtype)
-        hidden_BSD, stats = forward(params, tokens, positions, exit, self.config, remat=self.remat)
+        vision, placed = None, None
+        if media is not None:
+            vision = vision_features(params["vision"], media.patches, self.config)
+            placed = vision.features, media.feature
+        hidden_BSD, stats = forward(params, tokens, positions, exit, self.config, remat=self.remat, media=placed)
         logits_BSV = None
         if return_logits:
             logits_BSV = jnp.einsum("bsd,vd->bsv", hidden_BSD, head_weight(params), preferred_element_type=jnp.float32)
-        return ModelOutput(hidden_BSD, logits_BSV, stats)
+        return ModelOutput(hidden_BSD, logits_BSV, stats, vision)

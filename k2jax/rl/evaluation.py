@@ -98,7 +98,7 @@ def evaluate_checkpoint(config: Config, checkpoint: str) -> tuple[HeldOutTasks, 
     Raises:
         UserError: a mistake in the tasks, or a checkpoint that cannot be read.
     """
-    model, params = from_pretrained(checkpoint)
+    model, params = from_pretrained(checkpoint, vision=False)
     return evaluate_params(config, model.config, params, tokenizer_of(checkpoint))
 
 
@@ -146,7 +146,7 @@ def judge_with_checkpoint(config: Config, checkpoint: str, pairs: Sequence[Verif
 
 def _open_policy(config: Config, checkpoint: str) -> tuple[LockstepClient, ChatFormat, Tokenizer]:
     """A new engine with the weights of a checkpoint, its conversations and its vocabulary."""
-    model, params = from_pretrained(checkpoint)
+    model, params = from_pretrained(checkpoint, vision=False)
     tokenizer, client = tokenizer_of(checkpoint), _new_engine(config, model.config, params)
     return client, configured_chat(tokenizer, config.data.chat_format), tokenizer
 

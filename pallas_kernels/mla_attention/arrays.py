@@ -17,6 +17,7 @@ class AttentionInputs(NamedTuple):
         k_rope: ``[B, S, Dr]``, rotated key, shared by all heads.
         v: ``[B, H, S, Dv]``, values.
         exit: int32 ``[B, S]``, index at which the subtree of a token ends; None is causal attention.
+        start: int32 ``[B, S]``, first query that sees a token as a key; None is the token itself, causal attention.
     """
 
     q_nope: Array
@@ -25,6 +26,7 @@ class AttentionInputs(NamedTuple):
     k_rope: Array
     v: Array
     exit: Array | None
+    start: Array | None = None
 
 
 class AttentionStats(NamedTuple):

@@ -19,6 +19,7 @@ def mla_attention(
     v: Array,
     *,
     exit: Array | None = None,
+    start: Array | None = None,
     scale: float,
     impl: Impl = "auto",
 ) -> tuple[Array, AttentionStats]:
@@ -26,12 +27,15 @@ def mla_attention(
 
     The logit of query i and key j is ``scale * (q_nope_i . k_nope_j + q_rope_i . k_rope_j)``, and i may attend to j iff
     ``j <= i < exit[j]``: one vector describes causal sequences, packed documents, padding (``exit[t] = t``) and
-    trajectory trees in depth-first order. Products take the inputs' dtype and accumulate in float32; logits, softmax
-    and statistics are float32. A row without a visible key has output 0, lse -inf and gradients 0.
+    trajectory trees in depth-first order. With ``start`` it may iff ``start[j] <= i < exit[j]``: the two ends of a
+    document in the two vectors make attention inside it bidirectional. Products take the inputs' dtype and accumulate
+    in float32; logits, softmax and statistics are float32. A row without a visible key has output 0, lse -inf and
+    gradients 0.
 
-    The Mosaic kernels skip every block of 512 x 512 scores, smaller for short sequences, in which the exits of its row
-    of the batch make no key visible. The XLA path skips the scores above the causal diagonal and, for more than
-    ``xla.UNROLL_UP_TO`` tokens, the tiles of 256 x 256 in which the exits of the whole batch make no key visible.
+    The Mosaic kernels skip every block of 512 x 512 scores, smaller for short sequences, in which the mask of its row
+    of the batch makes no key visible. The XLA path skips the scores above the causal diagonal without ``start`` and,
+    for more than ``xla.UNROLL_UP_TO`` tokens, the tiles of 256 x 256 in which the mask of the whole batch makes no key
+    visible.
 
     Args:
         q_nope: ``[B, H, S, Dn]``, queries without position; float32 or bfloat16, as all arrays but ``exit``.
@@ -40,6 +44,7 @@ def mla_attention(
         k_rope: ``[B, S, Dr]``, rotated key, shared by all heads and never copied for them.
         v: ``[B, H, S, Dv]``, values.
         exit: int32 ``[B, S]``, index at which the subtree of a token ends; None is causal attention.
+        start: int32 ``[B, S]``, the first query that sees the token as a key; None is the token's own index, causal.
         scale: factor of the logits; ``(Dn + Dr) ** -0.5`` in K2, times mscale squared under YaRN.
         impl: ``xla`` (default except on TPU), ``pallas`` (Mosaic, TPU only), ``interpret`` (Mosaic on any machine).
 
@@ -58,11 +63,12 @@ def mla_attention(
         "k_rope": (k_rope, (batch, length, q_rope.shape[-1])),
         "v": (v, (batch, heads, length, v.shape[-1])),
         "exit": (exit, (batch, length)),
+        "start": (start, (batch, length)),
     }
     for name, (array, shape) in expected.items():
         if array is not None and array.shape != shape:
             raise ValueError(f"{name} has shape {array.shape}, but q_nope {q_nope.shape} requires {shape}")
-    inputs = AttentionInputs(q_nope, q_rope, k_nope, k_rope, v, exit)
+    inputs = AttentionInputs(q_nope, q_rope, k_nope, k_rope, v, exit, start)
     chosen = resolve(impl)
     if 0 in (batch, heads, length):
         arrays = q_nope, q_rope, k_nope, k_rope, v

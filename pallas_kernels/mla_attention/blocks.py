@@ -3,7 +3,8 @@
 A kernel's grid is as long as its schedule, so a pair in which the exit mask hides every key is neither fetched nor
 computed. The diagonal pair of every block is scheduled even if it is masked throughout (padding), because it writes the
 block's output. Off the diagonal the rule is exact for exits of a depth-first tree: ``max(exit[J]) > first index of I``
-for an earlier block J says that some key of J is visible to the first query of I.
+for an earlier block J says that some key of J is visible to the first query of I. Where the mask has starts, later
+blocks of keys are scheduled too; the rule is then exact for consecutive documents.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class PairSchedule(NamedTuple):
     """Pairs of all rows of the batch; entries from ``steps`` on are meaningless.
 
     Attributes:
-        rows: int32 ``[B * N * (N + 1) / 2]`` for N blocks of a row, the row of the batch.
+        rows: int32 ``[B * N * (N + 1) / 2]`` for N blocks of a row, ``[B * N * N]`` where the mask has starts: the row
+            of the batch.
         pairs: int32, the same shape, the packed BlockPair.
         steps: int32 scalar, number of pairs.
     """
@@ -64,27 +66,35 @@ def block_size(length: int) -> int:
     return block
 
 
-def fits(batch: int, n: int) -> bool:
+def most_pairs(n: int, causal: bool = True) -> int:
+    """Pairs of a row of ``n`` blocks in which every key is visible."""
+    return n * (n + 1) // 2 if causal else n * n
+
+
+def fits(batch: int, n: int, causal: bool = True) -> bool:
     """Whether the schedule of ``batch`` rows of ``n`` blocks fits into scalar memory, with two words for each pair."""
-    return 8 * batch * n * (n + 1) // 2 <= SCALAR_BYTES
+    return 8 * batch * most_pairs(n, causal) <= SCALAR_BYTES
 
 
-def schedule_pairs(exit_BS: Array, block: int, group: Literal["query", "key"]) -> PairSchedule:
+def schedule_pairs(
+    exit_BS: Array, block: int, group: Literal["query", "key"], start_BS: Array | None = None
+) -> PairSchedule:
     """Schedules the visible pairs of blocks.
 
     Args:
         exit_BS: int32, at most S; S is a multiple of ``block``.
         block: tokens of a block.
         group: which block the pairs of a group share; groups are in rising order.
+        start_BS: int32, first query that sees a key; None is causal.
 
     Raises:
         ValueError: if a row has more blocks than a packed word can count.
     """
     batch, length = exit_BS.shape
-    n = length // block
-    if n > _INDEX_MASK or not fits(1, n):
+    n, causal = length // block, start_BS is None
+    if n > _INDEX_MASK or not fits(1, n, causal):
         raise ValueError(f"a sequence of {length:,} tokens has more blocks of {block} than scalar memory can list")
-    visible_BNN, full_BNN = _visible(exit_BS, block)
+    visible_BNN, full_BNN = _visible(exit_BS, block, start_BS)
     query_N1, key_N = jnp.arange(n, dtype=jnp.int32)[:, None], jnp.arange(n, dtype=jnp.int32)
     pairs_BNN = query_N1 << _QUERY_SHIFT | key_N << _KEY_SHIFT | full_BNN * _FULL
     if group == "key":
@@ -92,7 +102,7 @@ def schedule_pairs(exit_BS: Array, block: int, group: Literal["query", "key"]) -
     group_BN1 = jnp.arange(batch * n, dtype=jnp.int32).reshape(batch, n, 1)
     # The sort is stable: the visible pairs move to the front and keep their order.
     sorted_pairs = lax.sort((jnp.where(visible_BNN, group_BN1, batch * n).ravel(), pairs_BNN.ravel()), num_keys=1)
-    group_T, pairs_T = (x[: batch * n * (n + 1) // 2] for x in sorted_pairs)
+    group_T, pairs_T = (x[: batch * most_pairs(n, causal)] for x in sorted_pairs)
     first_T, last_T = jnp.diff(group_T, prepend=-1) != 0, jnp.diff(group_T, append=-1) != 0
     return PairSchedule(group_T // n, pairs_T | first_T * _FIRST | last_T * _LAST, visible_BNN.sum(dtype=jnp.int32))
 
@@ -104,7 +114,10 @@ def unpack(word: Array) -> BlockPair:
 
 
 def whole_blocks(exit: Array | None, batch: int, length: int, block: int) -> Array:
-    """Pads exits to a whole number of blocks, int32 and at most S; a padded token is visible to no query."""
+    """Pads exits or starts to a whole number of blocks, int32 and at most S; no query sees a padded token's exit of 0.
+
+    No exits are those of one sequence.
+    """
     if exit is None:
         exit = jnp.full((batch, length), length)
     return jnp.pad(jnp.minimum(exit, length).astype(jnp.int32), ((0, 0), (0, -length % block)))
@@ -116,12 +129,19 @@ def visited_blocks(exit: Array | None, length: int, block: int) -> Array:
     return _visible(exit_BS, block)[0].sum(dtype=jnp.int32)
 
 
-def _visible(exit_BS: Array, block: int) -> tuple[Array, Array]:
+def _visible(exit_BS: Array, block: int, start_BS: Array | None = None) -> tuple[Array, Array]:
     """Two bool arrays ``[B, query blocks, key blocks]``: whether the pair is scheduled, and whether it is full."""
-    exit_BNb = exit_BS.reshape(exit_BS.shape[0], exit_BS.shape[1] // block, block)
+    shape_BNb = (exit_BS.shape[0], exit_BS.shape[1] // block, block)
+    exit_BNb = exit_BS.reshape(shape_BNb)
     query_N1 = jnp.arange(exit_BNb.shape[1])[:, None]
     key_N = query_N1[:, 0]
     latest_B1N, earliest_B1N = exit_BNb.max(-1)[:, None], exit_BNb.min(-1)[:, None]
-    seen_BNN = (key_N < query_N1) & (latest_B1N > query_N1 * block)
-    full_BNN = (key_N < query_N1) & (earliest_B1N >= (query_N1 + 1) * block)
+    if start_BS is None:
+        may_BNN = starts_BNN = key_N < query_N1
+    else:
+        start_BNb = start_BS.reshape(shape_BNb)
+        may_BNN = start_BNb.min(-1)[:, None] < (query_N1 + 1) * block
+        starts_BNN = start_BNb.max(-1)[:, None] <= query_N1 * block
+    seen_BNN = may_BNN & (latest_B1N > query_N1 * block)
+    full_BNN = starts_BNN & (earliest_B1N >= (query_N1 + 1) * block)
     return seen_BNN | (key_N == query_N1), full_BNN

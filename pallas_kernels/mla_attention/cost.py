@@ -12,6 +12,8 @@ from typing import NamedTuple
 from jax import Array
 from jax.experimental import pallas as pl
 
+from pallas_kernels.mla_attention.blocks import most_pairs
+
 FLOAT32 = 4
 
 
@@ -44,8 +46,12 @@ class AttentionShape(NamedTuple):
 
 def causal_visits(shape: AttentionShape, block: int) -> int:
     """Number of pairs of blocks under a causal mask."""
-    blocks = -(-shape.length // block)
-    return shape.batch * blocks * (blocks + 1) // 2
+    return shape.batch * most_pairs(-(-shape.length // block))
+
+
+def most_visits(exit: Array, block: int, causal: bool) -> int:
+    """Number of pairs of blocks of exits ``[B, S]`` in whole blocks, if every key that the mask may show is visible."""
+    return exit.shape[0] * most_pairs(exit.shape[1] // block, causal)
 
 
 def forward_cost(shape: AttentionShape, block: int, heads: int, visits: int | None = None) -> pl.CostEstimate:

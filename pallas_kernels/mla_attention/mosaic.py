@@ -44,21 +44,25 @@ def mla_attention(
     if inputs.q_nope.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"the kernels take float32 or bfloat16, not {inputs.q_nope.dtype}")
     block = block or blocks.block_size(length)
-    inputs = inputs._replace(exit=blocks.whole_blocks(inputs.exit, batch, length, block))
-    if batch > 1 and not blocks.fits(batch, inputs.exit.shape[1] // block):
+    causal = inputs.start is None
+    inputs = inputs._replace(
+        exit=blocks.whole_blocks(inputs.exit, batch, length, block),
+        start=None if causal else blocks.whole_blocks(inputs.start, batch, length, block),
+    )
+    if batch > 1 and not blocks.fits(batch, inputs.exit.shape[1] // block, causal):
 
         def attend_row(row: AttentionInputs) -> tuple[Array, AttentionStats]:
-            row = AttentionInputs(*(x[None] for x in row))
-            row = row._replace(exit=row.exit[:, :length])
+            row = jax.tree.map(lambda x: x[None], row)
+            row = row._replace(exit=row.exit[:, :length], start=None if causal else row.start[:, :length])
             out, stats = mla_attention(row, scale, interpret=interpret, block=block)
             return out[0], AttentionStats(stats.max_logit, stats.lse[0])
 
         out, stats = lax.map(attend_row, inputs)
         return out, AttentionStats(stats.max_logit.max(0), stats.lse)
-    *arrays, exit = inputs
-    arrays = [_pad(x, -length % block, x is inputs.q_rope or x is inputs.k_rope) for x in arrays]
+    arrays = [_pad(x, -length % block, x is inputs.q_rope or x is inputs.k_rope) for x in inputs[:5]]
     settings = tile.AttentionSettings(float(scale), block, tile.heads_per_step(heads), interpret)
-    out, lse, max_logit = _attention(AttentionInputs(*vary_together(*arrays, exit)), settings)
+    masks = [inputs.exit] if causal else [inputs.exit, inputs.start]
+    out, lse, max_logit = _attention(AttentionInputs(*vary_together(*arrays, *masks)), settings)
     return out[:, :, :length], AttentionStats(max_logit, lse[:, :, :length])
 
 

@@ -42,21 +42,23 @@ def backward(
         settings: settings of the call.
 
     Returns:
-        The gradients of the inputs; None for exit.
+        The gradients of the inputs; None for exit and start.
     """
-    q_nope, q_rope, k_nope, k_rope, v, exit = inputs
+    q_nope, q_rope, k_nope, k_rope, v, exit, start = inputs
     delta_BHS = (out.astype(jnp.float32) * dout.astype(jnp.float32)).sum(-1)
     # +inf for a row without a visible key: its probabilities are exp2(-inf) = 0 instead of NaN.
     log2_lse_BHS = jnp.where(lse == -jnp.inf, jnp.inf, lse * tile.LOG2_E)
     rows = dout, log2_lse_BHS[:, :, None], delta_BHS[:, :, None]
-    operands = (q_nope, tile.transposed_rope(q_rope), k_nope, k_rope, v, *rows, exit[:, None])
-    dq_nope, dq_rope = _query_gradients(operands, exit, settings)
-    dk_nope, dk_rope, dv = _key_gradients(operands, exit, settings)
+    operands = (q_nope, tile.transposed_rope(q_rope), k_nope, k_rope, v, *rows, tile.mask_rows(exit, start))
+    dq_nope, dq_rope = _query_gradients(operands, (exit, start), settings)
+    dk_nope, dk_rope, dv = _key_gradients(operands, (exit, start), settings)
     dk_rope = dk_rope.sum(1).swapaxes(1, 2).astype(k_rope.dtype)
-    return AttentionInputs(dq_nope, dq_rope.swapaxes(2, 3), dk_nope, dk_rope, dv, None)
+    return AttentionInputs(dq_nope, dq_rope.swapaxes(2, 3), dk_nope, dk_rope, dv, None, None)
 
 
-def _in_specs(settings: tile.AttentionSettings, nope: int, rope: int, value: int) -> list[pl.BlockSpec]:
+def _in_specs(settings: tile.AttentionSettings, operands) -> list[pl.BlockSpec]:
+    q_nope, q_rope, _, _, v, *_, mask = operands
+    nope, rope, value = q_nope.shape[-1], q_rope.shape[-2], v.shape[-1]
     return [
         tile.query_spec(settings, nope),
         tile.query_rope_spec(settings, rope),
@@ -66,31 +68,35 @@ def _in_specs(settings: tile.AttentionSettings, nope: int, rope: int, value: int
         tile.query_spec(settings, value),
         tile.query_row_spec(settings),
         tile.query_row_spec(settings),
-        tile.exit_spec(settings),
+        tile.mask_spec(settings, mask.shape[1]),
     ]
 
 
-def _query_gradients(operands, exit, settings: tile.AttentionSettings):
+def _query_gradients(operands, mask, settings: tile.AttentionSettings):
     """Gradients of q_nope and of q_rope, the latter transposed as in the accumulator."""
     q_nope, q_rope, _, _, v, *_ = operands
-    nope, rope, value = q_nope.shape[-1], q_rope.shape[-2], v.shape[-1]
+    exit, start = mask
+    nope, rope = q_nope.shape[-1], q_rope.shape[-2]
+    visits = cost.most_visits(exit, settings.block, causal=start is None)
     return tile.call(
         functools.partial(_query_kernel, settings=settings),
         settings,
-        blocks.schedule_pairs(exit, settings.block, "query"),
+        blocks.schedule_pairs(exit, settings.block, "query", start),
         operands=operands,
-        in_specs=_in_specs(settings, nope, rope, value),
+        in_specs=_in_specs(settings, operands),
         outputs=[q_nope, q_rope],
         out_specs=[tile.query_spec(settings, nope), tile.query_rope_spec(settings, rope)],
         scratch=[(settings.heads, nope + rope, settings.block)],
-        cost=cost.query_gradients_cost(cost.AttentionShape.of(q_nope, rope, v), settings.block, settings.heads),
+        cost=cost.query_gradients_cost(cost.AttentionShape.of(q_nope, rope, v), settings.block, settings.heads, visits),
         name="mla_attention_query_gradients",
     )
 
 
-def _key_gradients(operands, exit, settings: tile.AttentionSettings):
+def _key_gradients(operands, mask, settings: tile.AttentionSettings):
     """Gradients of k_nope, k_rope (float32 ``[B, H / heads per step, Dr, S]``, yet to be summed) and v."""
     q_nope, q_rope, k_nope, _, v, *_ = operands
+    exit, start = mask
+    visits = cost.most_visits(exit, settings.block, causal=start is None)
     nope, rope, value = q_nope.shape[-1], q_rope.shape[-2], v.shape[-1]
     batch, heads, length, _ = v.shape
     dk_rope_shape = (batch, heads // settings.heads, rope, length)
@@ -100,19 +106,19 @@ def _key_gradients(operands, exit, settings: tile.AttentionSettings):
     return tile.call(
         functools.partial(_key_kernel, settings=settings),
         settings,
-        blocks.schedule_pairs(exit, settings.block, "key"),
+        blocks.schedule_pairs(exit, settings.block, "key", start),
         operands=operands,
-        in_specs=_in_specs(settings, nope, rope, value),
+        in_specs=_in_specs(settings, operands),
         outputs=[k_nope, jax.ShapeDtypeStruct(dk_rope_shape, jnp.float32), v],
         out_specs=[tile.key_spec(settings, nope), dk_rope_spec, tile.key_spec(settings, value)],
         scratch=[(settings.heads, settings.block, nope + rope), (settings.heads, settings.block, value)],
-        cost=cost.key_gradients_cost(cost.AttentionShape.of(q_nope, rope, v), settings.block, settings.heads),
+        cost=cost.key_gradients_cost(cost.AttentionShape.of(q_nope, rope, v), settings.block, settings.heads, visits),
         name="mla_attention_key_gradients",
     )
 
 
 def _query_kernel(
-    rows_ref, pairs_ref, q_nope_ref, q_rope_ref, k_nope_ref, k_rope_ref, v_ref, dout_ref, lse_ref, delta_ref, exit_ref,
+    rows_ref, pairs_ref, q_nope_ref, q_rope_ref, k_nope_ref, k_rope_ref, v_ref, dout_ref, lse_ref, delta_ref, mask_ref,
     dq_nope_ref, dq_rope_ref, acc_ref, *, settings: tile.AttentionSettings,
 ):  # fmt: skip
     pair = blocks.unpack(pairs_ref[pl.program_id(1)])
@@ -131,7 +137,7 @@ def _query_kernel(
         dscores_KQ = jnp.exp2(scores_KQ - lse_ref[head]) * (dprobs_KQ - delta_ref[head])
         acc_ref[head] += dot(k, dscores_KQ.astype(k.dtype), (0, 0))
 
-    tile.for_each_head(pair, exit_ref, settings.heads, products, add)
+    tile.for_each_head(pair, mask_ref, settings.heads, products, add)
 
     @pl.when(pair.last)
     def _():
@@ -142,7 +148,7 @@ def _query_kernel(
 
 
 def _key_kernel(
-    rows_ref, pairs_ref, q_nope_ref, q_rope_ref, k_nope_ref, k_rope_ref, v_ref, dout_ref, lse_ref, delta_ref, exit_ref,
+    rows_ref, pairs_ref, q_nope_ref, q_rope_ref, k_nope_ref, k_rope_ref, v_ref, dout_ref, lse_ref, delta_ref, mask_ref,
     dk_nope_ref, dk_rope_ref, dv_ref, dk_acc_ref, dv_acc_ref, *, settings: tile.AttentionSettings,
 ):  # fmt: skip
     pair = blocks.unpack(pairs_ref[pl.program_id(1)])
@@ -164,7 +170,7 @@ def _key_kernel(
         dk_acc_ref[head] += dot(dscores_KQ.astype(q.dtype), q, (1, 0))
         dv_acc_ref[head] += dot(probs_KQ.astype(dout_ref.dtype), dout_ref[head], (1, 0))
 
-    tile.for_each_head(pair, exit_ref, settings.heads, products, add)
+    tile.for_each_head(pair, mask_ref, settings.heads, products, add)
 
     @pl.when(pair.last)
     def _():

@@ -37,22 +37,23 @@ def forward(inputs: AttentionInputs, settings: tile.AttentionSettings) -> tuple[
     Returns:
         Output ``[B, H, S, Dv]``, lse ``[B, H, S]`` and maximum logit ``[H]``.
     """
-    q_nope, q_rope, k_nope, k_rope, v, exit = inputs
+    q_nope, q_rope, k_nope, k_rope, v, exit, start = inputs
+    mask = tile.mask_rows(exit, start)
     batch, heads, length, nope = q_nope.shape
     rope, value = q_rope.shape[-1], v.shape[-1]
     lanes = blocks.SMALLEST_BLOCK
     out, lse, peak = tile.call(
         functools.partial(_kernel, settings=settings),
         settings,
-        blocks.schedule_pairs(exit, settings.block, "query"),
-        operands=(q_nope, tile.transposed_rope(q_rope), k_nope, k_rope, v, exit[:, None]),
+        blocks.schedule_pairs(exit, settings.block, "query", start),
+        operands=(q_nope, tile.transposed_rope(q_rope), k_nope, k_rope, v, mask),
         in_specs=[
             tile.query_spec(settings, nope),
             tile.query_rope_spec(settings, rope),
             tile.key_spec(settings, nope),
             tile.shared_key_spec(settings, rope),
             tile.key_spec(settings, value),
-            tile.exit_spec(settings),
+            tile.mask_spec(settings, mask.shape[1]),
         ],
         outputs=[
             jax.ShapeDtypeStruct(v.shape, v.dtype),
@@ -69,7 +70,12 @@ def forward(inputs: AttentionInputs, settings: tile.AttentionSettings) -> tuple[
             (settings.heads, 1, settings.block),
             (settings.heads, value, settings.block),
         ],
-        cost=cost.forward_cost(cost.AttentionShape.of(q_nope, rope, v), settings.block, settings.heads),
+        cost=cost.forward_cost(
+            cost.AttentionShape.of(q_nope, rope, v),
+            settings.block,
+            settings.heads,
+            cost.most_visits(exit, settings.block, causal=start is None),
+        ),
         name="mla_attention_forward",
     )
     peak_H = peak.max((0, 2, 3))
@@ -77,7 +83,7 @@ def forward(inputs: AttentionInputs, settings: tile.AttentionSettings) -> tuple[
 
 
 def _kernel(
-    rows_ref, pairs_ref, q_nope_ref, q_rope_ref, k_nope_ref, k_rope_ref, v_ref, exit_ref,  # inputs
+    rows_ref, pairs_ref, q_nope_ref, q_rope_ref, k_nope_ref, k_rope_ref, v_ref, mask_ref,  # inputs
     out_ref, lse_ref, peak_ref, m_ref, l_ref, acc_ref, *, settings: tile.AttentionSettings,
 ):  # fmt: skip
     pair = blocks.unpack(pairs_ref[pl.program_id(1)])
@@ -104,7 +110,7 @@ def _kernel(
         l_ref[head] = kept_1Q * l_ref[head] + weights_KQ.sum(0, keepdims=True)
         acc_ref[head] = kept_1Q * acc_ref[head] + dot(v_ref[head], weights_KQ.astype(v_ref.dtype), (0, 0))
 
-    tile.for_each_head(pair, exit_ref, settings.heads, scores, attend)
+    tile.for_each_head(pair, mask_ref, settings.heads, scores, attend)
 
     @pl.when(pair.last)
     def _():

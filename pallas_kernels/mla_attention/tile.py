@@ -72,17 +72,28 @@ def log2_scores(k: Array, q: Array, visible_KQ: Array | None, scale: float) -> A
     return scores_KQ if visible_KQ is None else jnp.where(visible_KQ, scores_KQ, -jnp.inf)
 
 
-def visible(pair: blocks.BlockPair, exit_1K: Array) -> Array:
-    """Computes the mask of a pair, bool ``[K, Q]``: ``j <= i < exit[j]``."""
-    block = exit_1K.shape[1]
-    # A column holds each exit beside its key. Mosaic only transposes whole tiles of 128 lanes.
-    exit_K1 = jnp.broadcast_to(exit_1K, (blocks.SMALLEST_BLOCK, block)).T[:, :1]
-    key_KQ = pair.key * block + lax.broadcasted_iota(jnp.int32, (block, block), 0)
+def mask_rows(exit: Array, start: Array | None) -> Array:
+    """Joins the mask's vectors to ``[B, M, S]``: exit, and start where there is one."""
+    return exit[:, None] if start is None else jnp.stack([exit, start], 1)
+
+
+def visible(pair: blocks.BlockPair, mask_MK: Array) -> Array:
+    """Computes the mask of a pair, bool ``[K, Q]``: ``start[j] <= i < exit[j]``, of ``mask_rows``' rows."""
+    block = mask_MK.shape[1]
+
+    def column(row_1K: Array) -> Array:
+        """A vector beside the keys. Mosaic only transposes whole tiles of 128 lanes."""
+        return jnp.broadcast_to(row_1K, (blocks.SMALLEST_BLOCK, block)).T[:, :1]
+
     query_KQ = pair.query * block + lax.broadcasted_iota(jnp.int32, (block, block), 1)
-    return (key_KQ <= query_KQ) & (query_KQ < exit_K1)
+    if mask_MK.shape[0] > 1:
+        start = column(mask_MK[1:2])
+    else:
+        start = pair.key * block + lax.broadcasted_iota(jnp.int32, (block, block), 0)
+    return (start <= query_KQ) & (query_KQ < column(mask_MK[:1]))
 
 
-def for_each_head(pair: blocks.BlockPair, exit_ref, heads: int, start, finish) -> None:
+def for_each_head(pair: blocks.BlockPair, mask_ref, heads: int, start, finish) -> None:
     """Calls ``finish(head, start(head, visible))`` for the heads of a step, with the mask only if the pair needs one.
 
     ``start`` computes the products of the next head while ``finish`` computes exponentials. They are adjacent in the
@@ -102,7 +113,7 @@ def for_each_head(pair: blocks.BlockPair, exit_ref, heads: int, start, finish) -
 
     @pl.when(jnp.logical_not(pair.full))
     def _():
-        run(visible(pair, exit_ref[...]))
+        run(visible(pair, mask_ref[...]))
 
 
 # --- blocks of arrays; index maps take (head group, step, schedule rows, schedule pairs) ----------------------------
@@ -132,9 +143,9 @@ def shared_key_spec(settings: AttentionSettings, width: int) -> pl.BlockSpec:
     return pl.BlockSpec(shape, lambda h, t, rows, pairs: (rows[t], blocks.unpack(pairs[t]).key, 0))
 
 
-def exit_spec(settings: AttentionSettings) -> pl.BlockSpec:
-    """Block of ``[B, 1, S]``: the keys of the pair."""
-    shape = (None, 1, settings.block)
+def mask_spec(settings: AttentionSettings, rows: int) -> pl.BlockSpec:
+    """Block of ``[B, rows, S]``, see ``mask_rows``: the keys of the pair."""
+    shape = (None, rows, settings.block)
     return pl.BlockSpec(shape, lambda h, t, rows, pairs: (rows[t], 0, blocks.unpack(pairs[t]).key))
 
 

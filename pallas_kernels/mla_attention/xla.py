@@ -5,7 +5,8 @@ that nothing beyond the causal diagonal is computed and no running softmax is ne
 tiles and skip those in which the exit mask makes no key visible. Both walk the same two functions, ``attend`` and
 ``attend_gradients``.
 
-Within this file the shared rope key is ``[B, 1, S, Dr]`` and exit ``[B, 1, S]``: the sequence is axis 2 of every array.
+Within this file the shared rope key is ``[B, 1, S, Dr]`` and the mask's vectors ``[B, 1, S]``: the sequence is axis 2
+of every array. Without ``start`` the mask is causal, and tiles after the diagonal are not computed.
 The order (batch, head, sequence, dim) is the one that XLA:CPU multiplies fastest.
 
 Source: FlashAttention-2 (Dao, arXiv:2307.08691), algorithms 1 and 2.
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.mla_attention.arrays import AttentionInputs, AttentionStats
 from pallas_kernels.mla_attention.xla_tile import (
+    KeyMask,
     Keys,
     Queries,
     QueryResiduals,
@@ -68,35 +70,35 @@ def mla_attention(inputs: AttentionInputs, scale: float, tiling: Tiling) -> tupl
         scale: factor of the logits.
         tiling: division into tiles.
     """
-    present = inputs if inputs.exit is not None else inputs[:5]
-    q_nope, q_rope, k_nope, k_rope, v, *exits = vary_together(*present)
-    exit_B1S = exits[0][:, None] if exits else None
-    queries, keys = Queries(q_nope, q_rope), Keys(k_nope, k_rope[:, None], v)
-    out, lse, peak_BHS = _attention(queries, keys, exit_B1S, float(scale), tiling)
+    leaves, structure = jax.tree.flatten(inputs)
+    inputs = jax.tree.unflatten(structure, vary_together(*leaves))
+    mask = jax.tree.map(lambda x: x[:, None], KeyMask(inputs.exit, inputs.start))
+    queries, keys = Queries(inputs.q_nope, inputs.q_rope), Keys(inputs.k_nope, inputs.k_rope[:, None], inputs.v)
+    out, lse, peak_BHS = _attention(queries, keys, mask, float(scale), tiling)
     # Without the barrier XLA merges this maximum with the one over keys and reads all scores a second time.
     max_logit_H = lax.optimization_barrier(peak_BHS).max((0, 2))
     return out, AttentionStats(max_logit_H, lse)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _attention(queries, keys, exit, scale, tiling):
+def _attention(queries, keys, mask, scale, tiling):
     """Output ``[B, H, S, Dv]``, lse and row maxima ``[B, H, S]``; the latter two are treated as constants."""
     walk = _forward_unrolled if tiling.unrolled else _forward_looped
-    return walk(queries, keys, exit, scale, tiling.block)
+    return walk(queries, keys, mask, scale, tiling.block)
 
 
-def _attention_fwd(queries, keys, exit, scale, tiling):
-    out, lse, peak = _attention(queries, keys, exit, scale, tiling)
+def _attention_fwd(queries, keys, mask, scale, tiling):
+    out, lse, peak = _attention(queries, keys, mask, scale, tiling)
     out, lse = checkpoint_name(out, "attention_output"), checkpoint_name(lse, "attention_lse")
-    return (out, lse, peak), (queries, keys, exit, out, lse)
+    return (out, lse, peak), (queries, keys, mask, out, lse)
 
 
 def _attention_bwd(scale, tiling, residuals, cotangents):
-    queries, keys, exit, out, lse = residuals
+    queries, keys, mask, out, lse = residuals
     dout = cotangents[0]  # The others, of lse and the maxima, are dropped, since statistics carry no gradient.
     delta_BHS = (out.astype(jnp.float32) * dout.astype(jnp.float32)).sum(-1)
     walk = _backward_unrolled if tiling.unrolled else _backward_looped
-    grads = walk(queries, keys, exit, QueryResiduals(dout, lse, delta_BHS), scale, tiling.block)
+    grads = walk(queries, keys, mask, QueryResiduals(dout, lse, delta_BHS), scale, tiling.block)
     return *_cast_like(grads, (queries, keys)), None
 
 
@@ -106,33 +108,33 @@ _attention.defvjp(_attention_fwd, _attention_bwd)
 # --- short sequences: unrolled, one wide tile per block ------------------------------------------------------------
 
 
-def _forward_unrolled(queries: Queries, keys: Keys, exit, scale, block):
-    """Computes each block of queries against all keys up to its end in one tile."""
+def _forward_unrolled(queries: Queries, keys: Keys, mask, scale, block):
+    """Computes each block of queries against all keys up to its end, or all keys of the row, in one tile."""
     length = queries.nope.shape[2]
     blocks = []
     for start in range(0, length, block):
-        stop = min(start + block, length)
-        block_queries = _after([out for out, _, _ in blocks[-1:]], _part(queries, start, stop - start))
-        seen_keys, seen_exit = _part((keys, exit), 0, stop)
-        partial = attend(block_queries, seen_keys, seen_exit, q_start=start, k_start=0, scale=scale)
+        block_queries = _after([out for out, _, _ in blocks[-1:]], _part(queries, start, block))
+        seen_keys, seen_mask = _part((keys, mask), 0, length if mask.start is not None else start + block)
+        partial = attend(block_queries, seen_keys, seen_mask, q_start=start, k_start=0, scale=scale)
         blocks.append(finish(partial, keys.v.dtype))
     return _concatenate(blocks)
 
 
-def _backward_unrolled(queries: Queries, keys: Keys, exit, rows: QueryResiduals, scale, block):
-    """Computes each block of keys against all queries from its start on in one tile."""
+def _backward_unrolled(queries: Queries, keys: Keys, mask, rows: QueryResiduals, scale, block):
+    """Computes each block of keys against all queries from its start on, or all of the row, in one tile."""
     length = queries.nope.shape[2]
     starts = range(0, length, block)
     dqueries: list[list[Queries]] = [[] for _ in starts]  # for each block of queries, a share from each block of keys
     dkeys: list[Keys] = []
     done = []
     for start in starts:
-        later = _after(done, _part((queries, rows), start, length - start))
-        block_keys = _part((keys, exit), start, block)
-        shares, dkeys_block = attend_gradients(*later, *block_keys, q_start=start, k_start=start, scale=scale)
+        first = 0 if mask.start is not None else start
+        later = _after(done, _part((queries, rows), first, length - first))
+        block_keys = _part((keys, mask), start, block)
+        shares, dkeys_block = attend_gradients(*later, *block_keys, q_start=first, k_start=start, scale=scale)
         dkeys.append(dkeys_block)
         done = [shares.nope, dkeys_block.nope, dkeys_block.v]
-        for i, block_shares in enumerate(dqueries[start // block :]):
+        for i, block_shares in enumerate(dqueries[first // block :]):
             block_shares.append(_part(shares, i * block, block))
     summed = [jax.tree.map(lambda *shares: sum(shares), *block_shares) for block_shares in dqueries]
     return _concatenate(summed), _concatenate(dkeys)
@@ -154,21 +156,21 @@ def _after(done: list[Array], tree):
 # --- long sequences: a loop over square tiles ----------------------------------------------------------------------
 
 
-def _forward_looped(queries: Queries, keys: Keys, exit, scale, block):
-    """Computes each block of queries against its own block of keys, then against each earlier block it can see."""
+def _forward_looped(queries: Queries, keys: Keys, mask, scale, block):
+    """Computes each block of queries against its own block of keys, then against each other block it can see."""
     length = queries.nope.shape[2]
-    queries, keys, exit, latest_exit = _whole_blocks(queries, keys, exit, block)
-    indices = jnp.arange(latest_exit.shape[0])
+    queries, keys, mask, span = _whole_blocks(queries, keys, mask, block)
+    indices = jnp.arange(span.exit.shape[0])
 
     def query_block(i):
         block_queries = _part(queries, i * block, block)
 
         def tile(j):
-            block_keys, block_exit = _part((keys, exit), j * block, block)
+            block_keys, block_mask = _part((keys, mask), j * block, block)
             starts = {"q_start": i * block, "k_start": j * block}
-            return attend(block_queries, block_keys, block_exit, **starts, scale=scale)
+            return attend(block_queries, block_keys, block_mask, **starts, scale=scale)
 
-        visible = (indices < i) & (latest_exit > i * block)
+        visible = (indices != i) & (span.start < (i + 1) * block) & (i * block < span.exit)
         visible_first = jnp.argsort(~visible)
         partial = lax.fori_loop(0, visible.sum(), lambda n, seen: merge(seen, tile(visible_first[n])), tile(i))
         return finish(partial, keys.v.dtype)
@@ -176,38 +178,45 @@ def _forward_looped(queries: Queries, keys: Keys, exit, scale, block):
     return _part(_join_blocks(lax.map(query_block, indices)), 0, length)
 
 
-def _backward_looped(queries: Queries, keys: Keys, exit, rows: QueryResiduals, scale, block):
-    """Computes each block of keys against its own block of queries, then against each later block that sees it."""
+def _backward_looped(queries: Queries, keys: Keys, mask, rows: QueryResiduals, scale, block):
+    """Computes each block of keys against each block of queries that sees it."""
     length = queries.nope.shape[2]
-    queries, keys, exit, latest_exit = _whole_blocks(queries, keys, exit, block)
+    queries, keys, mask, span = _whole_blocks(queries, keys, mask, block)
     rows = _pad(rows, block)
 
     def key_block(dqueries, j):
-        block_keys, block_exit = _part((keys, exit), j * block, block)
+        block_keys, block_mask = _part((keys, mask), j * block, block)
 
         def add_tile(i, sums):
             dqueries, dkeys = sums
             block_queries, block_rows = _part((queries, rows), i * block, block)
             starts = {"q_start": i * block, "k_start": j * block}
-            shares = attend_gradients(block_queries, block_rows, block_keys, block_exit, **starts, scale=scale)
+            shares = attend_gradients(block_queries, block_rows, block_keys, block_mask, **starts, scale=scale)
             return _add_part(dqueries, shares[0], i * block), jax.tree.map(jnp.add, dkeys, shares[1])
 
         # The blocks of queries that see a key of this block are contiguous: they end at its largest exit.
-        stop = (latest_exit[j] + block - 1) // block
-        dqueries, dkeys = lax.fori_loop(j, stop, add_tile, (dqueries, _zeros(block_keys, rows)))
+        stop = (span.exit[j] + block - 1) // block
+        dqueries, dkeys = lax.fori_loop(span.start[j] // block, stop, add_tile, (dqueries, _zeros(block_keys, rows)))
         return dqueries, _cast_like(dkeys, block_keys)
 
-    dqueries, dkeys = lax.scan(key_block, _zeros(queries, rows), jnp.arange(latest_exit.shape[0]))
+    dqueries, dkeys = lax.scan(key_block, _zeros(queries, rows), jnp.arange(span.exit.shape[0]))
     return _part((dqueries, _join_blocks(dkeys)), 0, length)
 
 
-def _whole_blocks(queries: Queries, keys: Keys, exit, block):
-    """Pads the inputs to whole blocks with invisible tokens; also returns each block's largest exit over the batch."""
+def _whole_blocks(queries: Queries, keys: Keys, mask: KeyMask, block):
+    """Pads the inputs to whole blocks with invisible tokens.
+
+    Also returns, for each block of keys, the first start and the last exit ``[blocks]`` over the batch, as a KeyMask.
+    """
     batch, _, length, _ = queries.nope.shape
-    if exit is None:
-        exit = jnp.full((batch, 1, length), length, jnp.int32)
-    queries, keys, exit = _pad((queries, keys, jnp.minimum(exit, length)), block)
-    return queries, keys, exit, exit.reshape(batch, -1, block).max((0, 2))
+    exit = jnp.full((batch, 1, length), length, jnp.int32) if mask.exit is None else jnp.minimum(mask.exit, length)
+    queries, keys, exit = _pad((queries, keys, exit), block)
+    blocks_Bnb = (batch, exit.shape[2] // block, block)
+    last_n = exit.reshape(blocks_Bnb).max((0, 2))
+    if mask.start is None:
+        return queries, keys, KeyMask(exit, None), KeyMask(last_n, block * jnp.arange(len(last_n)))
+    start = length - _pad(length - jnp.maximum(mask.start, 0), block)
+    return queries, keys, KeyMask(exit, start), KeyMask(last_n, start.reshape(blocks_Bnb).min((0, 2)))
 
 
 def _zeros(tree, rows: QueryResiduals):

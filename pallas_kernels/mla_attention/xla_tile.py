@@ -1,6 +1,6 @@
 """One tile of attention in plain XLA: a range of queries against a range of keys, forward and backward.
 
-The shared rope key is ``[B, 1, S, Dr]`` and exit ``[B, 1, S]``: the sequence is axis 2 of every array.
+The shared rope key is ``[B, 1, S, Dr]`` and a mask ``[B, 1, S]``: the sequence is axis 2 of every array.
 """
 
 from __future__ import annotations
@@ -38,6 +38,18 @@ class Keys(NamedTuple):
     v: Array
 
 
+class KeyMask(NamedTuple):
+    """Which queries see a key: ``start[j] <= i < exit[j]``.
+
+    Attributes:
+        exit: int32 ``[B, 1, K]``; None is no limit.
+        start: int32 ``[B, 1, K]``; None is the key's own index, causal attention.
+    """
+
+    exit: Array | None
+    start: Array | None
+
+
 class QueryResiduals(NamedTuple):
     """Values of each query for the backward pass.
 
@@ -69,29 +81,30 @@ class PartialAttention(NamedTuple):
 _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def _logits(queries: Queries, keys: Keys, exit, *, q_start, k_start, scale) -> Array:
+def _logits(queries: Queries, keys: Keys, mask: KeyMask, *, q_start, k_start, scale) -> Array:
     """Scaled logits ``[B, H, Q, K]`` of queries from q_start on and keys from k_start on; -inf where masked."""
     scores_BHQK = _matmul("bhqd,bhkd->bhqk", queries.nope, keys.nope)
     scores_BHQK += _matmul("bhqr,bkr->bhqk", queries.rope, keys.rope[:, 0])
     q_Q1 = q_start + jnp.arange(scores_BHQK.shape[2])[:, None]
-    visible = k_start + jnp.arange(scores_BHQK.shape[3]) <= q_Q1
-    if exit is not None:
-        visible = visible & (q_Q1 < exit[:, :, None, :])
+    first = k_start + jnp.arange(scores_BHQK.shape[3]) if mask.start is None else mask.start[:, :, None, :]
+    visible = first <= q_Q1
+    if mask.exit is not None:
+        visible = visible & (q_Q1 < mask.exit[:, :, None, :])
     return jnp.where(visible, scale * scores_BHQK, -jnp.inf)
 
 
-def attend(queries: Queries, keys: Keys, exit, **tile) -> PartialAttention:
+def attend(queries: Queries, keys: Keys, mask: KeyMask, **tile) -> PartialAttention:
     """Attention of the tile's queries to its keys; ``tile`` is q_start, k_start and scale."""
-    logits_BHQK = _logits(queries, keys, exit, **tile)
+    logits_BHQK = _logits(queries, keys, mask, **tile)
     peak_BHQ = logits_BHQK.max(-1)
     weights_BHQK = jnp.exp(logits_BHQK - _finite(peak_BHQ)[..., None])
     values = _matmul("bhqk,bhkd->bhqd", weights_BHQK.astype(keys.v.dtype), keys.v)
     return PartialAttention(values, weights_BHQK.sum(-1), peak_BHQ)
 
 
-def attend_gradients(queries: Queries, rows: QueryResiduals, keys: Keys, exit, *, q_start, k_start, scale):
+def attend_gradients(queries: Queries, rows: QueryResiduals, keys: Keys, mask: KeyMask, *, q_start, k_start, scale):
     """Share of a tile in the gradients of its queries and keys, float32."""
-    logits_BHQK = _logits(queries, keys, exit, q_start=q_start, k_start=k_start, scale=scale)
+    logits_BHQK = _logits(queries, keys, mask, q_start=q_start, k_start=k_start, scale=scale)
     probs_BHQK = jnp.exp(logits_BHQK - _finite(rows.lse)[..., None])
     dprobs_BHQK = _matmul("bhqd,bhkd->bhqk", rows.dout, keys.v)
     dscores_BHQK = (scale * probs_BHQK * (dprobs_BHQK - rows.delta[..., None])).astype(keys.nope.dtype)

@@ -1,0 +1,158 @@
+"""Packing of images and clips of any size into rows of patches of one static shape (NaViT, arXiv:2307.06304).
+
+A chunk, an image or up to four frames of a clip, lies in one row, because attention does not leave a row.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from k2jax.batch import PatchBatch
+from k2jax.errors import UserError
+
+GROUP = 4
+"""Patches that become one feature: 2 x 2 of a frame."""
+
+
+class PatchChunk(NamedTuple):
+    """An image, or consecutive frames of a clip.
+
+    Attributes:
+        pixels: float32 ``[frames * height * width, 3 * patch * patch]``, patches frame by frame and row by row.
+        grid: frames, and the height and width of each in patches; height and width are even.
+    """
+
+    pixels: np.ndarray
+    grid: tuple[int, int, int]
+
+    @property
+    def patches(self) -> int:
+        """Patches of all frames."""
+        frames, height, width = self.grid
+        return frames * height * width
+
+    @property
+    def features(self) -> int:
+        """Features that stand for the chunk among the tokens."""
+        _, height, width = self.grid
+        return height * width // GROUP
+
+
+class PackedChunks(NamedTuple):
+    """Chunks in rows.
+
+    Attributes:
+        batch: the rows.
+        features: for each chunk, int32 ``[features]``: the groups of ``batch``, counted over all rows, whose features
+            stand for it, row by row of the image.
+    """
+
+    batch: PatchBatch
+    features: list[np.ndarray]
+
+
+def fill_rows(sizes: Sequence[int], length: int) -> list[list[int]]:
+    """Distributes chunks over rows: the largest first, each into the fullest row that it fits (best-fit decreasing).
+
+    Args:
+        sizes: patches of each chunk.
+        length: patches of a row.
+
+    Returns:
+        The chunks' indices, row by row.
+
+    Raises:
+        UserError: a chunk is larger than a row.
+    """
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # free patches and number of each row, in order
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if sizes[index] > length:
+            raise UserError(f"an image or chunk of video has {sizes[index]:,} patches, and a row holds {length:,}")
+        best = bisect.bisect_left(room, (sizes[index], 0))
+        if best == len(room):
+            rows.append([])
+            free, row = length, len(rows) - 1
+        else:
+            free, row = room.pop(best)
+        rows[row].append(index)
+        bisect.insort(room, (free - sizes[index], row))
+    return rows
+
+
+def pack_chunks(chunks: Sequence[PatchChunk], *, rows: int, length: int, patch: int) -> PackedChunks:
+    """Packs chunks into rows; what no chunk fills is padding, which nothing attends to.
+
+    Args:
+        chunks: images and chunks of video.
+        rows: rows of the batch.
+        length: patches of a row, a multiple of 4.
+        patch: side of a patch [pixels].
+
+    Raises:
+        UserError: they do not fit.
+        ValueError: the length is no multiple of 4, or a chunk is malformed.
+    """
+    if length % GROUP:
+        raise ValueError(f"rows of {length} patches do not divide into groups of {GROUP}")
+    filled = fill_rows([chunk.patches for chunk in chunks], length)
+    if len(filled) > rows:
+        raise UserError(f"{len(chunks)} images and chunks of video need {len(filled)} rows of {length:,}, not {rows}")
+    batch = empty_rows(rows, length, patch)
+    features: list[np.ndarray] = [np.zeros(0, np.int32)] * len(chunks)
+    for row, indices in enumerate(filled):
+        start = 0
+        for index in indices:
+            groups = _place(batch, row, start, chunks[index])
+            features[index] = (row * length // GROUP + groups).astype(np.int32)
+            start += chunks[index].patches
+    return PackedChunks(batch, features)
+
+
+def empty_rows(rows: int, length: int, patch: int) -> PatchBatch:
+    """Rows of padding alone."""
+    own = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    zero, one = np.zeros((rows, length), np.int32), np.ones((rows, length), np.int32)
+    return PatchBatch(
+        pixels=np.zeros((rows, length, 3 * patch * patch), np.float32),
+        start=own,
+        exit=own.copy(),
+        y=zero,
+        x=zero.copy(),
+        height=one,
+        width=one.copy(),
+        time=zero.copy(),
+        frames=np.ones((rows, length // GROUP), np.int32),
+    )
+
+
+def padding_waste(batch: PatchBatch) -> float:
+    """Share of the patches of all rows, empty ones included, that are padding."""
+    return float(np.mean(batch.start == batch.exit))
+
+
+def _place(batch: PatchBatch, row: int, start: int, chunk: PatchChunk) -> np.ndarray:
+    """Writes a chunk into a row; returns the groups of its first frame, counted from the beginning of the row."""
+    frames, height, width = chunk.grid
+    if height % 2 or width % 2 or len(chunk.pixels) != chunk.patches:
+        raise ValueError(f"{len(chunk.pixels)} patches do not make a chunk of {chunk.grid} in groups of 2 x 2")
+    order = _group_order(frames, height, width)
+    stop = start + chunk.patches
+    part = row, slice(start, stop)
+    batch.pixels[part] = chunk.pixels[order]
+    batch.start[part], batch.exit[part] = start, stop
+    batch.height[part], batch.width[part] = height, width
+    batch.y[part], batch.x[part] = order // width % height, order % width
+    batch.time[part] = 0 if frames == 1 else order // (height * width) + 1
+    batch.frames[row, start // GROUP : stop // GROUP] = frames
+    return start // GROUP + np.arange(0, chunk.features * frames, frames)
+
+
+def _group_order(frames: int, height: int, width: int) -> np.ndarray:
+    """Patches in the order of PatchBatch, int ``[frames * height * width]``, numbered frame by frame, row by row."""
+    number = np.arange(frames * height * width).reshape(frames, height // 2, 2, width // 2, 2)
+    return number.transpose(1, 3, 0, 2, 4).ravel()
