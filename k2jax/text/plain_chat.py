@@ -1,4 +1,4 @@
-"""A question and its answer without markup, for models whose vocabulary has no chat tokens, e.g. of characters."""
+"""Questions and answers without markup, for models whose vocabulary has no chat tokens, e.g. of characters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from k2jax.errors import UserError
 from k2jax.text.messages import Message, content_text, encode_text, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
-_TURNS = (["user"], ["user", "assistant"])
+_ORDER = ("user", "assistant")
 
 
 class PlainChat:
-    """The beginning-of-document token, the user's text, the assistant's text, and the end-of-document token.
+    """Each turn is the beginning-of-document token, the user's text, the assistant's, and the end-of-document token.
 
-    Nothing stands between the two texts, so a conversation is one question and one answer.
+    Nothing stands between the two texts, so that questions and answers alternate.
     """
 
     thinks = False
@@ -49,10 +49,10 @@ class PlainChat:
         return [self.end] if role == "assistant" else []
 
     def check_order(self, roles: Sequence[str]) -> None:
-        """Raises UserError unless there is one message of the user, then at most one of the assistant."""
-        if list(roles) not in _TURNS:
+        """Raises UserError unless messages of the user and of the assistant alternate, the user's first."""
+        if any(role != _ORDER[place % 2] for place, role in enumerate(roles)):
             raise UserError(
-                f"the plain chat format has one message of the user and one of the assistant, not {', '.join(roles)}; "
+                f"in the plain chat format the user asks and the assistant answers in turn, not {', '.join(roles)}; "
                 "use a tokenizer with chat tokens"
             )
 

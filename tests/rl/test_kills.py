@@ -1,4 +1,4 @@
-"""A run that is killed twenty times, wherever it happens to be, is the run that nobody killed."""
+"""A run that is killed twenty times, wherever it happens to be, is the run that nobody killed: plain, and by method."""
 
 import random
 import time
@@ -7,16 +7,13 @@ import pytest
 
 from k2jax.checkpoint import committed_steps
 from k2jax.report.metrics import read_metrics
+from tests.rl import methods
 from tests.rl.runs import SECONDS, assert_equal_runs, run_to_the_end, start
 from tests.rl.tiny import CONFIG_FILE
 
 KILLS = 20
 FLAGS = ["--config.train.steps=16", "--config.rl.eval_prompts=2", "--config.rl.keep_trajectories=100"]
-MORE = {
-    "whole": [],
-    "partial": ["--config.rl.rollout.token_cap=25"],
-    "toggle": ["--config.rl.toggle.period=3", "--config.rl.toggle.accuracy=0.0", "--config.rl.correct_reward=0.0"],
-}
+MORE = {"whole": [], "partial": ["--config.rl.rollout.token_cap=25"]}
 
 pytestmark = pytest.mark.slow
 
@@ -65,8 +62,7 @@ def killed_in(moment, config_file, workdir, flags):
 @pytest.mark.parametrize("more", MORE)
 def test_twenty_kills_leave_no_trace(tmp_path, more):
     (tmp_path / "config.py").write_text(CONFIG_FILE)
-    flags = FLAGS + MORE[more]
-    run_to_the_end(tmp_path / "config.py", tmp_path / "expected", *flags)
+MORE = {"whole": [], "partial": ["--config.rl.rollout.token_cap=25"]}
     kills, run = [], 0
     while len(kills) < KILLS:
         moment = random.choice(list(MOMENTS))

@@ -1,6 +1,7 @@
 """Reinforcement learning small enough for tests: a two-layer model of bytes, and rewards for even digits."""
 
 from k2jax.config import Config, defaults, resolve, task
+from k2jax.env.environment import Observation, Step
 from k2jax.env.registry import verifiers
 from k2jax.env.task import Task
 from k2jax.trajectory import Reward
@@ -22,17 +23,34 @@ def share_of_low_bytes(task: Task, answer: str) -> Reward:
 
 
 class LowBytes:
-    """Prompts of two of so many letters, judged by ``share_of_low_bytes``."""
+    """Prompts of two of so many letters, judged by ``share_of_low_bytes``; several turns are those of ``Echo``."""
 
-    def __init__(self, letters: int = 8, split: str = "train"):
+    def __init__(self, letters: int = 8, turns: int = 1, split: str = "train"):
         self._letters = "abcdefgh"[:letters] if split == "train" else "wxyz"
+        self._turns = turns
 
     def load(self):
         verifiers.add("share_of_low_bytes", "tests.rl.tiny:share_of_low_bytes")
         for first in self._letters:
             for second in self._letters:
                 messages = ({"role": "user", "content": first + second},)
-                yield Task(first + second, f"letter-{first}", messages, "share_of_low_bytes")
+                named = {"environment": "echo", "metadata": {"turns": self._turns}} if self._turns > 1 else {}
+                yield Task(first + second, f"letter-{first}", messages, "share_of_low_bytes", **named)
+
+
+class Echo:
+    """Answers with the number of bytes that it was told in all, until the task's turns are over."""
+
+    async def reset(self, task, seed):
+        self._left, self._told = task.metadata["turns"], 0
+        return Observation(task.instruction)
+
+    async def step(self, action):
+        self._left, self._told = self._left - 1, self._told + len(action["content"].encode())
+        return Step(Observation(({"role": "user", "content": str(self._told)},)), terminated=not self._left)
+
+    async def close(self):
+        pass
 
 
 def tiny_config():
@@ -73,7 +91,8 @@ def tiny(**overrides) -> Config:
 
 
 def register() -> None:
-    """Makes the dataset known to this process."""
-    from k2jax.env.registry import datasets
+    """Makes the dataset and its environment known to this process."""
+    from k2jax.env.registry import datasets, environments
 
     datasets.add("low_bytes", "tests.rl.tiny:LowBytes")
+    environments.add("echo", "tests.rl.tiny:Echo")

@@ -34,6 +34,18 @@ def test_a_sampled_plain_answer_gives_the_tokens_of_a_written_one(question, answ
     assert (sampled.tokens, sampled.by_assistant) == (written.tokens, written.by_assistant)
 
 
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
+def test_a_plain_conversation_of_several_turns_is_one_document_after_the_other(turns):
+    whole, expected = ChatBuilder(PLAIN), []
+    for question, answer in turns:
+        one = ChatBuilder(PLAIN)
+        for role, text in (("user", question), ("assistant", answer)):
+            whole.add({"role": role, "content": text})
+            one.add({"role": role, "content": text})
+        expected += one.tokens
+    assert whole.tokens == expected
+
+
 @pytest.mark.parametrize(
     "roles",
     [
@@ -42,22 +54,22 @@ def test_a_sampled_plain_answer_gives_the_tokens_of_a_written_one(question, answ
         ["tool"],
         ["user", "user"],
         ["user", "tool"],
-        ["user", "assistant", "user"],
         ["user", "assistant", "assistant"],
+        ["user", "assistant", "user", "user"],
     ],
 )
-def test_a_plain_conversation_is_one_question_and_one_answer_and_a_refusal_leaves_no_trace(roles):
+def test_questions_and_answers_alternate_and_a_refusal_leaves_no_trace(roles):
     builder = ChatBuilder(PLAIN)
     for role in roles[:-1]:
         builder.add({"role": role, "content": "x"})
     before = list(builder.tokens)
-    with pytest.raises(UserError, match="one message of the user and one of the assistant") as error:
+    with pytest.raises(UserError, match="the user asks and the assistant answers in turn") as error:
         builder.add({"role": roles[-1], "content": "x"})
     assert "\n" not in str(error.value) and builder.tokens == before
 
 
 def test_no_answer_is_opened_before_the_question():
-    with pytest.raises(UserError, match="one message of the user"):
+    with pytest.raises(UserError, match="the user asks"):
         ChatBuilder(PLAIN).open_assistant()
 
 

@@ -1,0 +1,67 @@
+"""Tiny runs that together have every method on: what each changes in the configuration, by its name."""
+
+import json
+
+from k2jax.config import resolve
+from tests.rl import lenient
+from tests.rl.tiny import register, tiny_config
+
+SHARED = {  # forward passes of their own, the experts of the sampling, and what a group shares stored once
+    "rl.loss.old": "recompute",
+    "rl.loss.icepop.on": True,
+    "rl.loss.mcla.passes": 2,
+    "rl.loss.mcla.current": True,
+    "rl.rollout.routing": "replay",
+    "rl.packing.layout": "tree",
+}
+SEVERAL_TURNS = {"rl.tasks.low.options": ("turns=3",), "rl.tasks.low.max_tokens": 16}
+METHODS = {
+    "toggle": {"rl.toggle.period": 3, "rl.toggle.accuracy": 0.0, "rl.correct_reward": 0.0},
+    "old log-probabilities": SHARED | {"rl.rollout.token_cap": 25},
+    "turns": SEVERAL_TURNS | {"rl.loss.name": "gspo", "rl.loss.aggregation": "sequence", "rl.rollout.token_cap": 5},
+    "distillation": {"rl.distill.weight": 0.5, "rl.loss.per_domain": True},
+    "critic": {},  # a configuration of its own, see lenient.critic_config
+}
+CONFIG_FILE = """
+from tests.rl.methods import config_of
+
+def get_config():
+    return config_of({name!r}, {folder!r}, setattr)
+"""
+
+
+def config_of(name, folder, setattr):
+    """The editable config of a method; ``folder`` holds the teachers, and ``setattr`` changes what the run uses."""
+    register()
+    if name == "critic":
+        lenient.install(setattr)
+        return lenient.critic_config()
+    if name == "turns":  # an untrained policy hardly ever ends a turn
+        from k2jax.rl import rollouts
+
+        setattr(rollouts, "Sampling", lenient.STOPS)
+    config = tiny_config()
+    config.update_from_flattened_dict(METHODS[name])
+    if name == "distillation":
+        config.rl.distill.update({"teachers": teachers_in(folder), "table": f"{folder}/table.json"})
+    return config
+
+
+def teachers_in(folder):
+    return f"other={folder}/other", f"small={folder}/small"
+
+
+def write_teachers(folder):
+    """Two untrained teachers, the worse one of another architecture."""
+    from k2jax.rl.setup import open_chat
+    from k2jax.train.program import Program
+    from k2jax.train.run import Run
+
+    for name, changes in (("other", {"train.seed": 5}), ("small", {"train.seed": 6, "model.layers": 1})):
+        config = tiny_config()
+        config.update_from_flattened_dict({"checkpoint.every": 1, "train.steps": 1} | changes)
+        config = resolve(config)
+        open_chat(config, folder / name)
+        with Run(Program(config), folder / name, {}) as run:
+            run.save_when_due(1)
+    (folder / "table.json").write_text(json.dumps({"low": {"other": 0.7, "small": 0.1}}))
