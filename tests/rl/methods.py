@@ -2,24 +2,31 @@
 
 import json
 
+import numpy as np
+
 from k2jax.config import resolve
-from tests.rl import lenient
+from tests.rl.critic import lenient
 from tests.rl.tiny import register, tiny_config
 
-SHARED = {  # forward passes of their own, the experts of the sampling, and what a group shares stored once
+LOGPROBS = {  # forward passes of the trainer, with the experts of the sampling
     "rl.loss.old": "recompute",
     "rl.loss.icepop.on": True,
     "rl.loss.mcla.passes": 2,
     "rl.loss.mcla.current": True,
     "rl.rollout.routing": "replay",
-    "rl.packing.layout": "tree",
 }
-SEVERAL_TURNS = {"rl.tasks.low.options": ("turns=3",), "rl.tasks.low.max_tokens": 16}
+TREE = {"rl.packing.layout": "tree"}
+TURNS = {  # short episodes: a row holds several, which lie elsewhere in other passes
+    "rl.loss.name": "gspo",
+    "rl.loss.aggregation": "sequence",
+    "rl.tasks.low.options": ("turns=3",),
+    "rl.tasks.low.max_tokens": 8,
+    "rl.rollout.token_cap": 5,
+}
 METHODS = {
     "toggle": {"rl.toggle.period": 3, "rl.toggle.accuracy": 0.0, "rl.correct_reward": 0.0},
-    "old log-probabilities": SHARED | {"rl.rollout.token_cap": 25},
-    "turns": SEVERAL_TURNS | {"rl.loss.name": "gspo", "rl.loss.aggregation": "sequence", "rl.rollout.token_cap": 5},
-    "distillation": {"rl.distill.weight": 0.5, "rl.loss.per_domain": True},
+    "turns": LOGPROBS | TURNS,
+    "distillation": TREE | {"rl.distill.weight": 0.5, "rl.loss.per_domain": True},
     "critic": {},  # a configuration of its own, see lenient.critic_config
 }
 CONFIG_FILE = """
@@ -36,15 +43,29 @@ def config_of(name, folder, setattr):
     if name == "critic":
         lenient.install(setattr)
         return lenient.critic_config()
-    if name == "turns":  # an untrained policy hardly ever ends a turn
+    if name == "turns":
         from k2jax.rl import rollouts
 
-        setattr(rollouts, "Sampling", lenient.STOPS)
+        setattr(rollouts, "Sampling", lenient.STOPS)  # an untrained policy hardly ever ends a turn
+        add_noise(setattr)
     config = tiny_config()
     config.update_from_flattened_dict(METHODS[name])
     if name == "distillation":
         config.rl.distill.update({"teachers": teachers_in(folder), "table": f"{folder}/table.json"})
     return config
+
+
+def add_noise(setattr):
+    """Multiplies the gates of each place of a batch by noise of its own, so that forward passes differ (MCLA)."""
+    from k2jax.model import feed_forward
+
+    exact = feed_forward.routed_experts
+
+    def noisy(x, w13, w2, expert_ids, gates, **options):
+        noise_TK = np.exp(0.5 * np.random.default_rng(0).normal(size=gates.shape)).astype(np.float32)
+        return exact(x, w13, w2, expert_ids, gates * noise_TK, **options)
+
+    setattr(feed_forward, "routed_experts", noisy)
 
 
 def teachers_in(folder):
