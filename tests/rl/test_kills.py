@@ -62,7 +62,20 @@ def killed_in(moment, config_file, workdir, flags):
 @pytest.mark.parametrize("more", MORE)
 def test_twenty_kills_leave_no_trace(tmp_path, more):
     (tmp_path / "config.py").write_text(CONFIG_FILE)
-MORE = {"whole": [], "partial": ["--config.rl.rollout.token_cap=25"]}
+    survive(tmp_path, FLAGS + MORE[more])
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_twenty_kills_leave_no_trace_on_a_run_with(tmp_path, method):
+    if method == "distillation":
+        methods.write_teachers(tmp_path)
+    (tmp_path / "config.py").write_text(methods.CONFIG_FILE.format(name=method, folder=str(tmp_path)))
+    survive(tmp_path, FLAGS)
+
+
+def survive(tmp_path, flags):
+    """Kills runs of a config file ``KILLS`` times, and compares each that comes to its end with one that was left."""
+    run_to_the_end(tmp_path / "config.py", tmp_path / "expected", *flags)
     kills, run = [], 0
     while len(kills) < KILLS:
         moment = random.choice(list(MOMENTS))
