@@ -522,6 +522,7 @@ class RLConfig:
     eval_prompts: NonNegativeInt = 128  #: held-out tasks of an evaluation; 0 turns it off
     eval_samples: PositiveInt = 8  #: responses to each of them at temperature 1 (pass@k, Avg@k, pass^k)
     keep_trajectories: PositiveInt = 10  #: iterations whose trajectories stay in the workdir
+    record_masks: bool = False  #: trajectories keep what the loss clipped and IcePop zeroed; a forward pass an update
 
 
 @dataclasses.dataclass(frozen=True)

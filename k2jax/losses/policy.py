@@ -110,6 +110,15 @@ class PolicyLoss(Loss):
         tokens["mismatch_above"] = sums_above(rows, statistics["mismatch"], targets.mask)
         return {"policy": (-rows.sum(weight * gain.value), units), "tokens": (None, tokens)}
 
+    def clipping(self, scores: TokenScores, targets: PolicyTargets, rows: Rows) -> tuple[Array, Array | None]:
+        """The ratio of every unit, and where the trust region stops its gradient; ``[B, U]`` each.
+
+        The arguments are those of the loss, which computes the same.
+        """
+        log_ratio_BS = _where_sampled(targets, self._logprobs(scores, targets) - targets.old_logprob)
+        log_ratio = self.log_ratios(log_ratio_BS, targets, rows)
+        return held_ratio(log_ratio), self.gain(log_ratio, self.advantages(targets)).clipped
+
     def _logprobs(self, scores: TokenScores, targets: PolicyTargets) -> Array:
         if not self._averaged:
             return scores.logprob

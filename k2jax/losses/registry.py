@@ -33,8 +33,13 @@ def make_policy_loss(config: PolicyLossConfig, *, entropy: bool = False, distill
         entropy: whether the mean entropy over sampled tokens is computed and reported.
         distill: coefficient of distillation as a term of its own; 0 is no such term.
     """
-    band = config.icepop
-    icepop = IcePop(band.low, band.high, band.denominator) if band.on else None
-    policy = _MAKERS[config.name](config, entropy=entropy, icepop=icepop, averaged=config.mcla.current)
+    policy = make_policy_term(config, entropy=entropy)
     beside = [PTX(config.ptx)] * bool(config.ptx) + [Distillation(distill)] * bool(distill)
     return CombinedLoss(policy, *beside) if beside else policy
+
+
+def make_policy_term(config: PolicyLossConfig, *, entropy: bool = False) -> PolicyLoss:
+    """The policy loss of ``config.rl.loss`` by itself."""
+    band = config.icepop
+    icepop = IcePop(band.low, band.high, band.denominator) if band.on else None
+    return _MAKERS[config.name](config, entropy=entropy, icepop=icepop, averaged=config.mcla.current)

@@ -98,6 +98,8 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                 if processes.is_first():
                     store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
                 record |= updates.train(step, groups)
+                if config.rl.record_masks and processes.is_first():  # what training left out is known only now
+                    store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
                 synced = sync.push(run.state.params, step)
                 record |= {"sync_seconds": synced.seconds, "sync_gb_per_second": synced.bytes / synced.seconds / 1e9}
                 published(step)

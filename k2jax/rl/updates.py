@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import operator
 import time
 from typing import Any
@@ -22,6 +22,7 @@ from k2jax.rl.rewards.advantages import group_advantages
 from k2jax.rl.rewards.toggle import Toggle
 from k2jax.rl.rollouts import PromptGroup
 from k2jax.rl.scoring_pass import ScoringPass
+from k2jax.rl.training_marks import Marker
 from k2jax.train.record import scalar_metrics
 from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
@@ -41,7 +42,10 @@ class Updates:
         self._run, self._config = run, run.config
         self._local_rows = run.program.batch_sharding().rows
         self._toggle, self._ptx = toggle, ptx
-        self._old_logprobs = self._recomputes()
+        score = self._scoring()
+        loss = self._config.rl.loss
+        self._old_logprobs = None if loss.old == "rollout" else OldLogprobs(self._config, score, run.note)
+        self._marker = Marker(loss, score) if self._config.rl.record_masks else None
         self._distiller = None if teachers is None else Distiller(run, teachers)
         self._routes = replayed_routes(self._config)
 
@@ -69,6 +73,8 @@ class Updates:
             done.append(packed)
             if metrics and rl.loss.mcla.current:  # the weights have moved since log pi_old
                 rows = self._old_logprobs.refresh(step, number, rows)
+            if self._marker:
+                self._marker.mark(number, packed, rows)
             ptx = [] if self._ptx is None else self._ptx_rows((step - 1) * rl.updates + number)
             parts = parts_of(rows + ptx, self._config.train.batch_size, self._local_rows)
             metrics.append(self._run.update_in_parts(parts))
@@ -110,13 +116,13 @@ class Updates:
         pairs = zip(updates.items(), filled, strict=True)
         return {number: packed._replace(rows=rows) for (number, packed), rows in pairs}, record
 
-    def _recomputes(self) -> OldLogprobs | None:
-        if self._config.rl.loss.old == "rollout":
+    def _scoring(self) -> Callable[[Sequence[PackedBatch]], np.ndarray] | None:
+        """A forward pass with the weights as they are, in runs that need one."""
+        if self._config.rl.loss.old == "rollout" and not self._config.rl.record_masks:
             return None
         # It drops rows of the exchange of experts where a training step would: that is noise of the policy, too.
         scoring = ScoringPass(self._config, self._run.program.mesh, self._config.parallel.expert_slots)
-        score = lambda rows: scoring.score_rows(self._run.state.params, rows)  # noqa: E731
-        return OldLogprobs(self._config, score, self._run.note)
+        return lambda rows: scoring.score_rows(self._run.state.params, rows)
 
     def _ptx_rows(self, number: int) -> list[PackedBatch]:
         batch = self._ptx.loader.batch(number)

@@ -8,6 +8,8 @@ import pytest
 from k2jax.config import resolve, source
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
+from k2jax.trajectory.annotations import training
+from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.runs import assert_equal_runs
 from tests.rl.tiny import register, tiny, tiny_config
 from tests.train.tiny import write_corpus
@@ -15,11 +17,29 @@ from tests.train.tiny import write_corpus
 SHORT = {"train.steps": 1, "rl.eval_prompts": 0}
 
 
+def clipped_share(workdir, name):
+    """The mean over updates of the share of sampled tokens that trajectories say were clipped."""
+    counts = {}
+    for trajectory in TrajectoryStore(workdir / "trajectories").read(1):
+        marks = training(trajectory)
+        (sampled,) = [len(node.tokens) for node in trajectory.nodes if node.turn == 0]
+        clipped = sum(map(len, marks.clipped.values())) if name == "k2.5" else sampled * len(marks.clipped_turns)
+        of_update = counts.setdefault(marks.update, [0, 0])
+        of_update[0], of_update[1] = of_update[0] + clipped, of_update[1] + sampled
+    return np.mean([clipped / sampled for clipped, sampled in counts.values()])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gspo", "reinforce"])
+@pytest.mark.parametrize("name", ["k2.5", "gspo", "reinforce"])
 def test_an_iteration_with_another_objective(tmp_path, name):
-    more = {"rl.loss.ratio_low": 0.9, "rl.loss.ratio_high": 1.1} if name == "gspo" else {}
+    """With K2.5's and GSPO's the trajectories say what was clipped, and the metrics say the same."""
+    band = {"k2.5": 0.02, "gspo": 0.002}.get(name)
+    more = {"rl.loss.ratio_low": 1 - band, "rl.loss.ratio_high": 1 + band, "rl.record_masks": True} if band else {}
     assert train(tiny(**SHORT, **more, **{"rl.loss.name": name}), tmp_path / name) == 0
+    if band:
+        (record,) = read_metrics(tmp_path / name)
+        assert clipped_share(tmp_path / name, name) == pytest.approx(record["policy/clipped"], rel=1e-5)
+        assert 0.01 < record["policy/clipped"] < 0.95
     (record,) = read_metrics(tmp_path / name)
     assert record["updates"] == 2 and 0 < abs(record["loss"]) < 1 and record["grad_norm"] > 0
     assert record["tokens/mismatch"] < 1e-5

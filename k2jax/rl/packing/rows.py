@@ -19,10 +19,28 @@ from k2jax.config.schema import PackingConfig
 from k2jax.losses.targets import PolicyTargets, empty_targets
 from k2jax.rl.packing.fragments import Fragment, PlacedPath, RowSize, fragments
 from k2jax.rl.packing.placement import place
-from k2jax.rl.packing.training_paths import Routes, TrainingSample, training_responses
+from k2jax.rl.packing.training_paths import Routes, TrainingPath, TrainingResponse, TrainingSample, training_responses
 
 TOKENS_PER_ENTRY = 4
 """Tokens of a row for each entry of its tables of turns and responses: a row takes no more of them than a table has."""
+
+
+class PathPlace(NamedTuple):
+    """Where a path of a response went.
+
+    Attributes:
+        row: number of the row.
+        index_T: int ``[T]``, index in the row of every token of the path.
+        first_turn: entry of the path's first turn in the row's table of turns; the others follow it.
+        path: the path.
+        response: whose path it is.
+    """
+
+    row: int
+    index_T: np.ndarray
+    first_turn: int
+    path: TrainingPath
+    response: TrainingResponse
 
 
 class PackedRows(NamedTuple):
@@ -32,11 +50,13 @@ class PackedRows(NamedTuple):
         rows: ``[S]`` each.
         stored_tokens: tokens in them, padding left out.
         path_tokens: tokens that they would hold if every path were stored by itself.
+        places: where every path is.
     """
 
     rows: list[PackedBatch]
     stored_tokens: int
     path_tokens: int
+    places: Sequence[PathPlace] = ()
 
     @property
     def padding(self) -> float:
@@ -75,14 +95,14 @@ def pack(
     room = empty_row_size(length)
     responses = [one for sample in samples for one in training_responses(sample, config.shared_tokens, routes)]
     parts = fragments(responses, config.layout, room, splits_responses=splits_responses)
-    rows = []
+    rows, places = [], []
     for indices in place(np.array([part.size for part in parts], int), room):
         row = _Row(length, routes)
         for index in indices:
-            row.add(parts[index])
+            places += [each._replace(row=len(rows)) for each in row.add(parts[index])]
         rows.append(row.packed())
     stored = sum(part.size.tokens for part in parts)
-    return PackedRows(rows, stored, sum(len(path) for response in responses for path in response.paths))
+    return PackedRows(rows, stored, sum(len(path) for response in responses for path in response.paths), places)
 
 
 def parts_of(rows: Sequence[PackedBatch], count: int, local_rows: Sequence[int]) -> list[PackedBatch]:
@@ -145,8 +165,10 @@ class _Row:
         self._advantages_S = np.zeros(length, np.float64)  # summed over the responses of each token
         self._end = self._turns = self._responses = 0
 
-    def add(self, fragment: Fragment) -> None:
+    def add(self, fragment: Fragment) -> list[PathPlace]:
+        """Stores a fragment and returns where its paths are, as if this were row 0."""
         numbers: dict[int, int] = {}
+        places = []
         path_T = np.zeros(0, int)  # index in the row of every token of the path that was stored last
         for placed in fragment.paths:
             path_T = self._store(placed, path_T)
@@ -154,8 +176,10 @@ class _Row:
             if id(response) not in numbers:
                 numbers[id(response)] = self._responses
                 self._responses += 1
+            places.append(PathPlace(0, path_T, self._turns, placed.path, response))
             self._count(placed, path_T, numbers[id(response)])
         self._row.exit[path_T] = self._end
+        return places
 
     def packed(self) -> PackedBatch:
         targets: PolicyTargets = self._row.targets

@@ -43,6 +43,7 @@ class TrainingPath(NamedTuple):
             log-probability and temperature. Tokens behind equal records are one token to the loss.
         counted_T: bool ``[T]``, the sampled tokens that count in the path's response.
         turns: indices of the first and the last counted token of every turn.
+        nodes: the path's nodes in its trajectory.
         experts_TLK: int16, the experts that were recorded of each token, NO_EXPERTS where none were; None where they
             are not replayed.
     """
@@ -50,6 +51,7 @@ class TrainingPath(NamedTuple):
     record_T4: np.ndarray
     counted_T: np.ndarray
     turns: list[tuple[int, int]]
+    nodes: Sequence[int]
     experts_TLK: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -75,16 +77,21 @@ class TrainingResponse(NamedTuple):
     """What counts together in a loss: sampled tokens of some paths of one trajectory, with one advantage.
 
     Attributes:
-        group: the trajectory's prompt: (step, prompt).
+        trajectory: the trajectory.
         advantage: of the trajectory.
         domain: number of its class of tasks.
         paths: at least one; each of them holds tokens that count.
     """
 
-    group: tuple[int, int]
+    trajectory: Trajectory
     advantage: float
     domain: int
     paths: list[TrainingPath]
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """The trajectory's prompt: (step, prompt)."""
+        return self.trajectory.key[:2]
 
     @property
     def turns(self) -> int:
@@ -108,7 +115,7 @@ def training_responses(
         routes: of the model, where recorded experts are replayed.
     """
     trajectory, counted, paths = sample.trajectory, set(), []
-    about = (trajectory.key[:2], sample.advantage, sample.domain)
+    about = (trajectory, sample.advantage, sample.domain)
     for leaf in trajectory.leaves():
         path = trajectory.path(leaf)
         new = [index for index in path if index not in counted and trajectory.nodes[index].mask.any()]
@@ -140,7 +147,7 @@ def _path(trajectory: Trajectory, path: Sequence[int], counted: set[int], routes
         places = np.flatnonzero(counted_T & (turn_T == turn))
         turns.append((int(places[0]), int(places[-1])))
     if routes is None:
-        return TrainingPath(record_T4, counted_T, turns)
+        return TrainingPath(record_T4, counted_T, turns, path)
     unknown = [np.full((len(node.tokens), *routes), NO_EXPERTS, np.int16) for node in nodes]
     known = [none if node.experts is None else node.experts for node, none in zip(nodes, unknown, strict=True)]
-    return TrainingPath(record_T4, counted_T, turns, np.concatenate(known))
+    return TrainingPath(record_T4, counted_T, turns, path, np.concatenate(known))
