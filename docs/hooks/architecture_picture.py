@@ -14,7 +14,7 @@ PURPOSES = {
     "agents": "gateway, scaffolds",
     "analysis": "cost of compiled steps",
     "aot": "ahead-of-time reports",
-    "api": "OpenAI's request formats",
+    "api": "HTTP request formats",
     "batch": "packed rows",
     "bench": "benchmarks",
     "checkpoint": "save and restore",
@@ -51,6 +51,7 @@ PURPOSES = {
     "train": "steps, runs, workdir",
     "trajectories": "pages of rollouts",
     "trajectory": "rollouts as data",
+    "web": "parts of HTTP servers",
 }
 KERNELS = ("mla_attention", "mla_decode", "routed_experts", "expert_exchange", "grouped_matmul", "newton_schulz")
 WIDTH, MARGIN, LEFT = 940, 16, 54
