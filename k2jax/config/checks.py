@@ -25,6 +25,7 @@ def check_combinations(config: Config) -> None:
     check_activations(config)
     _check_router(config.model)
     _check_policy_loss(config.rl.loss)
+    _check_level(config.rl)
     _check_distillation(config.rl)
     _check_routing(config)
     _check_sources(config)
@@ -177,6 +178,7 @@ def _check_policy_loss(loss: PolicyLossConfig) -> None:
     for key, value, reader in (
         ("length_normalized", loss.length_normalized, "k2"),
         ("aggregation", loss.aggregation != PolicyLossConfig().aggregation, "gspo"),
+        ("level", loss.level != PolicyLossConfig().level, "gspo"),
     ):
         if value and loss.name != reader:
             raise UserError(f"config.rl.loss.{key} is read by the loss {reader} alone, and rl.loss.name is {loss.name}")
@@ -189,6 +191,21 @@ def _check_policy_loss(loss: PolicyLossConfig) -> None:
     if (loss.ptx > 0) != (loss.ptx_rows > 0):
         raise UserError(
             f"config.rl.loss.ptx {loss.ptx} and ptx_rows {loss.ptx_rows} go together: both are above 0, or neither"
+        )
+
+
+def _check_level(rl: RLConfig) -> None:
+    """Rules about ratios of tokens that are clipped by the sign of the advantage."""
+    if rl.loss.level != "token":
+        return
+    if rl.loss.aggregation == "sequence":
+        raise UserError(
+            "config.rl.loss.level token takes means over tokens; set rl.loss.aggregation=token, not sequence"
+        )
+    if rl.packing.layout == "tree":
+        raise UserError(
+            "config.rl.loss.level token clips by the sign of one advantage, and tokens that responses share in the "
+            "layout tree have several; set rl.packing.layout=paths"
         )
 
 

@@ -27,6 +27,7 @@ from k2jax.config.ranges import (
 AdvantageBaseline = Literal["mean", "leave_one_out", "none"]
 AdvantageScale = Literal["none", "std"]
 Aggregation = Literal["token", "sequence"]
+RatioLevel = Literal["turn", "sequence", "token"]
 AttentionKind = Literal["mla", "gqa"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 DistillInto = Literal["advantage", "component"]
@@ -438,6 +439,7 @@ class PolicyLossConfig:
     ratio_high: PositiveFloat = 2.0  #: highest ratio inside the band (k2.5, gspo)
     length_normalized: bool = False  #: divide a response's sum of log-ratios by its length (k2)
     aggregation: Aggregation = "token"  #: gspo: mean over tokens or over responses
+    level: RatioLevel = "turn"  #: gspo: what has a ratio of its own, every turn, the whole response, or every token
     old: OldLogprobs = "rollout"  #: log pi_old is what the engine recorded, or a forward pass before the first update
     icepop: IcePopConfig = IcePopConfig()  #: tokens on which the trainer and the engine differ
     mcla: MCLAConfig = MCLAConfig()  #: averages over forward passes

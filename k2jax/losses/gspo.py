@@ -1,4 +1,4 @@
-"""GSPO (arXiv:2507.18071, equations 5 and 7), and its form over turns (KAT-Coder-V2, equations 6 and 7)."""
+"""GSPO (arXiv:2507.18071, equations 5 and 7), and its forms over turns (KAT-Coder-V2, equations 6 and 7) and tokens."""
 
 from __future__ import annotations
 
@@ -7,38 +7,57 @@ from typing import Any, Literal
 from jax import Array
 import jax.numpy as jnp
 
+from k2jax.config.schema import RatioLevel
 from k2jax.losses.base import Metrics
 from k2jax.losses.policy import Gain, PolicyLoss, held_ratio
 from k2jax.losses.rows import Rows
-from k2jax.losses.targets import PolicyTargets, turn_sums
+from k2jax.losses.targets import PolicyTargets, response_sums, turn_sums
 
 LENGTHS = (64, 512)  # of turns, between which clipping is reported apart [tokens]
 
 
 class GSPO(PolicyLoss):
-    """Minus the mean of ``min(r A, clip(r, low, high) A)``; r is the geometric mean of a turn's ratios of tokens.
+    """Minus the mean of ``min(r A, clip(r, low, high) A)``; r is the geometric mean of a unit's ratios of tokens.
 
-    A response of one turn is a sequence of GSPO; of several turns, each has a ratio of its own and the response counts
-    once (``sequence``), or every turn counts by its sampled tokens (``token``). The report's epsilons are ``1 - low``
+    By default a turn is a unit: it has a ratio of its own, and the response counts once (``sequence``), or every turn
+    counts by its sampled tokens (``token``). A response of one turn is a sequence of GSPO, which the level ``sequence``
+    makes of all turns together. The level ``token`` is PPO's objective. The report's epsilons are ``1 - low``
     and ``high - 1``. The text of KAT-Coder-V2 that was at hand lacks the formulas of turns; these are a reconstruction.
     """
 
     units_are_tokens = False
 
     def __init__(
-        self, low: float, high: float, *, aggregation: Literal["token", "sequence"] = "sequence", **options: Any
+        self,
+        low: float,
+        high: float,
+        *,
+        aggregation: Literal["token", "sequence"] = "sequence",
+        level: RatioLevel = "turn",
+        **options: Any,
     ):
-        """The bounds of the ratio, and what the mean is over; options as of PolicyLoss."""
+        """The bounds of the ratio, what the mean is over, and what has a ratio; options as of PolicyLoss.
+
+        Raises:
+            ValueError: a mean over responses of ratios of tokens, whose share of their response targets do not hold.
+        """
         super().__init__(**options)
-        self._low, self._high, self._aggregation = low, high, aggregation
+        if (level, aggregation) == ("token", "sequence"):
+            raise ValueError("ratios of tokens are averaged over tokens")
+        self._low, self._high, self._aggregation, self._level = low, high, aggregation, level
 
     def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:
-        """Means over the sampled tokens of turns ``[B, N]``."""
+        """Means over the sampled tokens of turns ``[B, N]`` or responses ``[B, R]``, or those of tokens."""
+        if self._level == "token":
+            return log_ratio_BS
+        if self._level == "sequence":
+            return response_sums(log_ratio_BS, targets, rows) / jnp.maximum(targets.response_tokens, 1.0)
         return turn_sums(log_ratio_BS, targets, rows) / jnp.maximum(targets.turn_tokens, 1.0)
 
     def advantages(self, targets: PolicyTargets) -> Array:
-        """Of turns ``[B, N]``."""
-        return targets.turn_advantage
+        """Of turns, responses or tokens."""
+        by_level = {"token": targets.advantage, "sequence": targets.response_advantage, "turn": targets.turn_advantage}
+        return by_level[self._level]
 
     def gain(self, log_ratio: Array, advantage: Array) -> Gain:
         """The ratio times the advantage, bounded on the side on which the objective would go on rising."""
@@ -48,11 +67,18 @@ class GSPO(PolicyLoss):
         return Gain(bounded * advantage, too_high | too_low)
 
     def weights(self, targets: PolicyTargets) -> Array:
-        """Of turns ``[B, N]``: their sampled tokens, or their share of the response."""
-        return targets.turn_tokens if self._aggregation == "token" else targets.turn_weight
+        """Of the units: their sampled tokens, or their share of the response."""
+        if self._level == "token":
+            return targets.weight
+        tokens = self._aggregation == "token"
+        if self._level == "sequence":
+            return targets.response_tokens if tokens else targets.response_weight
+        return targets.turn_tokens if tokens else targets.turn_weight
 
     def report(self, gain: Gain, targets: PolicyTargets) -> Metrics:
-        """The share that is clipped, and by length the share of turns and of clipped turns, both over all turns."""
+        """The share that is clipped, and of turns by length the share of turns and of clipped turns, over all turns."""
+        if self._level != "turn":
+            return super().report(gain, targets)
         report, shortest = super().report(gain, targets), 0
         for longest in (*LENGTHS, None):
             name = f"beyond_{shortest}" if longest is None else f"to_{longest}"

@@ -19,7 +19,9 @@ from k2jax.losses.reinforce import Reinforce
 _MAKERS: dict[str, Callable[..., PolicyLoss]] = {
     "k2": lambda loss, **options: K2Loss(loss.tau, length_normalized=loss.length_normalized, **options),
     "k2.5": lambda loss, **options: K25Loss(loss.ratio_low, loss.ratio_high, loss.tau, **options),
-    "gspo": lambda loss, **options: GSPO(loss.ratio_low, loss.ratio_high, aggregation=loss.aggregation, **options),
+    "gspo": lambda loss, **options: GSPO(
+        loss.ratio_low, loss.ratio_high, aggregation=loss.aggregation, level=loss.level, **options
+    ),
     "reinforce": lambda loss, **options: Reinforce(**options),
 }
 

@@ -10,9 +10,10 @@ from k2jax.errors import UserError
 
 FOLDER = Path("experiments/reproduce")
 FUNCTIONS = ("get_config", "runs", "summarize")
-"""What a study has. It may have ``prepare(workdir)``, which makes files before the first run, and ``evaluate(config,
-workdir of the run)``, which measures a finished run in JSON values that its result then holds. They are kept in the
-run's folder as ``evaluation.json``, or under the name ``EVALUATION`` of a study that shares runs with another one."""
+"""What a study has. It may have ``prepare(workdir)``, which makes files before the first run, ``around(config)``, a
+context in which each run trains, and ``evaluate(config, workdir of the run)``, which measures a finished run in JSON
+values that its result then holds. They are kept in the run's folder as ``evaluation.json``, or under the name
+``EVALUATION`` of a study that shares runs with another one."""
 
 
 def load_study(name: str) -> ModuleType:

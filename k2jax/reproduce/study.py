@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from fnmatch import fnmatch
 import json
 from pathlib import Path
@@ -54,7 +55,8 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None, only: st
         config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
         resolved = resolve(config)
         print(f"\n[{number}/{len(runs)}] {run}", flush=True)
-        exit_code = train_once(resolved, workdir / run)
+        with getattr(study, "around", contextlib.nullcontext)(resolved):
+            exit_code = train_once(resolved, workdir / run)
         if exit_code not in (0, 3):
             return exit_code
         evaluation = _evaluated(study, resolved, workdir / run) if exit_code == 0 else {}

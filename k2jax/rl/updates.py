@@ -106,8 +106,8 @@ class Updates:
         rl, updates = self._config.rl, {}
         for number, update in enumerate(in_updates(samples, rl.updates)):
             if self._distiller or any(sample.advantage for sample in update):
-                # K2's objective is a square over the whole response.
-                splits = rl.loss.name != "k2"
+                # K2's objective is a square over the whole response, and the level sequence a ratio of it.
+                splits = rl.loss.name != "k2" and rl.loss.level != "sequence"
                 options = {"splits_responses": splits, "routes": self._routes}
                 updates[number] = pack(update, self._config.data.sequence_length, rl.packing, **options)
         if self._old_logprobs is None or not updates:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from k2jax.batch import TokenScores
-from k2jax.config import PolicyLossConfig
+from k2jax.config import PolicyLossConfig, defaults, resolve
+from k2jax.errors import UserError
 from k2jax.losses import CombinedLoss, Rows, make_policy_loss
 from k2jax.losses.gspo import GSPO
 from k2jax.losses.k2 import K2Loss
@@ -148,6 +149,49 @@ def test_turns_of_one_token_have_the_ratio_of_the_token(aggregation):
     weights = [1 / len(r.turns) for r in responses for _ in r.turns] if aggregation == "sequence" else None
     value = value_and_gradient(GSPO(0.7, 1.4, aggregation=aggregation), logprob, targets)[0]
     np.testing.assert_allclose(value, -np.average(gains, weights=weights), rtol=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**16))
+def test_the_level_sequence_gives_all_turns_of_a_response_one_ratio(aggregation, seed):
+    responses, targets, logprob = problem(seed)
+    whole = [response._replace(turns=[response.tokens]) for response in responses]
+    options = BAND | {"aggregation": aggregation}
+    function = lambda logprob: reference.gspo(logprob, targets.old_logprob, whole, **options)  # noqa: E731
+    loss = GSPO(0.7, 1.4, aggregation=aggregation, level="sequence")
+    value, gradient = value_and_gradient(loss, logprob, targets)
+    np.testing.assert_allclose(value, function(logprob), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient, reference.gradient_of(function, logprob), rtol=1e-4, atol=2e-6)
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**16))
+def test_the_level_token_gives_every_token_its_own_ratio(seed):
+    responses, targets, logprob = problem(seed)
+    single = [response._replace(turns=[[token] for token in response.tokens]) for response in responses]
+    options = BAND | {"aggregation": "token"}
+    function = lambda logprob: reference.gspo(logprob, targets.old_logprob, single, **options)  # noqa: E731
+    value, gradient = value_and_gradient(GSPO(0.7, 1.4, aggregation="token", level="token"), logprob, targets)
+    np.testing.assert_allclose(value, function(logprob), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient, reference.gradient_of(function, logprob), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"rl.loss.level": "token"}, "level is read by the loss gspo alone"),
+        ({"rl.loss.aggregation": "sequence"}, "set rl.loss.aggregation=token, not sequence"),
+        ({"rl.packing.layout": "tree"}, "set rl.packing.layout=paths"),
+    ],
+)
+def test_a_level_that_targets_cannot_serve_is_refused_in_one_line(overrides, words):
+    config = defaults("rl")
+    if "rl.loss.level" not in overrides:
+        overrides |= {"rl.loss.level": "token", "rl.loss.name": "gspo"}
+    config.update_from_flattened_dict(overrides)
+    with pytest.raises(UserError, match=words):
+        resolve(config)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=CASES)
