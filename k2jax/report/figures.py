@@ -184,10 +184,11 @@ def _load_last(panels: np.ndarray, steps: np.ndarray, load_NLE: np.ndarray):
 
 
 def learning_rate_figure(records: Records) -> Figure | None:
-    """Returns the learning rate and, if recorded, the gradient norm before clipping."""
+    """Returns the learning rate and, if recorded, the norms of the gradient before clipping and of the update."""
     panels = [
         ("learning_rate", "Learning rate", "rate", PALETTE[2], False),
         ("grad_norm", "Gradient norm before clipping", "global L2 norm", PALETTE[4], True),
+        ("update_norm", "Norm of the update", "global L2 norm", PALETTE[5], True),
     ]
     return curves(records, panels)
 

@@ -9,6 +9,7 @@ A run writes the following keys if it has their values; other keys are kept unch
 | `val_bits_per_byte` | held-out cross-entropy [bits per byte of text] |
 | `learning_rate` | peak group's rate at this step |
 | `grad_norm` | global gradient norm before clipping |
+| `update_norm` | global norm of what the step added to the weights |
 | `tokens_per_second` | throughput of this step or logging interval [tokens/s] |
 | `mfu` | model FLOPs utilisation, a fraction of the device's peak |
 | `max_logit` | largest attention logit of the step, over all layers and heads |

@@ -163,6 +163,7 @@ def _summary(metrics: Sequence[StepMetrics]) -> dict[str, Any]:
     return reduced | {
         "loss": float(np.mean([m.loss for m in metrics])),
         "grad_norm": float(np.mean([m.grad_norm for m in metrics])),
+        "update_norm": float(np.mean([m.update_norm for m in metrics])),
         "max_logit": float(logits.max()),
         "max_logit_heads": logits,
         "tokens/mismatch": mean,

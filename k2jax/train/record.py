@@ -131,6 +131,7 @@ class Recorder:
             "loss": loss,
             "learning_rate": learning_rate,
             "grad_norm": float(metrics.grad_norm),
+            "update_norm": float(metrics.update_norm),
             **self.rates(tokens, seconds),
             "max_logit": float(max_logit.max()),
             "max_logit_heads": max_logit,

@@ -44,6 +44,8 @@ class StepMetrics(NamedTuple):
         shares: the terms and the metrics of the loss, over their denominators.
         tokens: ``[]`` int32, tokens of the batch that are not padding.
         grad_norm: ``[]`` float32, global norm before clipping.
+        update_norm: ``[]`` float32, global norm of what the step adds to the weights: learning rate, weight decay,
+            QK-Clip and the routers' biases included. Of a step that was not applied it is what would have been added.
         stats: over all micro-batches.
         balance_loss: ``[]`` float32, mean over the batch's rows, summed over layers, without its coefficient.
         healthy: ``[]`` bool, False when the step (or an earlier one) was not applied.
@@ -53,6 +55,7 @@ class StepMetrics(NamedTuple):
     shares: LossShares
     tokens: Array
     grad_norm: Array
+    update_norm: Array
     stats: ModelStats
     balance_loss: Array
     healthy: Array
@@ -110,12 +113,15 @@ def make_apply_step(
             updates, opt_state = optimizer.update(
                 sums.grads, state.opt_state, state.params, max_logit=stats.max_logit, expert_tokens=stats.expert_tokens
             )
+            update_norm = optax.global_norm(updates)
             new = (state.step + 1, optax.apply_updates(state.params, updates), opt_state)
             healthy = state.healthy & _finite(sums.shares.total, grad_norm, stats.max_logit) & all_finite(new)
             old = (state.step, state.params, state.opt_state)
             kept = jax.tree.map(lambda a, b: jnp.where(healthy, a, b), new, old)
         balance_loss = stats.balance_loss / config.train.batch_size
-        metrics = StepMetrics(sums.shares.total, sums.shares, sums.tokens, grad_norm, stats, balance_loss, healthy)
+        metrics = StepMetrics(
+            sums.shares.total, sums.shares, sums.tokens, grad_norm, update_norm, stats, balance_loss, healthy
+        )
         return TrainState(*kept, healthy), metrics
 
     return apply_step

@@ -62,7 +62,8 @@ def _step(program, state, batch):
     params, opt_state = jax.block_until_ready(form.save(state.params, state.opt_state))
     again = jax.block_until_ready(form.load(params, opt_state))
     same = jax.tree.map(lambda a, b: bool((a == b).all()), (state.params, state.opt_state), again)
-    found = {"loss": metrics.loss, "grad_norm": metrics.grad_norm, **_flat(metrics.stats._asdict(), "stats")}
+    found = {key: getattr(metrics, key) for key in ("loss", "grad_norm", "update_norm")}
+    found |= _flat(metrics.stats._asdict(), "stats")
     found |= {**_flat(params, "params"), **_flat(opt_state, "opt")}
     return found | {"round_trip": np.array(all(jax.tree.leaves(same)))}
 

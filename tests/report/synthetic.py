@@ -13,6 +13,7 @@ def records(steps: int = 120, layers: int = 4, heads: int = 4, moe: int = 3, exp
             "loss": 2.5 + 6 * np.exp(-step / 30) + 0.1 * rng.normal(),
             "learning_rate": 2e-4 * min(1, step / 20),
             "grad_norm": float(rng.random()),
+            "update_norm": float(rng.random()),
             "tokens_per_second": 300.0 if step == 1 else 6800.0,
             "mfu": 0.3,
             "memory_gb": 2.0,

@@ -40,8 +40,8 @@ def test_a_run_leaves_everything_a_person_looks_for(finished):
     records = read_metrics(finished)
     assert [record["step"] for record in records] == [0, 1, 2, 3, 4]
     for key in ("loss", "reward", "accuracy", "length", "truncated", "tokens/mismatch", "tokens/mismatch_p99",
-                "tokens/mismatch_max", "tokens/entropy", "tokens/kl", "policy/clipped", "grad_norm", "max_logit",
-                "sync_seconds", "rollout_tokens_per_second", "tokens_per_second"):  # fmt: skip
+                "tokens/mismatch_max", "tokens/entropy", "tokens/kl", "policy/clipped", "grad_norm", "update_norm",
+                "max_logit", "sync_seconds", "rollout_tokens_per_second", "tokens_per_second"):  # fmt: skip
         assert all(record[key] is not None for record in records[1:]), key
     for record in (records[0], records[2], records[4]):
         assert record["eval/greedy/low"] <= record["eval/greedy"] <= record["eval/greedy/high"]

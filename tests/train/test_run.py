@@ -80,8 +80,9 @@ def losses(workdir):
 def test_a_run_leaves_everything_a_person_looks_for(finished):
     records = read_metrics(finished)
     assert [record["step"] for record in records] == list(range(1, 13))
-    for key in ("loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "max_logit", "clipped_heads",
-                "max_violation", "seconds", "memory_gb", "expert_tokens", "max_logit_heads"):  # fmt: skip
+    for key in ("loss", "learning_rate", "grad_norm", "update_norm", "tokens_per_second", "mfu",
+                "max_logit", "clipped_heads", "max_violation", "seconds", "memory_gb", "expert_tokens",
+                "max_logit_heads"):  # fmt: skip
         assert all(record[key] is not None for record in records), key
     assert records[-1]["val_bits_per_byte"] > 0
     for name in ("config.json", "report.md", "plots/loss.png", "plots/max_logit.png", "plots/expert_load.png",

@@ -87,6 +87,17 @@ def test_a_non_finite_step_changes_nothing_for_good(config, batch, poison):
     assert not metrics.healthy and int(recovered.step) == 1  # stays stopped
 
 
+def test_the_update_s_norm_is_the_distance_that_all_weights_move(config, batch):
+    """Also through QK-Clip, whose threshold here is below every head's logits, and the routers' biases."""
+    optimizer = dataclasses.replace(config.optimizer, qk_clip_tau=1e-3)
+    state, step = make(dataclasses.replace(config, optimizer=optimizer))
+    after, metrics = step(state, batch)
+    moved = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), after.params, state.params)
+    assert metrics.stats.max_logit.min() > 1e-3 and np.abs(moved["moe"]["router_bias"]).max() > 0
+    expected = np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(moved)))
+    np.testing.assert_allclose(metrics.update_norm, expected, rtol=1e-5)
+
+
 def test_the_bias_moves_and_load_evens_out(config, batch):
     steep = dataclasses.replace(config.router, bias_rate=0.02, bias_rate_final=0.02)
     train = dataclasses.replace(config.train, steps=60, micro_batches=1)
