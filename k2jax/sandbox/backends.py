@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from k2jax.errors import UserError, nearest
 from k2jax.sandbox.bubblewrap import BubblewrapBackend
+from k2jax.sandbox.e2b import E2BBackend
+from k2jax.sandbox.kubernetes import KubernetesBackend
 from k2jax.sandbox.nsjail import NsjailBackend
 from k2jax.sandbox.types import SandboxBackend
 from k2jax.sandbox.unsafe import UnsafeBackend
@@ -13,6 +15,8 @@ from k2jax.sandbox.unsafe import UnsafeBackend
 BACKENDS: dict[str, Callable[[], SandboxBackend]] = {
     "bubblewrap": BubblewrapBackend,
     "nsjail": NsjailBackend,
+    "kubernetes": KubernetesBackend,
+    "e2b": E2BBackend,
     "unsafe": UnsafeBackend,
 }
 

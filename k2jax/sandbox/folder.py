@@ -61,10 +61,24 @@ class FolderSandbox(abc.ABC):
 
     def _outside(self, path: str) -> str:
         """Where a path inside lies below the root."""
-        if not path.startswith("/"):
-            path = f"/work/{path}"
-        for inside, name in self._places.items():
-            if path == inside or path.startswith(f"{inside}/"):
-                return name + path[len(inside) :]
-        *others, last = self._places
-        raise SandboxError(f"{path[:80]!a} is not in {', '.join(others)}{' or ' if others else ''}{last}")
+        place, below = place_of(path, self._places)
+        return place + below
+
+
+def place_of(path: str, places: Mapping[str, str]) -> tuple[str, str]:
+    """Which folder a path inside lies in, and where below it.
+
+    Args:
+        path: inside; a relative path is below ``/work``.
+        places: names of the folders by their paths inside.
+
+    Raises:
+        SandboxError: it is in none of them.
+    """
+    if not path.startswith("/"):
+        path = f"/work/{path}"
+    for inside, name in places.items():
+        if path == inside or path.startswith(f"{inside}/"):
+            return name, path[len(inside) :]
+    *others, last = places
+    raise SandboxError(f"{path[:80]!a} is not in {', '.join(others)}{' or ' if others else ''}{last}")

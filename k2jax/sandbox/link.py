@@ -113,6 +113,11 @@ class Link:
                 raise SandboxError(f"the spawner of sandboxes has ended: {error}") from None
         return number, future
 
+    @property
+    def process_id(self) -> int:
+        """Of the spawner."""
+        return self._process.pid
+
     def close(self) -> None:
         """Ends the spawner, and with it all its sandboxes."""
         if os.getpid() != self.pid:

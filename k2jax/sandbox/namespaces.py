@@ -13,6 +13,7 @@ from concurrent.futures import Future
 import contextlib
 import functools
 import os
+from pathlib import Path
 import platform
 import threading
 from typing import ClassVar
@@ -89,6 +90,10 @@ class NamespaceBackend(abc.ABC):
                 self._link.close()
                 self._link = None
 
+    def running(self) -> set[int]:
+        """Processes in all sandboxes, zombies included, as the host counts them."""
+        return descendants(self._link.process_id) if self._link is not None else set()
+
     async def open(self, spec: SandboxSpec) -> NamespaceSandbox:
         """A new sandbox; see ``SandboxBackend.open``."""
         _check(spec)
@@ -129,6 +134,21 @@ class NamespaceBackend(abc.ABC):
             future.add_done_callback(functools.partial(_discard, link))  # it may still be made, for nobody
             raise
         return NamespaceSandbox(link, answer, spec, self)
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes that descend from one."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            number = int(folder.name)
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(number)
+    found, front = set(), {pid}
+    while front:
+        front = {child for parent in front for child in children.get(parent, [])} - found
+        found |= front
+    return found
 
 
 async def _answer(future: Future[Answer], patience: float) -> Answer:

@@ -16,8 +16,9 @@ import pytest
 
 from k2jax.errors import UserError
 from k2jax.sandbox import SandboxError, SandboxSpec, bubblewrap, cgroup
+from k2jax.sandbox import check as checking
+from k2jax.sandbox.attacks import ATTACKS, Attack
 from k2jax.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
-from k2jax.sandbox.check import check
 from tests.sandbox.backends import in_sandbox, own_descriptors, python
 
 
@@ -330,11 +331,22 @@ def test_python_inside_is_the_one_outside():
     assert in_sandbox("bubblewrap", use).stdout.decode().strip() == sys.version
 
 
-def test_check_says_what_holds_here_and_fails_where_a_backend_does(monkeypatch):
-    report, works = check()
-    assert works and report.startswith("bubblewrap: works;") and "\n\nunsafe: works;" in report
-    assert "control group" in report if cgroup.find() else "address space" in report
+def test_check_says_what_holds_here_and_fails_where_the_backend_or_an_attack_does(monkeypatch):
+    monkeypatch.setattr(checking, "ATTACKS", {name: ATTACKS[name] for name in ("signals", "mounts")})
+    lines = []
+    assert checking.check(say=lines.append)
+    text = "\n".join(lines)
+    assert lines[0].startswith("bubblewrap: works;") and lines[-1] == "  2 of 2 attacks contained"
+    assert "control group" in text if cgroup.find() else "address space" in text
+    assert "seccomp: filter" in text and "namespaces of its own: user, pid, mnt, net, ipc, uts" in text
+    assert "capabilities none - user 65534" in text
+    lines.clear()
+    assert checking.check("unsafe", say=lines.append) and "namespaces of its own: none" in "\n".join(lines)
+    monkeypatch.setattr(checking, "ATTACKS", {"says no": Attack("", lambda result: False)})
+    lines.clear()
+    assert not checking.check(say=lines.append) and lines[-2].startswith("  says no: NOT CONTAINED")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/does/not/exist")
-    report, works = check()
-    assert not works and report.startswith("bubblewrap: does not work: no bubblewrap")
+    lines.clear()
+    assert not checking.check(say=lines.append)
+    assert lines[0].startswith("bubblewrap: does not work: no bubblewrap")

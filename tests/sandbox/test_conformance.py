@@ -10,9 +10,10 @@ import pytest
 from k2jax.errors import UserError
 from k2jax.sandbox import SandboxError, SandboxSpec
 from k2jax.sandbox.backends import make_backend
-from tests.sandbox.backends import ALL, SPEC, backend, in_sandbox, own_descriptors, python
+from tests.sandbox.backends import ALL, REMOTE, SPEC, in_sandbox, open_sandbox, own_descriptors, python
 
 every_backend = pytest.mark.parametrize("name", ALL)
+every_backend_here = pytest.mark.parametrize("name", [name for name in ALL if name not in REMOTE])
 
 
 @every_backend
@@ -137,25 +138,41 @@ def test_a_path_that_is_no_file_inside_is_refused(name, path):
 
 
 @every_backend
-def test_commands_of_one_sandbox_and_of_several_run_at_the_same_time(name):
+def test_commands_of_several_sandboxes_run_at_the_same_time(name):
     async def run():
-        async with await backend(name).open(SPEC) as one, await backend(name).open(SPEC) as other:
+        async with await open_sandbox(name) as one, await open_sandbox(name) as other:
             await one.write("mark", b"1")
             begun = time.monotonic()
-            results = await asyncio.gather(
-                *(sandbox.exec(["sh", "-c", "sleep 0.6; ls"]) for sandbox in (one, one, other, other))
-            )
+            results = await asyncio.gather(*(sandbox.exec(["sh", "-c", "sleep 1; ls"]) for sandbox in (one, other)))
             return time.monotonic() - begun, [result.stdout for result in results]
 
     seconds, outputs = asyncio.run(run())
-    assert outputs == [b"mark\n", b"mark\n", b"", b""]
-    assert seconds < 1.8
+    assert outputs == [b"mark\n", b""]
+    assert seconds < 1.9
+
+
+@every_backend_here
+def test_commands_of_one_sandbox_run_at_the_same_time(name):
+    async def use(sandbox):
+        begun = time.monotonic()
+        await asyncio.gather(*(sandbox.exec(["sh", "-c", "sleep 0.6"]) for _ in range(3)))
+        return time.monotonic() - begun
+
+    assert in_sandbox(name, use) < 1.7
+
+
+@every_backend
+def test_the_time_limit_of_a_command_counts_from_its_own_start(name):
+    async def use(sandbox):
+        return await asyncio.gather(*(sandbox.exec(["sh", "-c", "sleep 0.4"], timeout=1.5) for _ in range(5)))
+
+    assert not any(result.timed_out or result.code for result in in_sandbox(name, use))
 
 
 @every_backend
 def test_a_closed_sandbox_has_ended_its_commands_and_refuses_more_and_closes_again(name):
     async def run():
-        sandbox = await backend(name).open(SPEC)
+        sandbox = await open_sandbox(name)
         await sandbox.close()
         await sandbox.close()
         for call in (sandbox.exec(["true"]), sandbox.read("x"), sandbox.write("x", b""), sandbox.list("/work")):
@@ -180,7 +197,10 @@ def test_sandboxes_leave_no_descriptors_behind(name):
     before = own_descriptors()
     for _ in range(3):
         in_sandbox(name, use)
-    assert own_descriptors() == before
+    end = time.monotonic() + 5
+    while own_descriptors() > before and time.monotonic() < end:  # a fake server runs in this process too
+        time.sleep(0.05)
+    assert own_descriptors() <= before
 
 
 @every_backend

@@ -13,10 +13,10 @@ import pytest
 
 from k2jax.sandbox import Limits, SandboxError
 from k2jax.sandbox.files import list_folder, read_file, write_file
-from tests.sandbox.backends import ALL, ISOLATED, SPEC, in_sandbox, python
+from tests.sandbox.backends import ALL, NAMESPACES, SPEC, in_sandbox, python
 
 every_backend = pytest.mark.parametrize("name", ALL, indirect=True)
-every_isolated_backend = pytest.mark.parametrize("name", ISOLATED, indirect=True)
+every_isolated_backend = pytest.mark.parametrize("name", NAMESPACES, indirect=True)
 
 
 def with_files(name, code, use, *arguments, spec=SPEC):

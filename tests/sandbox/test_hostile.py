@@ -17,10 +17,10 @@ import time
 import pytest
 
 from k2jax.sandbox import Limits
-from tests.sandbox.backends import ISOLATED, SPEC, backend, in_sandbox, python, survivors
+from tests.sandbox.backends import NAMESPACES, SPEC, backend, in_sandbox, python, survivors
 
 pytestmark = pytest.mark.usefixtures("witness")
-every_backend = pytest.mark.parametrize("name", ISOLATED, indirect=True)
+every_backend = pytest.mark.parametrize("name", NAMESPACES, indirect=True)
 MEBI = 1 << 20
 SMALL = dataclasses.replace(SPEC, limits=Limits(memory=96 * MEBI, processes=24, disk=4 * MEBI, files=200))
 LIBC = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True)\n"
@@ -490,10 +490,10 @@ def test_a_program_that_is_killed_takes_its_sandboxes_with_it(name):
     groups = backend(name).capabilities.memory == "cgroup"
     script = f"""
 import asyncio, sys
-from k2jax.sandbox.bubblewrap import BubblewrapBackend
+from k2jax.sandbox.backends import BACKENDS
 from k2jax.sandbox import SandboxSpec
 async def main():
-    backend = BubblewrapBackend(groups={groups})
+    backend = BACKENDS[{name.split()[0]!r}](groups={groups})
     sandbox = await backend.open(SandboxSpec())
     running = asyncio.create_task(sandbox.exec(["sh", "-c", "setsid sleep 987 & sleep 987"], timeout=60))
     await asyncio.sleep(0.5)
