@@ -29,6 +29,7 @@ AdvantageScale = Literal["none", "std"]
 Aggregation = Literal["token", "sequence"]
 RatioLevel = Literal["turn", "sequence", "token"]
 AttentionKind = Literal["mla", "gqa"]
+ChatKind = Literal["auto", "plain", "compact"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 DistillInto = Literal["advantage", "component"]
 ExpertBackend = Literal["auto", "dense", "a2a", "ragged", "dma"]
@@ -293,7 +294,7 @@ class DataConfig:
     sources: Mapping[str, SourceConfig] = dataclasses.field(default_factory=_default_sources)  #: corpora by name
     tokenizer: TokenizerConfig = TokenizerConfig()  #: text to tokens
     sequence_length: IntFromTwo = 512  #: tokens per row
-    chat_format: Literal["auto", "plain"] = "auto"  #: of conversations; auto is the tokenizer's, plain has no markup
+    chat_format: ChatKind = "auto"  #: of conversations; auto is the tokenizer's, plain and compact need no chat tokens
     held_out: ShareBelowOne = 0.05  #: share of documents kept for validation, by a hash of their content
     on_corrupt: OnCorrupt = "skip"  #: what to do about a corrupt record; skip reports and counts it
     cache_dir: str = ""  #: tokenised shards and trained tokenizers; empty is $K2JAX_CACHE or ~/.cache/k2jax
@@ -378,6 +379,13 @@ class TaskConfig:
     temperature_final: PositiveFloat = 1.0  #: temperature from the end of the decay on
     temperature_decay: Share = 0.0  #: share of the run over which the temperature falls linearly; 0 is no decay
     reward: Literal["verifier", "critic"] = "verifier"  #: the dataset's verifier, or comparisons by rl.critic's judge
+    environment: str = ""  #: name of the environment; empty is the dataset's choice, or with tools "tools"
+    tools: tuple[str, ...] = ()  #: toolsets, each "NAME option=value ..."; empty is the dataset's choice
+    scaffold: str = ""  #: "NAME option=value ..."; empty is the dataset's choice
+    verifier: str = ""  #: name of the verifier; empty is the dataset's choice
+    components: tuple[str, ...] = ()  #: prompt components in order, each "NAME option=value ..."
+    steps: NonNegativeInt = 0  #: most calls of the model in an episode; 0 is the dataset's choice
+    episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
 
 
 def _default_tasks() -> dict[str, TaskConfig]:
@@ -398,6 +406,7 @@ class RolloutConfig:
     data: PositiveInt = 1  #: groups of the engine's devices, each with all experts
     expert: PositiveInt = 1  #: devices of the engine that share the experts
     routing: RoutingKind = "own"  #: who chooses experts in training; record keeps the engine's choice, replay uses it
+    sandbox: SandboxKind = "bubblewrap"  #: backend for the tools of an agent
     deterministic: bool = True  #: the engine waits for every coroutine that may still submit a request
     offload_state: bool = False  #: training state rests in host memory meanwhile, and the engine's while training
     publish: bool = False  #: keep the current weights in shared memory too, for engines in other processes

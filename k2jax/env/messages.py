@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from k2jax.text.chat import ChatFormat
+from k2jax.text.compact_chat import CompactChat, visible_text
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.text.tool_calls import ToolCallParser
 
@@ -20,17 +21,11 @@ def read_message(tokenizer: Tokenizer, chat: ChatFormat, ids: Sequence[int]) -> 
     ids = [int(i) for i in ids]
     if ids and ids[-1] == chat.end:
         ids = ids[:-1]
+    if isinstance(chat, CompactChat):
+        return chat.read(ids)
     if tokenizer.has_special("<|tool_call_begin|>"):
         parser = ToolCallParser(tokenizer, thinking=chat.thinks)
         parser.feed_ids(ids)
         parser.end()
         return parser.message
-    text, run = [], []
-    for i in ids:
-        name = tokenizer.special_name(i)
-        if name is None:
-            run.append(i)
-            continue
-        text += [tokenizer.decode(run), name]
-        run = []
-    return {"role": "assistant", "content": "".join([*text, tokenizer.decode(run)])}
+    return {"role": "assistant", "content": visible_text(tokenizer, ids)}

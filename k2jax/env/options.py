@@ -1,18 +1,33 @@
-"""Options of a dataset, ``name=value``, read by the keyword parameters of its maker and their types."""
+"""Options of what a registry names, ``name=value``, read by the keyword parameters of its maker and their types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import inspect
+import shlex
 from typing import Any, Literal, get_args, get_origin
 
 from k2jax.errors import UserError, abbreviate, nearest
 
-_SPLIT = "split"  # given by the caller, never as an option
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def parse_options(maker: Callable[..., Any], options: Sequence[str], owner: str) -> dict[str, Any]:
+def split_options(text: str, noun: str) -> tuple[str, list[str]]:
+    """The name and the options in a text such as ``search corpus='my docs.jsonl' results=3``.
+
+    Raises:
+        UserError: it names nothing, or a quotation has no end.
+    """
+    try:
+        name, *options = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{abbreviate(text)} names no {noun} with options: {str(error).lower()}") from None
+    return name, options
+
+
+def parse_options(
+    maker: Callable[..., Any], options: Sequence[str], owner: str, given: Sequence[str] = ("split",)
+) -> dict[str, Any]:
     """Keyword arguments for a maker.
 
     Args:
@@ -20,11 +35,12 @@ def parse_options(maker: Callable[..., Any], options: Sequence[str], owner: str)
             ``tuple[str, ...]``, which is written ``a+b``.
         options: each ``name=value``.
         owner: for messages, such as ``dataset 'characters'``.
+        given: parameters that the caller gives, and that are no options.
 
     Raises:
         UserError: an option that is unknown, given twice, or whose value is of another type.
     """
-    parameters = {k: p for k, p in inspect.signature(maker, eval_str=True).parameters.items() if k != _SPLIT}
+    parameters = {k: p for k, p in inspect.signature(maker, eval_str=True).parameters.items() if k not in given}
     values: dict[str, Any] = {}
     for option in options:
         name, separator, text = option.partition("=")

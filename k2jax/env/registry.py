@@ -1,8 +1,10 @@
-"""Datasets, environments and verifiers by name: the built-in ones, and those that installed packages declare.
+"""Datasets, environments, toolsets, verifiers by name: the built-in ones, and those that installed packages declare.
 
-A package adds one by an entry point of the group ``k2jax.datasets``, ``k2jax.environments`` or ``k2jax.verifiers``,
-whose name is used in configs and tasks and whose value is ``module:attribute``. Modules are imported when a name is
-first used.
+A package adds one by an entry point of the group ``k2jax.datasets``, ``k2jax.environments``, ``k2jax.toolsets``,
+``k2jax.scaffolds``, ``k2jax.components`` or ``k2jax.verifiers``, whose name is used in configs and tasks and whose
+value is ``module:attribute``. Modules are imported when a name is first used.
+
+Where a config or a task names what has options, they stand behind the name: ``"search corpus=docs.jsonl results=3"``.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module, metadata
 from typing import Any
 
-from k2jax.env.options import parse_options
+from k2jax.env.options import parse_options, split_options
 from k2jax.env.split import Split
 from k2jax.env.task import Task
 from k2jax.errors import UserError, abbreviate, nearest
@@ -47,15 +49,24 @@ class Registry:
         """All names, sorted."""
         return sorted(self._paths())
 
+    def path(self, name: str) -> str:
+        """The path ``module:attribute`` of a name, which is not imported.
+
+        Raises:
+            UserError: there is none of this name.
+        """
+        path = self._paths().get(name)
+        if path is None:
+            raise UserError(f"there is no {self._noun} {abbreviate(name)}{nearest(name, self.names())}")
+        return path
+
     def get(self, name: str) -> Any:
         """The object of a name.
 
         Raises:
             UserError: there is none of this name, or its module cannot be imported.
         """
-        path = self._paths().get(name)
-        if path is None:
-            raise UserError(f"there is no {self._noun} {abbreviate(name)}{nearest(name, self.names())}")
+        path = self.path(name)
         module, _, attribute = path.partition(":")
         try:
             return getattr(import_module(module), attribute)
@@ -63,6 +74,20 @@ class Registry:
             raise UserError(
                 f"the {self._noun} {name!r} cannot be loaded from {path}: {abbreviate(str(error))}"
             ) from error
+
+    def make(self, text: str, **given: Any) -> Any:
+        """What the maker of a name returns for its options.
+
+        Args:
+            text: the name, and behind it options ``name=value`` separated by spaces, quoted as in a shell.
+            given: arguments beside the options.
+
+        Raises:
+            UserError: the name or an option is unknown, or a value cannot be read.
+        """
+        name, options = split_options(text, self._noun)
+        maker = self.get(name)
+        return maker(**parse_options(maker, options, f"{self._noun} {name!r}", tuple(given)), **given)
 
     def _paths(self) -> dict[str, str]:
         if self._declared is None:
@@ -88,6 +113,7 @@ datasets = Registry(
         "math": "k2jax.env.tasks.mathematics:MathTasks",
         "reasoning_gym": "k2jax.env.tasks.reasoning:ReasoningGymTasks",
         "tables": "k2jax.env.tasks.tables:TableTasks",
+        "tool_use": "k2jax.env.tasks.tool_use:ToolUseTasks",
     },
 )
 """Makers of datasets: called with the options and ``split``."""
@@ -95,9 +121,37 @@ datasets = Registry(
 environments = Registry(
     "environment",
     "k2jax.environments",
-    {"single_turn": "k2jax.env.single_turn:SingleTurn"},
+    {
+        "single_turn": "k2jax.env.single_turn:SingleTurn",
+        "tools": "k2jax.env.tool_environment:ToolEnvironment",
+    },
 )
-"""Makers of environments: called without arguments, once for every episode."""
+"""Makers of environments: called once for every episode, without arguments, or with ``backend`` where they have a
+parameter of this name: a function that returns the backend of sandboxes."""
+
+toolsets = Registry(
+    "toolset",
+    "k2jax.toolsets",
+    {
+        "calculator": "k2jax.env.toolsets.calculator:calculator",
+        "edit": "k2jax.env.toolsets.edit:EditTool",
+        "python": "k2jax.env.toolsets.python:PythonTool",
+        "search": "k2jax.env.toolsets.search:SearchTools",
+        "shell": "k2jax.env.toolsets.shell:ShellTool",
+        "store": "k2jax.env.toolsets.store:StoreTools",
+    },
+)
+"""Makers of toolsets: called with the options, once for every episode."""
+
+scaffolds = Registry("scaffold", "k2jax.scaffolds", {"chat": "k2jax.env.chat_scaffold:ChatScaffold"})
+"""Makers of scaffolds: called with the options, once for every episode."""
+
+components = Registry(
+    "prompt component",
+    "k2jax.components",
+    {"suffix": "k2jax.env.components:suffix", "system": "k2jax.env.components:system"},
+)
+"""Functions of a task, and of options, that return the task with another prompt."""
 
 verifiers = Registry(
     "verifier",

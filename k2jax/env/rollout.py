@@ -6,18 +6,20 @@ from its trajectory with the same random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from k2jax.client import Client, Completion, Sampling
-from k2jax.env.environment import Environment, Message, Step
-from k2jax.env.errors import EpisodePausedError, EpisodeTruncatedError, ReplayError
+from k2jax.env.environment import Environment, Message
+from k2jax.env.errors import EpisodePausedError, EpisodeTruncatedError
 from k2jax.env.messages import read_message
+from k2jax.env.registry import scaffolds
 from k2jax.env.seeds import derived_seed
 from k2jax.env.task import Task
-from k2jax.errors import InfrastructureError, UserError
+from k2jax.errors import InfrastructureError
 from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Trajectory
@@ -27,6 +29,8 @@ NO_EXPERTS = -1
 """Routes of a token that was sampled last: it was not fed to the model."""
 ATTEMPTS = 3
 """How often an episode is rebuilt in its environment before it is masked."""
+COPIES = "copies"
+"""Key of a trajectory's metadata: the sampled nodes of which observed nodes are copies, by the copies' indices."""
 _ENVIRONMENT = -1  # in the place of a turn, in the environment's seed
 _UNLIMITED = 1 << 62
 
@@ -37,6 +41,7 @@ class Rollout:
     Attributes:
         task: what is asked.
         trajectory: what has happened so far.
+        tools: declarations in OpenAI's format, with which the conversation begins.
     """
 
     def __init__(self, task: Task, client: Client, chat: ChatFormat, tokenizer: Tokenizer, key: tuple[int, int, int]):
@@ -44,6 +49,7 @@ class Rollout:
         self.task = task
         self.trajectory = Trajectory(task.id, task.domain, key)
         self._client, self._chat, self._tokenizer = client, chat, tokenizer
+        self.tools: Sequence[Mapping[str, Any]] = ()
         self._token_limit = _UNLIMITED
 
     def resume(self, trajectory: Trajectory) -> None:
@@ -77,12 +83,24 @@ class Rollout:
             raise ValueError("an environment that does not end the episode must show a message")
         builder = self._conversation(node)
         for index, message in enumerate(messages):
-            known = len(builder.tokens)
+            known = 0 if node == ROOT else len(builder.tokens)  # the first node begins with the tools
             builder.add(message)
             if index + 1 == len(messages):
                 builder.open_assistant()
             node = self.trajectory.add(Node.observed(node, builder.tokens[known:], dict(message)))
         return node
+
+    def copy(self, node: int, parent: int) -> int:
+        """Adds what the model sampled in a node again under another parent, as context that is not trained on.
+
+        Returns:
+            The new node: an observation with the same ids.
+        """
+        original = self.trajectory.nodes[node]
+        new = self.trajectory.add(Node.observed(parent, original.tokens, original.message))
+        copies = self.trajectory.metadata.setdefault(COPIES, {})
+        copies[str(new)] = copies.get(str(node), node)
+        return new
 
     async def generate(self, node: int, sampling: Sampling) -> int:
         """Asks the model for the next message after a node, or for the rest of a node that was cut short.
@@ -134,13 +152,14 @@ class Rollout:
 
     def _conversation(self, node: int) -> ChatBuilder:
         """The conversation up to a node, whose tokens are those of its path."""
-        builder = ChatBuilder(self._chat)
-        for part in (self.trajectory.nodes[index] for index in self.trajectory.path(node)):
-            if part.turn == NO_TURN:
-                builder.add(part.message)
-            else:
+        builder = ChatBuilder(self._chat, self.tools)
+        for index in self.trajectory.path(node):
+            part = self.trajectory.nodes[index]
+            if is_answer(self.trajectory, index):
                 builder.open_assistant()
                 builder.append_sampled(part.tokens.tolist())
+            else:
+                builder.add(part.message)
         return builder
 
     def _limits(self, sampling: Sampling, known: int, turn: int) -> tuple[int, int]:
@@ -183,6 +202,11 @@ class Rollout:
             begin += count
 
 
+def is_answer(trajectory: Trajectory, node: int) -> bool:
+    """Whether the model wrote a node: it was sampled, or is a copy of one that was."""
+    return trajectory.nodes[node].turn != NO_TURN or str(node) in trajectory.metadata.get(COPIES, {})
+
+
 def _arrays(node: Node) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return node.tokens, node.logprobs, node.versions
 
@@ -222,9 +246,7 @@ async def run_episode(
     Raises:
         UserError: the task needs a scaffold or tools that are not there, or the client cannot serve it.
     """
-    if task.scaffold != "chat" or task.tools:
-        missing = f"the scaffold {task.scaffold!r}" if task.scaffold != "chat" else f"the toolset {task.tools[0]!r}"
-        raise UserError(f"the task {task.id!r} needs {missing}; tasks run with the scaffold 'chat' and without tools")
+    scaffold = scaffolds.make(task.scaffold)
     rollout = Rollout(task, client, chat, tokenizer, key)
     if trajectory is not None:
         rollout.resume(trajectory)
@@ -235,7 +257,7 @@ async def run_episode(
     try:
         for _ in range(ATTEMPTS):
             try:
-                await _converse(rollout, environment, sampling)
+                await scaffold.run(rollout, environment, sampling)
                 break
             except InfrastructureError as error:
                 rollout.trajectory.error = f"{type(error).__name__}: {error}"
@@ -249,46 +271,3 @@ async def run_episode(
     if rollout.trajectory.status != "masked":
         rollout.trajectory.error = ""
     return rollout.trajectory
-
-
-async def _converse(rollout: Rollout, environment: Environment, sampling: Sampling) -> None:
-    """Rebuilds the episode in its environment and goes on until it ends or pauses; sets the status."""
-    trajectory = rollout.trajectory
-    try:
-        node, step = await _rebuild(rollout, environment)
-        while not (step.terminated or step.truncated):
-            node = await rollout.generate(node, sampling)
-            if trajectory.nodes[node].finish == "length":
-                raise EpisodeTruncatedError
-            step = await environment.step(trajectory.nodes[node].message)
-            if not (step.terminated or step.truncated):
-                node = rollout.observe(node, step.observation.messages)
-        trajectory.status = "truncated" if step.truncated else "finished"
-    except EpisodeTruncatedError:
-        trajectory.status = "truncated"
-    except EpisodePausedError:
-        trajectory.status = "unfinished"
-
-
-async def _rebuild(rollout: Rollout, environment: Environment) -> tuple[int, Step]:
-    """Begins the episode, or replays the actions that it records; returns its last node and step.
-
-    Raises:
-        ReplayError: the environment shows something else than it did.
-    """
-    trajectory = rollout.trajectory
-    observation = await environment.reset(rollout.task, trajectory.metadata["seed"])
-    step, shown = Step(observation), list(observation.messages)
-    if not trajectory.nodes:
-        return rollout.observe(ROOT, shown), step
-    for node in trajectory.nodes:
-        if node.turn == NO_TURN:
-            if not shown or dict(shown.pop(0)) != node.message:
-                raise ReplayError("the environment, rebuilt by replay, does not show what the episode records")
-        elif node.finish == "stop":
-            step = await environment.step(node.message)
-            shown = list(step.observation.messages)
-    last = len(trajectory.nodes) - 1
-    if shown and not (step.terminated or step.truncated):
-        last = rollout.observe(last, shown)
-    return last, step

@@ -18,9 +18,9 @@ from k2jax import processes
 from k2jax.client import Sampling
 from k2jax.config.schema import Config
 from k2jax.env.critic.verdict_metrics import JudgedPair
-from k2jax.env.registry import environments
 from k2jax.env.rollout import run_episode
 from k2jax.env.scorer import Scorer
+from k2jax.env.wiring import EnvironmentMaker
 from k2jax.inference import LockstepClient
 from k2jax.rl.critic.critic import Critic
 from k2jax.rl.schedules import sampling_temperature
@@ -85,6 +85,7 @@ class Rollouts:
         self._config, self._mixture, self._client = config, mixture, client
         self._chat, self._tokenizer, self._scorer = chat, tokenizer, scorer
         self.critic = critic
+        self._environments = EnvironmentMaker(config.rl.rollout.sandbox)
         self._drawn = self.sampled_tokens = 0
         self._waiting: list[PromptGroup] = []
 
@@ -191,7 +192,7 @@ class Rollouts:
             self._client,
             self._chat,
             self._tokenizer,
-            environments.get(task.environment)(),
+            self._environments.make(task),
             key=(*group.key, sample),
             seed=self._config.train.seed,
             sampling=sampling,

@@ -14,6 +14,7 @@ from k2jax.config.schema import RLConfig, TaskConfig
 from k2jax.data.mixture import MixturePlan
 from k2jax.env.registry import load_tasks
 from k2jax.env.task import Task
+from k2jax.env.wiring import Wiring, wired
 from k2jax.errors import UserError
 
 CRITIC = "critic"
@@ -85,7 +86,16 @@ class TaskMixture:
 
     def _load(self, name: str, split: str) -> list[Task]:
         config = self._configs[name]
-        return load_tasks(config.dataset, config.options, split)
+        wiring = Wiring(
+            environment=config.environment,
+            tools=config.tools,
+            scaffold=config.scaffold,
+            verifier=config.verifier,
+            components=config.components,
+            steps=config.steps,
+            tokens=config.episode_tokens,
+        )
+        return wired(load_tasks(config.dataset, config.options, split), wiring)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 (a run has one mixture)
     def _order(self, name: str, epoch: int) -> np.ndarray:

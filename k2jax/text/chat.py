@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chatml import CHATML_TOKENS, ChatML
+from k2jax.text.compact_chat import CompactChat
 from k2jax.text.kimi_chat import KIMI_TOKENS, KimiChat
 from k2jax.text.messages import THINK_BEGIN, THINK_END, Message, without_old_reasoning
 from k2jax.text.plain_chat import PlainChat
@@ -180,14 +181,16 @@ def chat_format(tokenizer: Tokenizer, default_system: str | None = None) -> Chat
     )
 
 
-def configured_chat(tokenizer: Tokenizer, kind: Literal["auto", "plain"]) -> ChatFormat:
+def configured_chat(tokenizer: Tokenizer, kind: Literal["auto", "plain", "compact"]) -> ChatFormat:
     """Returns the chat format that ``config.data.chat_format`` names.
 
     Args:
         tokenizer: the vocabulary.
-        kind: ``auto`` for the vocabulary's own, as ``chat_format`` finds it, or ``plain`` for one without markup.
+        kind: ``auto`` for the vocabulary's own, as ``chat_format`` finds it, ``plain`` for one without markup, or
+            ``compact`` for one of several turns and tools that needs no tokens but those of documents.
 
     Raises:
         UserError: the vocabulary has no format of its own.
     """
-    return PlainChat(tokenizer) if kind == "plain" else chat_format(tokenizer)
+    kinds = {"plain": PlainChat, "compact": CompactChat}
+    return kinds[kind](tokenizer) if kind in kinds else chat_format(tokenizer)

@@ -3,7 +3,7 @@
 import pytest
 
 from k2jax.env.options import parse_options
-from k2jax.env.registry import Registry, datasets, environments, load_tasks, verifiers
+from k2jax.env.registry import Registry, components, datasets, environments, load_tasks, scaffolds, toolsets, verifiers
 from k2jax.env.tasks.characters import CharacterTasks
 from k2jax.errors import UserError
 
@@ -22,7 +22,7 @@ def declare(folder, name, group, entry):
     (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
 
 
-@pytest.mark.parametrize("registry", [datasets, environments, verifiers])
+@pytest.mark.parametrize("registry", [components, datasets, environments, scaffolds, toolsets, verifiers])
 def test_every_registered_name_can_be_loaded(registry):
     assert registry.names()
     for name in registry.names():

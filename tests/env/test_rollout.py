@@ -235,5 +235,5 @@ def test_an_ended_episode_and_missing_tools_are_refused():
         episode(ScriptedClient(reply("3")), trajectory=copy.deepcopy(done))
     with pytest.raises(UserError, match="needs the toolset 'shell'"):
         episode(ScriptedClient(reply("3")), dataclasses.replace(TASK, tools=("shell",)))
-    with pytest.raises(UserError, match="needs the scaffold 'swarm'"):
+    with pytest.raises(UserError, match="no scaffold 'swarm'"):
         episode(ScriptedClient(reply("3")), dataclasses.replace(TASK, scaffold="swarm"))

@@ -1,0 +1,45 @@
+"""An imperfect teacher of tool use: it often answers at once, which a small model learns badly, or it calls tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+import json
+import random
+from typing import Any
+
+from k2jax.env.task import Task
+from k2jax.env.toolsets.calculator import calc
+from k2jax.env.toolsets.store import STORE
+from k2jax.errors import UserError
+
+
+def tool_demonstrations(tasks: Iterable[Task], direct: float = 0.6, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """One conversation for every task: ``{"messages": [user, assistant, tool, ..., assistant]}``.
+
+    Args:
+        tasks: of the dataset ``tool_use``.
+        direct: share of answers without a call; 0 is a clean teacher, who calls tools for all of them.
+        seed: of the choice of styles.
+
+    Raises:
+        UserError: ``direct`` is no share.
+    """
+    if not 0 <= direct <= 1:
+        raise UserError(f"the share of direct answers is {direct}; it must be between 0 and 1")
+    rng = random.Random(seed)
+    for task in tasks:
+        yield {"messages": [*task.instruction, *solved(task, with_tools=rng.random() >= direct)]}
+
+
+def solved(task: Task, with_tools: bool = True) -> list[Mapping[str, Any]]:
+    """The messages after the instruction of a right solution: a call in each, its result, and the answer."""
+    messages: list[Mapping[str, Any]] = []
+    for name, arguments in task.metadata["calls"] if with_tools else ():
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        call = {"id": "0", "type": "function", "function": function}
+        result = str(calc(arguments)) if name == "calc" else task.metadata[STORE][arguments]
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "0", "name": name, "content": result},
+        ]
+    return [*messages, {"role": "assistant", "content": task.metadata["answer"]}]

@@ -1,0 +1,103 @@
+"""The environment of tasks with tools: it carries out the calls of every answer and shows their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from k2jax.env.environment import Message, Observation, Step
+from k2jax.env.registry import toolsets
+from k2jax.env.task import Task
+from k2jax.env.toolsets.calling import Toolbox
+from k2jax.env.toolsets.types import Toolset, Workplace
+from k2jax.errors import UserError
+from k2jax.sandbox import Sandbox, SandboxBackend, SandboxSpec
+
+USER_TURNS = "user_turns"
+"""Key of a task's metadata: texts that the user says, one after each answer that calls no tool."""
+
+
+class ToolEnvironment:
+    """Shows the instruction, then the results of calls.
+
+    An answer that calls no tool is followed by the user's next scripted turn, or ends the episode.
+
+    Calls of one answer are carried out in order. A wrong call shows an error message. What a tool runs on may fail: the
+    error is typed, and the episode is rebuilt or masked.
+
+    Attributes:
+        tools: declarations of all tools of the task, in OpenAI's format; known after ``reset``.
+    """
+
+    def __init__(self, backend: Callable[[], SandboxBackend] | None = None):
+        """Opens nothing.
+
+        Args:
+            backend: where sandboxes come from; it is called if a toolset needs one.
+        """
+        self._backend = backend
+        self._toolsets: list[Toolset] = []
+        self._sandbox: Sandbox | None = None
+        self._toolbox = Toolbox(())
+        self._turns: list[str] = []
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """See the class."""
+        return self._toolbox.tools
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """The instruction, with new toolsets and a new sandbox where one of them needs it.
+
+        Raises:
+            UserError: a toolset is unknown or cannot be used here, or two tools have one name.
+            InfrastructureError: a toolset or the sandbox cannot be opened.
+        """
+        await self.close()
+        made = [toolsets.make(text) for text in task.tools]
+        self._sandbox = await self._open_sandbox(task, made)
+        for toolset in made:
+            self._toolsets.append(toolset)  # closed even if it opens halfway
+            await toolset.open(Workplace(task, seed, self._sandbox))
+        self._toolbox = Toolbox(made)
+        self._turns = [str(turn) for turn in task.metadata.get(USER_TURNS, ())]
+        return Observation(task.instruction)
+
+    async def step(self, action: Message) -> Step:
+        """The results of the answer's calls, or the user's next turn, or the end.
+
+        Raises:
+            InfrastructureError: a tool failed through no fault of the model.
+        """
+        calls = action.get("tool_calls") or ()
+        if calls:
+            return Step(Observation(tuple([await self._result(call) for call in calls])))
+        if self._turns:
+            return Step(Observation(({"role": "user", "content": self._turns.pop(0)},)))
+        return Step(Observation(), terminated=True)
+
+    async def close(self) -> None:
+        """Closes the toolsets and the sandbox; everything is closed, whatever fails."""
+        opened, sandbox = self._toolsets, self._sandbox
+        self._toolsets, self._sandbox = [], None
+        try:
+            for toolset in opened:
+                await toolset.close()
+        finally:
+            if sandbox is not None:
+                await sandbox.close()
+
+    async def _open_sandbox(self, task: Task, made: Sequence[Toolset]) -> Sandbox | None:
+        needing = [text for text, toolset in zip(task.tools, made, strict=True) if toolset.needs_sandbox]
+        if not needing:
+            return None
+        if self._backend is None:
+            raise UserError(f"the toolset {needing[0]!r} of the task {task.id!r} needs a sandbox; name a backend")
+        shown = dict.fromkeys(path for toolset in made for path in toolset.read_only)
+        return await self._backend().open(SandboxSpec(image=task.image, read_only=tuple(shown)))
+
+    async def _result(self, call: Mapping[str, Any]) -> Message:
+        result = await self._toolbox.call(call)
+        name = (call.get("function") or {}).get("name") or "tool"
+        message = {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": result.content}
+        return message | ({"is_error": True} if result.is_error else {})

@@ -1,0 +1,105 @@
+"""Conversations of several turns, and calls of tools, for small models of characters: a compact action language.
+
+A message of the user, the system or a tool stands between the tokens that begin and end a document, and the model's
+answer ends with the latter. A line of an answer that begins with ``!`` is a call: ``!NAME ARGUMENTS``. Its arguments
+have no names: they are words in the order of the tool's parameters, of which the last takes the rest of the line. All
+other lines are the answer's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+import json
+from typing import Any
+
+from k2jax.text.messages import Message, content_text, encode_text, function_of, tool_calls
+from k2jax.text.tokenizer import Tokenizer
+
+CALL_MARK = "!"
+
+
+class CompactChat:
+    """Messages without roles: what the model did not write is framed, and what it writes only ends.
+
+    Tools are not declared: a model learns them from demonstrations.
+    """
+
+    thinks = False
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.default_system = ""
+        self.end = tokenizer.eos
+        self.after_end: list[int] = []
+        self.generation_prompt: list[int] = []
+        self.direct_prompt = self.generation_prompt
+        self._begin = tokenizer.encode_document("")
+        self._tokenizer = tokenizer
+
+    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Returns no ids."""
+        return []
+
+    def render(self, message: Message, calls_before: int = 0) -> list[int]:
+        """Returns the text of a message, after the token that begins a document unless it is the assistant's."""
+        if message["role"] != "assistant":
+            return [*self._begin, *encode_text(self._tokenizer, content_text(message))]
+        text = content_text(message)
+        lines = [*([text] if text else []), *(_line(call) for call in tool_calls(message))]
+        return encode_text(self._tokenizer, "\n".join(lines))
+
+    def answer_prompt(self, message: Message) -> list[int]:
+        """Returns the generation prompt, which is the same for every answer."""
+        return self.generation_prompt
+
+    def closing(self, role: str) -> list[int]:
+        """Returns the ``end`` of every message."""
+        return [self.end]
+
+    def check_order(self, roles: Sequence[str]) -> None:
+        """Accepts messages in any order."""
+
+    def count_calls(self, ids: Iterable[int]) -> int:
+        """Returns 0: calls have no ids in the text."""
+        return 0
+
+    def read(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Sampled ids without their ``end`` as a message in OpenAI's format.
+
+        The arguments of a call are a JSON string, not an object, since they have no names; the id of a call is its
+        number in the message.
+        """
+        text, calls = [], []
+        for line in visible_text(self._tokenizer, ids).split("\n"):
+            if not line.startswith(CALL_MARK):
+                text.append(line)
+                continue
+            name, _, arguments = line.removeprefix(CALL_MARK).partition(" ")
+            function = {"name": name, "arguments": json.dumps(arguments)}
+            calls.append({"id": str(len(calls)), "type": "function", "function": function})
+        message: dict[str, Any] = {"role": "assistant", "content": "\n".join(text)}
+        return message | ({"tool_calls": calls} if calls else {})
+
+
+def visible_text(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """The text of ids; special tokens among them are written by name, so that no token is invisible to a reader."""
+    text, run = [], []
+    for i in ids:
+        name = tokenizer.special_name(int(i))
+        if name is None:
+            run.append(int(i))
+            continue
+        text += [tokenizer.decode(run), name]
+        run = []
+    return "".join([*text, tokenizer.decode(run)])
+
+
+def _line(call: Mapping[str, Any]) -> str:
+    """A call as it is written: arguments with names as the words of their values, in order."""
+    name, arguments = function_of(call)
+    try:
+        values = json.loads(arguments)
+    except ValueError:
+        values = arguments
+    if isinstance(values, Mapping):
+        values = " ".join(value if isinstance(value, str) else json.dumps(value) for value in values.values())
+    return f"{CALL_MARK}{name} {values}".rstrip(" ")
