@@ -112,6 +112,7 @@ datasets = Registry(
         "instructions": "k2jax.env.tasks.instructions:InstructionTasks",
         "math": "k2jax.env.tasks.mathematics:MathTasks",
         "reasoning_gym": "k2jax.env.tasks.reasoning:ReasoningGymTasks",
+        "running_totals": "k2jax.env.tasks.dialogues:RunningTotals",
         "tables": "k2jax.env.tasks.tables:TableTasks",
         "tool_use": "k2jax.env.tasks.tool_use:ToolUseTasks",
     },
@@ -122,6 +123,7 @@ environments = Registry(
     "environment",
     "k2jax.environments",
     {
+        "dialogue": "k2jax.env.tasks.dialogues:Dialogue",
         "single_turn": "k2jax.env.single_turn:SingleTurn",
         "tools": "k2jax.env.tool_environment:ToolEnvironment",
     },
