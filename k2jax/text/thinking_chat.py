@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from k2jax.text.kimi_chat import KimiChat
-from k2jax.text.messages import THINK_BEGIN, THINK_END, Message, content_text, split_reasoning, text_field, tool_calls
+from k2jax.text.messages import THINK_BEGIN, THINK_END, Message, split_reasoning, text_field, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.text.tool_types import declare_functions
 
@@ -39,7 +39,7 @@ class KimiThinkingChat(KimiChat):
         if role == "tool":
             return super().render(message, calls_before)
         token = "<|im_user|>" if role == "user" else "<|im_system|>"
-        return [*self._head(token, text_field(message, "name", role)), *self._text(content_text(message))]
+        return [*self._head(token, text_field(message, "name", role)), *self._content(message)]
 
     def answer_prompt(self, message: Message) -> list[int]:
         """Returns the prompt after which the model writes this answer: with or without reasoning."""

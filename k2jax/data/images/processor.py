@@ -1,0 +1,169 @@
+"""Images and clips of messages: read, cut into patches, and replaced by parts that a chat format renders as pads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import fsspec
+import numpy as np
+from PIL import Image
+
+from k2jax.config.schema import VisionConfig
+from k2jax.data.images.frames import Clip, read_clip, sample_clip
+from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.reading import FILE_LIMITS, ImageError, ReadLimits, decode_data_url, is_data_url, read_image
+from k2jax.data.images.resize import FRAME_LIMITS, IMAGE_LIMITS, ResizeLimits, to_patches
+from k2jax.errors import UserError, abbreviate
+from k2jax.text.media import MediaSpan
+from k2jax.text.messages import Message
+
+MEDIA_TYPES = ("image_url", "image", "video")
+
+
+class PreparedMessages(NamedTuple):
+    """A conversation without files.
+
+    Attributes:
+        messages: the messages, with a MediaSpan in place of each image and clip.
+        chunks: the patches of all images and chunks of clips, in order.
+    """
+
+    messages: list[Message]
+    chunks: list[PatchChunk]
+
+
+class ImageProcessor:
+    """Turns images and clips into chunks of patches, as Kimi K2.5 does.
+
+    Args:
+        vision: sizes of patches and chunks.
+        images: what images are reduced to.
+        frames: what frames of clips are reduced to.
+        files: what is decoded at all.
+        open_urls: whether paths and URLs are opened (through fsspec); without it an image must come in a data URL or
+            in memory, as a server wants it.
+    """
+
+    def __init__(
+        self,
+        vision: VisionConfig,
+        *,
+        images: ResizeLimits = IMAGE_LIMITS,
+        frames: ResizeLimits = FRAME_LIMITS,
+        files: ReadLimits = FILE_LIMITS,
+        open_urls: bool = True,
+    ):
+        self._vision, self._images, self._frames = vision, images, frames
+        self._files, self._open_urls = files, open_urls
+
+    def image(self, image: Image.Image) -> PatchChunk:
+        """Patches of one image; it is converted to RGB."""
+        patches, height, width = to_patches(image.convert("RGB"), self._vision.patch, self._images)
+        return PatchChunk(patches, (1, height, width))
+
+    def clip(self, clip: Clip) -> list[PatchChunk]:
+        """Patches of the chunks of a clip, each of as many frames as the tower takes; the last may have fewer."""
+        most, chunks = self._vision.frames, []
+        for start in range(0, len(clip.frames), most):
+            cut = [to_patches(f, self._vision.patch, self._frames) for f in clip.frames[start : start + most]]
+            patches = np.concatenate([patches for patches, _, _ in cut])
+            chunks.append(PatchChunk(patches, (len(cut), *cut[0][1:])))
+        return chunks
+
+    def prepare(self, messages: Sequence[Message]) -> PreparedMessages:
+        """Reads the images and clips of a conversation.
+
+        Parts of content are ``{"type": "image_url", "image_url": {"url": …}}`` as in OpenAI's format,
+        ``{"type": "image", "image": …}`` and ``{"type": "video", "video": …}``. An image is a path, a URL, bytes or a
+        Pillow image; a video the same or a ``Clip``, or a list of Pillow images with their rate in ``fps``.
+
+        Raises:
+            ImageError: a file is damaged or beyond the limits.
+            UserError: a part is malformed, or names a file where none may be opened.
+        """
+        prepared, chunks = [], []
+        for message in messages:
+            content = message.get("content") if isinstance(message, Mapping) else None
+            if isinstance(content, list | tuple):
+                parts = [self._part(part, chunks) for part in content]
+                message = {**message, "content": parts}
+            prepared.append(message)
+        return PreparedMessages(prepared, chunks)
+
+    def _part(self, part: Any, chunks: list[PatchChunk]) -> Any:
+        """A part of content, with a MediaSpan for an image or a clip, whose chunks are appended."""
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in MEDIA_TYPES:
+            return part
+        value = part.get(kind)
+        if kind == "image_url" and isinstance(value, Mapping):
+            value = value.get("url")
+        name = f"image {len(chunks) + 1}" if kind != "video" else "video"
+        if kind == "video":
+            clip = self._read_clip(value, part.get("fps"), name)
+            new = self.clip(clip)
+            times = tuple(clip.times[:: self._vision.frames])
+        else:
+            new, times = [self.image(self._read_image(value, name))], ()
+        chunks += new
+        return MediaSpan("video" if kind == "video" else "image", tuple(chunk.features for chunk in new), times)
+
+    def _read_image(self, value: Any, name: str) -> Image.Image:
+        if isinstance(value, Image.Image):
+            return value
+        return read_image(self._bytes(value, name), self._files, name)
+
+    def _read_clip(self, value: Any, rate: Any, name: str) -> Clip:
+        if isinstance(value, Clip):
+            return value
+        if isinstance(value, list | tuple):
+            if not isinstance(rate, int | float):
+                raise UserError("a video given as frames needs their number per second in fps")
+            return sample_clip(value, rate)
+        return read_clip(self._bytes(value, name), self._files, name)
+
+    def _bytes(self, value: Any, name: str) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        if not isinstance(value, str):
+            raise UserError(f"{name} must be a path, a URL, bytes or an image, not {abbreviate(value)}")
+        if is_data_url(value):
+            return decode_data_url(value)
+        if not self._open_urls:
+            raise ImageError(f"{name} must come in a data URL; paths and other URLs are not opened here")
+        most = int(self._files.megabytes * 1e6) + 1
+        try:
+            with fsspec.open(value, "rb") as file:
+                return file.read(most)
+        except (OSError, ValueError, ImportError) as error:
+            raise ImageError(f"{name} cannot be read from {abbreviate(value)}: {abbreviate(str(error))}") from error
+
+
+def feature_index(tokens: Sequence[int] | np.ndarray, pad: int, features: Sequence[np.ndarray]) -> np.ndarray:
+    """Which feature stands for each token, from the runs of pads.
+
+    Args:
+        tokens: ids of one conversation.
+        pad: id of the pad.
+        features: for each chunk in order, the numbers of its features, see ``PackedChunks``.
+
+    Returns:
+        int32 ``[len(tokens)]``, -1 for text.
+
+    Raises:
+        UserError: pads and features of an image or chunk differ in number; it says which.
+    """
+    is_pad = np.asarray(tokens) == pad
+    edges = np.flatnonzero(np.diff(is_pad.astype(np.int8), prepend=0, append=0))
+    runs = list(zip(edges[::2], edges[1::2], strict=True))
+    if len(runs) != len(features):
+        raise UserError(
+            f"the tokens have places for {len(runs)} images and chunks of video, and there are {len(features)}"
+        )
+    index = np.full(len(is_pad), -1, np.int32)
+    for number, ((start, stop), groups) in enumerate(zip(runs, features, strict=True), 1):
+        if stop - start != len(groups):
+            raise UserError(f"image or chunk of video {number} has {len(groups)} features for {stop - start} pads")
+        index[start:stop] = groups
+    return index

@@ -1,0 +1,85 @@
+"""From an image to patches: the size that Kimi K2.5 gives it, bicubic resampling, black padding, normalisation."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+MERGE = 2
+"""Patches along each side of the square that becomes one feature."""
+
+
+class ResizeLimits(NamedTuple):
+    """What an image is reduced to; it is never enlarged.
+
+    Attributes:
+        patches: most patches before padding.
+        side: most patches of a side.
+    """
+
+    patches: int = 16384
+    side: int = 512
+
+
+IMAGE_LIMITS, FRAME_LIMITS = ResizeLimits(), ResizeLimits(patches=4096)
+
+
+class PaddedSize(NamedTuple):
+    """Size of an image before and after padding [pixels].
+
+    Attributes:
+        height: of the resampled image.
+        width: of the resampled image.
+        padded_height: with black below, a multiple of two patches.
+        padded_width: with black on the right, a multiple of two patches.
+    """
+
+    height: int
+    width: int
+    padded_height: int
+    padded_width: int
+
+
+def padded_size(height: int, width: int, patch: int, limits: ResizeLimits = IMAGE_LIMITS) -> PaddedSize:
+    """Sizes of an image within the limits; both sides shrink by the same factor.
+
+    Whole patches are counted before padding, which may therefore exceed ``limits.patches`` a little: an image of
+    512 x 32 patches and a part of one more is padded to 512 x 34.
+
+    Args:
+        height: of the image [pixels].
+        width: of the image [pixels].
+        patch: side of a patch [pixels].
+        limits: what it is reduced to.
+    """
+    count = max(1, height // patch) * max(1, width // patch)
+    longest = limits.side * patch
+    scale = min(1.0, math.sqrt(limits.patches / count), longest / height, longest / width)
+    sides = [min(longest, max(1, int(side * scale))) for side in (height, width)]
+    step = MERGE * patch
+    return PaddedSize(*sides, *(-(-side // step) * step for side in sides))
+
+
+def to_patches(image: Image.Image, patch: int, limits: ResizeLimits = IMAGE_LIMITS) -> tuple[np.ndarray, int, int]:
+    """Resamples, pads and cuts an image.
+
+    Args:
+        image: in RGB.
+        patch: side of a patch [pixels].
+        limits: what it is reduced to.
+
+    Returns:
+        Patches float32 ``[height * width, 3 * patch * patch]`` in [-1, 1], row by row and each colour by colour, and
+        height and width in patches.
+    """
+    size = padded_size(image.height, image.width, patch, limits)
+    if (size.width, size.height) != image.size:
+        image = image.resize((size.width, size.height), Image.Resampling.BICUBIC)
+    pixels = np.zeros((size.padded_height, size.padded_width, 3), np.float32)
+    pixels[: size.height, : size.width] = np.asarray(image)
+    rows, columns = size.padded_height // patch, size.padded_width // patch
+    cut = (pixels / 127.5 - 1).reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
+    return np.ascontiguousarray(cut).reshape(rows * columns, 3 * patch * patch), rows, columns

@@ -1,0 +1,156 @@
+"""Messages with images and video: tokens against renderers and transformers, patches, and pads that fit features."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import types
+
+import av
+import numpy as np
+from PIL import Image
+import pytest
+from transformers.models.kimi_k25.processing_kimi_k25 import Kimi_K25Processor
+from transformers.video_utils import VideoMetadata
+
+from k2jax.config.schema import VisionConfig
+from k2jax.data.images.frames import Clip, read_clip, sampled_frames
+from k2jax.data.images.packing import pack_chunks
+from k2jax.data.images.processor import ImageProcessor, feature_index
+from k2jax.data.images.reading import ImageError
+from k2jax.errors import UserError
+from k2jax.text import ChatBuilder
+from k2jax.text.media import MEDIA_PAD
+from tests.text import kimi
+from tests.text.test_thinking_chat import CHAT, renderer, tokenizer
+
+PROCESSOR = ImageProcessor(VisionConfig(patch=4))
+PAD = tokenizer().special_id(MEDIA_PAD)
+
+
+def picture(width, height, seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def png(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def conversation():
+    url = "data:image/png;base64," + base64.b64encode(png(picture(8, 16))).decode()
+    look = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": url}}, " and ",
+            {"type": "image", "image": picture(24, 8)}, {"type": "text", "text": "\nWhat is it?"}]  # fmt: skip
+    return [
+        {"role": "user", "content": look},
+        {"role": "assistant", "content": "Noise."},
+        {"role": "user", "content": [{"type": "image", "image": png(picture(8, 8))}]},
+    ]
+
+
+def rendered(messages):
+    builder = ChatBuilder(CHAT)
+    for message in messages:
+        builder.add(message)
+    return builder.tokens
+
+
+def test_images_are_written_as_renderers_writes_them_with_a_pad_for_each_feature():
+    messages = conversation()
+    prepared = PROCESSOR.prepare(messages)
+    tokens = rendered(prepared.messages)
+    assert [chunk.grid for chunk in prepared.chunks] == [(1, 4, 2), (1, 2, 6), (1, 2, 2)]
+    assert tokens.count(PAD) == 2 + 3 + 1
+    for message in messages:
+        if message["role"] == "user":
+            message["content"] = [{"type": "text", "text": p} if isinstance(p, str) else p for p in message["content"]]
+    oracle = renderer().render(messages, process_multimodal=False)
+    ours = re.sub(rf"(?:{re.escape(MEDIA_PAD)})+", MEDIA_PAD, kimi.text_of(tokens, tokenizer()))
+    # An answer of the past without reasoning is the same text to both.
+    assert ours == kimi.text_of(list(oracle.token_ids), tokenizer())
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_clips_are_written_as_transformers_writes_them(count):
+    times = [0.5 * frame + 3725.25 for frame in range(count)]
+    clip = Clip([picture(8, 16, seed) for seed in range(count)], times)
+    prepared = PROCESSOR.prepare([{"role": "user", "content": [{"type": "video", "video": clip}, "?"]}])
+    assert [chunk.grid[0] for chunk in prepared.chunks] == [4] * (count // 4) + ([count % 4] if count % 4 else [])
+    grid = np.array([chunk.grid for chunk in prepared.chunks])
+    metadata = VideoMetadata(count, fps=4, frames_indices=[int(4 * time) for time in times])
+    sizes = types.SimpleNamespace(merge_size=2, temporal_patch_size=4)
+    inputs = {"num_chunks_per_video": [len(grid)], "video_grid_thw": grid, "video_metadata": [metadata]}
+    oracle = types.SimpleNamespace(video_processor=sizes, video_token=MEDIA_PAD)
+    expected = Kimi_K25Processor.replace_video_token(oracle, inputs, 0)
+    text = kimi.text_of(rendered(prepared.messages), tokenizer())
+    assert text == f"<|im_user|>user<|im_middle|>{expected}?<|im_end|>"
+    assert expected.startswith("01:02:05.250<|media_begin|>")
+
+
+def test_frames_are_sampled_twice_a_second_with_the_first_and_the_last():
+    assert sampled_frames(10, 4.0).tolist() == [0, 2, 4, 7, 9]
+    assert sampled_frames(3, 1.0).tolist() == [0, 1, 2]  # never more than there are
+    assert sampled_frames(1, 30.0).tolist() == [0]
+    assert sampled_frames(300, 30.0).tolist()[:2] == [0, 16] and len(sampled_frames(300, 30.0)) == 20
+
+
+def movie(count, rate=8):
+    """A file whose frame f has the grey value 20 f."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "yuv420p"
+        for number in range(count):
+            frame = av.VideoFrame.from_image(Image.new("RGB", (32, 16), (20 * number,) * 3))
+            for packet in stream.encode(frame):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return file.getvalue()
+
+
+def test_a_video_file_gives_its_sampled_frames_with_their_times():
+    clip = read_clip(movie(12))
+    assert list(clip.times) == [0, 6 / 8, 11 / 8]
+    grey = [np.asarray(frame).mean() for frame in clip.frames]
+    assert np.abs(np.array(grey) - [0, 120, 220]).max() < 8
+    chunks = PROCESSOR.clip(clip)
+    assert [chunk.grid for chunk in chunks] == [(3, 4, 8)]
+    means = chunks[0].pixels.reshape(3, -1).mean(1)
+    assert np.abs(means - (np.array([0, 120, 220]) / 127.5 - 1)).max() < 0.1
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00" * 500, movie(12)[:200], png(picture(4, 4))[:30]])
+def test_a_damaged_video_is_refused_in_one_line(data):
+    with pytest.raises(ImageError, match="video cannot be decoded as a video") as error:
+        read_clip(data)
+    assert "\n" not in str(error.value)
+
+
+def test_images_are_opened_from_paths_only_where_that_is_allowed(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(picture(8, 8)))
+    content = [{"type": "image", "image": str(tmp_path / "a.png")}]
+    assert PROCESSOR.prepare([{"role": "user", "content": content}]).chunks[0].grid == (1, 2, 2)
+    with pytest.raises(ImageError, match="must come in a data URL"):
+        ImageProcessor(VisionConfig(patch=4), open_urls=False).prepare([{"role": "user", "content": content}])
+    with pytest.raises(ImageError, match="image 1 cannot be read from"):
+        PROCESSOR.prepare([{"role": "user", "content": [{"type": "image", "image": str(tmp_path / "b.png")}]}])
+
+
+def test_pads_point_at_the_features_of_their_images():
+    prepared = PROCESSOR.prepare(conversation())
+    tokens = np.array(rendered(prepared.messages))
+    packed = pack_chunks(prepared.chunks, rows=2, length=16, patch=4)
+    index = feature_index(tokens, PAD, packed.features)
+    np.testing.assert_array_equal(index >= 0, tokens == PAD)
+    np.testing.assert_array_equal(index[index >= 0], np.concatenate(packed.features))
+
+
+def test_an_image_whose_pads_and_features_differ_in_number_is_named():
+    features = [np.arange(2), np.arange(3)]
+    with pytest.raises(UserError, match="image or chunk of video 2 has 3 features for 2 pads"):
+        feature_index([1, PAD, PAD, 1, PAD, PAD, 1], PAD, features)
+    with pytest.raises(UserError, match="places for 1 images and chunks of video, and there are 2"):
+        feature_index([1, PAD, PAD, 1], PAD, features)

@@ -1,0 +1,78 @@
+"""Sizes against transformers' own function and by hand; patches reassemble to the padded picture."""
+
+from __future__ import annotations
+
+import ast
+import math
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+from PIL import Image
+import pytest
+import transformers
+
+from k2jax.data.images.resize import FRAME_LIMITS, IMAGE_LIMITS, padded_size, to_patches
+
+
+def transformers_size():
+    """``navit_resize`` out of its source: the module does not load without torchvision."""
+    path = Path(transformers.__file__).parent / "models/kimi_k25/image_processing_kimi_k25.py"
+    (function,) = (node for node in ast.parse(path.read_text()).body if getattr(node, "name", None) == "navit_resize")
+    scope = {"math": math}
+    exec(compile(ast.Module([function], []), str(path), "exec"), scope)
+    return scope["navit_resize"]
+
+
+ORACLE = transformers_size()
+
+
+@given(
+    height=st.integers(1, 20000),
+    width=st.integers(1, 20000),
+    patch=st.sampled_from([2, 14]),
+    limits=st.sampled_from([IMAGE_LIMITS, FRAME_LIMITS]),
+)
+def test_sizes_are_those_of_transformers(height, width, patch, limits):
+    inner, padded = ORACLE(height, width, patch, 2, limits.patches, limits.side)
+    assert padded_size(height, width, patch, limits) == (*inner, *padded)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [
+        (1, 1, (1, 1, 28, 28)),
+        (28, 29, (28, 29, 28, 56)),  # never enlarged
+        (3584, 3584, (1792, 1792, 1792, 1792)),  # 256 x 256 patches shrink by two to 128 x 128
+        (14 * 1024, 100, (7168, 50, 7168, 56)),  # a side of 1,024 patches shrinks by two
+        (512 * 14, 32 * 14 + 13, (7168, 461, 7168, 476)),  # 512 x 32 whole patches are padded to 512 x 34
+    ],
+)
+def test_sizes_by_hand(height, width, expected):
+    assert padded_size(height, width, 14) == expected
+
+
+def test_patches_reassemble_to_the_picture_with_black_on_the_right_and_below():
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, (9, 6, 3), np.uint8)
+    patches, rows, columns = to_patches(Image.fromarray(picture), 4)
+    assert (rows, columns) == (4, 2)
+    for number, patch in enumerate(patches.reshape(-1, 3, 4, 4)):
+        top, left = 4 * (number // columns), 4 * (number % columns)
+        for colour in range(3):
+            for y in range(4):
+                for x in range(4):
+                    inside = top + y < 9 and left + x < 6
+                    value = int(picture[top + y, left + x, colour]) if inside else 0
+                    assert patch[colour, y, x] == pytest.approx((value / 255 - 0.5) / 0.5, abs=1e-6)
+
+
+def test_shrinking_is_bicubic():
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8))
+    limits = IMAGE_LIMITS._replace(side=8)
+    patches, rows, columns = to_patches(image, 4, limits)
+    expected = np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC), np.float32) / 127.5 - 1
+    assert (rows, columns) == (8, 8)
+    np.testing.assert_allclose(patches[9].reshape(3, 4, 4), expected[4:8, 4:8].transpose(2, 0, 1), atol=1e-6)
