@@ -16,9 +16,7 @@ from k2jax.api.requests import GenerationRequest, api_errors
 from k2jax.text.messages import to_json
 
 # Hints about prices, places and caches, and settings of features that these models do not have.
-_IGNORED = frozenset(
-    {"metadata", "service_tier", "cache_control", "context_management", "output_config", "inference_geo", "speed"}
-)
+_IGNORED = frozenset({"metadata", "service_tier", "cache_control", "context_management", "inference_geo", "speed"})
 _BILLING = "x-anthropic-billing-header:"
 """Begins a system block of Claude Code that differs from call to call and is not for the model."""
 _PARAGRAPH = "\n\n"
@@ -57,6 +55,9 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
             raise unsupported("n")
         thinking, (tools, left_out) = _read_thinking(fields, card), _read_tools(fields)
         system, listed = fields.take("system"), fields.take("messages")
+        output = fields.take("output_config", {})
+        if not isinstance(output, dict) or (output.get("format") and not lenient):
+            raise unsupported("output_config", "output_config must not ask for a format")
         fields.finish(_IGNORED, {})
         if not isinstance(listed, list) or not listed:
             raise invalid_value("messages", "a list with at least one message", listed)

@@ -18,11 +18,12 @@ from k2jax.api.responses_response import ResponsesResponse, error_event
 _IGNORED = frozenset(
     {
         *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "include", "client_metadata", "truncation", "parallel_tool_calls"),
+        *("prompt_cache_retention", "include", "client_metadata", "truncation"),
     }
 )
 _NEUTRAL: Mapping[str, Any] = {
     **{"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "top_logprobs": 0, "background": False},
+    "parallel_tool_calls": True,
     **{"previous_response_id": None, "conversation": None, "prompt": None, "max_tool_calls": None},
 }
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")

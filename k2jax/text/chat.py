@@ -78,6 +78,21 @@ class ChatBuilder:
         if tools:
             self._append(chat.declare_tools(tools))
 
+    @classmethod
+    def resume(cls, chat: ChatFormat, tokens: Sequence[int], roles: Sequence[str], is_open: bool) -> ChatBuilder:
+        """Goes on with a conversation whose tokens are known, without encoding it again.
+
+        Args:
+            chat: its chat format.
+            tokens: its ids; ``by_assistant`` is False for all of them.
+            roles: of its messages; empty where only tools are declared.
+            is_open: whether it ends with ids that were sampled after ``open_assistant``.
+        """
+        builder = cls(chat)
+        builder._append([int(i) for i in tokens])
+        builder._roles, builder._started, builder._open = list(roles), bool(roles), is_open
+        return builder
+
     def add(self, message: Message) -> None:
         """Adds a message in OpenAI's format; a sampled message that is still open is ended first.
 

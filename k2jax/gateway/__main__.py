@@ -1,0 +1,92 @@
+r"""Serves a model to black-box agents and records every token that they sample.
+
+Example:
+    python -m k2jax.gateway --checkpoint=runs/kimi --workdir=runs/agents
+    curl localhost:8001/rollouts -H "Authorization: Bearer $(cat runs/agents/operator.key)" \
+        -H 'Content-Type: application/json' -d '{"task": "fix-1", "sampling": {"max_tokens": 1024}}'
+
+The second command opens a rollout; its answer holds the path and the key that the agent needs. The workdir keeps a log
+of every rollout, with which a gateway that was killed goes on, and the trajectories of rollouts that have ended.
+"""
+
+import os
+from pathlib import Path
+import secrets
+import sys
+
+from absl import flags
+
+from k2jax import cli, runtime
+from k2jax.errors import UserError
+
+KEY_FILE = "operator.key"
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    to = {"flag_values": values}
+    flags.DEFINE_string("checkpoint", None, "A workdir, one of its steps, a Hugging Face folder, or smollm2.", **to)
+    flags.DEFINE_string("workdir", None, "Folder of the logs, the trajectories and the operator's key.", **to)
+    flags.DEFINE_enum("dtype", None, ("float32", "bfloat16"), "Data type of the weights; default: as stored.", **to)
+    flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.", **to)
+    flags.DEFINE_integer("port", 8001, "Port to listen on; 0: any free port.", **to, lower_bound=0, upper_bound=65535)
+    flags.DEFINE_integer("slots", 16, "Sequences that run at the same time, over all devices.", **to, lower_bound=1)
+    flags.DEFINE_integer("max_length", 32768, "Longest sequence, prompt and answer together [tokens].", **to)
+    flags.DEFINE_integer("max_body_bytes", 32 << 20, "Longest request body [bytes].", **to, lower_bound=1)
+    flags.DEFINE_integer("max_running", 1024, "Most answers that are generated or wait.", **to, lower_bound=1)
+    flags.DEFINE_float("grace_seconds", 30.0, "Time for running requests after SIGTERM [s].", **to, lower_bound=0.0)
+
+
+def operator_key(folder: Path) -> str:
+    """Returns the operator's key of a folder, which nobody else on the machine may read; a new folder gets one."""
+    path = folder / KEY_FILE
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(24))
+    key = path.read_text().strip()
+    if not key:
+        raise UserError(f"{path} holds no key; delete it, and the next start writes one")
+    return key
+
+
+def main(values: flags.FlagValues) -> None:
+    """Runs the command."""
+    cli.require(values, "checkpoint", "workdir")
+    runtime.prepare()
+    try:
+        from k2jax.gateway.app import make_gateway_app
+        from k2jax.web.server import open_socket, run_server
+    except ModuleNotFoundError as error:
+        raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
+    from k2jax.api.model_card import ModelCard, chat_format_or_none
+    from k2jax.checkpoint import run_folder
+    from k2jax.client import Sampling
+    from k2jax.convert.loading import load_pretrained, tokenizer_of
+    from k2jax.gateway.gateway import Gateway
+    from k2jax.inference.client import EngineClient
+    from k2jax.inference.engine import Engine
+    from k2jax.inference.worker import Worker
+    from k2jax.web.keys import ApiKeys
+
+    folder = Path(values.workdir)
+    keys = ApiKeys([operator_key(folder)])
+    sock = open_socket(values.host, values.port)
+    tokenizer = tokenizer_of(values.checkpoint)
+    loaded = load_pretrained(values.checkpoint, values.dtype)
+    name = run_folder(values.checkpoint).name
+    card = ModelCard(name, tokenizer, loaded.model.vocab, values.max_length, chat_format_or_none(tokenizer))
+    engine = Engine(loaded.model, loaded.params, slots=values.slots, max_length=values.max_length, donate=True)
+    worker = Worker(engine)
+    gateway = Gateway(EngineClient(worker), card, folder)
+    print("compiling the first programs", file=sys.stderr)
+    engine.generate([[tokenizer.bos]], Sampling(max_tokens=2))
+    app = make_gateway_app(gateway, keys, max_body_bytes=values.max_body_bytes, max_running=values.max_running)
+    run_server(app, gateway, sock, values.grace_seconds, f"gateway for {name} at {{url}}")
+    worker.stop()
+    gateway.release_folder()
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__)

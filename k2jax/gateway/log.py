@@ -1,0 +1,96 @@
+"""The gateway's append-only logs: one file per rollout, one record per line, each with a checksum.
+
+A record is handed to the operating system with one call before the client receives the end of its answer: what a client
+has seen to the end survives the death of the process. A process that is killed while it writes leaves an incomplete
+last line, which the next reader cuts off. Anything else that is not as it was written is a UserError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+import zlib
+
+from k2jax.errors import UserError
+
+_SUFFIX = ".jsonl"
+
+
+class RolloutLogs:
+    """The logs of a folder, which one process at a time may write.
+
+    Args:
+        folder: of the logs; it is created.
+
+    Raises:
+        UserError: another process writes there.
+    """
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise UserError(f"another gateway writes to {self.folder}; stop it first") from None
+
+    def rollouts(self) -> list[str]:
+        """Names of the rollouts that have a log."""
+        return sorted(path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}"))
+
+    def append(self, rollout: str, record: Mapping[str, Any]) -> None:
+        """Adds a record; once this returns, no death of the process loses it.
+
+        Raises:
+            OSError: it could not be written; the log is as before.
+        """
+        text = json.dumps(record, allow_nan=False, separators=(",", ":")).encode()
+        line = b"%08x %s\n" % (zlib.crc32(text), text)
+        descriptor = os.open(self._path(rollout), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            end = os.fstat(descriptor).st_size
+            try:
+                written = 0
+                while written < len(line):
+                    written += os.write(descriptor, line[written:])
+            except BaseException:  # a full disk: the next record must not follow half a record
+                os.ftruncate(descriptor, end)
+                raise
+        finally:
+            os.close(descriptor)
+
+    def read(self, rollout: str) -> list[dict[str, Any]]:
+        """The records of a rollout in the order of writing; an incomplete last line is cut off.
+
+        Raises:
+            UserError: a record is damaged.
+        """
+        path = self._path(rollout)
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.truncate(path, whole)
+        return [_record(line, f"{path}, line {i}") for i, line in enumerate(data[:whole].splitlines(), 1)]
+
+    def close(self) -> None:
+        """Lets another process write."""
+        os.close(self._lock)
+
+    def _path(self, rollout: str) -> Path:
+        return self.folder / f"{rollout}{_SUFFIX}"
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    checksum, _, text = line.partition(b" ")
+    try:
+        if zlib.crc32(text) != int(checksum, 16):
+            raise ValueError
+        return json.loads(text)
+    except ValueError:
+        raise UserError(f"{where} is damaged; restore or delete the file") from None

@@ -1,0 +1,231 @@
+"""A rollout in progress at the gateway: its trajectories, its budget, and the log of what happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from k2jax.api import Conversation, ModelCard
+from k2jax.client import Completion, Sampling
+from k2jax.env.seeds import derived_seed
+from k2jax.gateway.canonical import message_key
+from k2jax.gateway.history import Addition, MatchedHistory, RecordedHistory
+from k2jax.gateway.spec import GatewayRollout
+from k2jax.trajectory import Node, Trajectory
+
+WriteRecord = Callable[[Mapping[str, Any]], None]
+"""Adds a record to the rollout's log."""
+
+
+class GatewaySession:
+    """One rollout.
+
+    Attributes:
+        name: of the rollout, in its URL.
+        spec: what was said about it.
+        digest: of its key, which is not kept itself.
+        main: the agent's own history.
+        sides: histories of side calls, each a trajectory of its own.
+        requests: what happened, one JSON object per answered request.
+        running: answers that are being generated.
+        is_closed: whether it has ended; its key is void then.
+    """
+
+    def __init__(self, name: str, spec: GatewayRollout, digest: str, card: ModelCard, write: WriteRecord | None):
+        self.name, self.spec, self.digest = name, spec, digest
+        self.main = self._new_history(card)
+        self.sides: list[RecordedHistory] = []
+        self.requests: list[dict[str, Any]] = []
+        self.running = 0
+        self.is_closed = False
+        self._card, self._write = card, write
+        self._turns = 0  # calls of the model so far, of any kind
+        self._reserved = 0  # tokens that running answers may still take
+        self._changed = asyncio.Condition()
+
+    @property
+    def histories(self) -> list[RecordedHistory]:
+        """The main history and those of side calls."""
+        return [self.main, *self.sides]
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the model has sampled in all answers."""
+        return sum(request["tokens"] for request in self.requests)
+
+    def counts(self) -> dict[str, int]:
+        """How many requests of each kind there were, what clients changed, and tokens."""
+        counts = Counter(request["kind"] for request in self.requests)
+        counts.update(f"drift: {request['drift']}" for request in self.requests if request["drift"])
+        counts["requests"], counts["tokens"] = len(self.requests), self.sampled_tokens
+        counts["abandoned"] = sum(request["abandoned"] for request in self.requests)
+        return dict(sorted(counts.items()))
+
+    def history_for(self, conversation: Conversation, keys: tuple[str, ...]) -> tuple[int, MatchedHistory]:
+        """Chooses the history that a conversation goes on: 0 the main one, 1 the first side call's, and so on."""
+        if conversation.tools or not self.spec.declares_tools:
+            return 0, self.main.match(conversation, keys)
+        for number, history in enumerate(self.sides, 1):
+            match = history.match(conversation, keys)
+            if match.kind in ("extend", "repeat"):
+                return number, match
+        return len(self.sides) + 1, self._new_history(self._card).match(conversation, keys)
+
+    def history(self, number: int) -> RecordedHistory:
+        """The history of a number; a side call that is new gets one."""
+        while number > len(self.sides):
+            side = self._new_history(self._card)
+            side.trajectory.metadata["side_call"] = len(self.sides) + 1
+            self.sides.append(side)
+        return self.histories[number]
+
+    async def reserve(self, prompt_tokens: int, is_side: bool) -> tuple[int, Sampling] | None:
+        """Waits until an answer may have all tokens that the budget leaves it, and sets these aside.
+
+        Args:
+            prompt_tokens: length of the prompt.
+            is_side: whether it is a side call, which takes no step.
+
+        Returns:
+            The number of the call and its sampling; None where the budget is used up.
+        """
+        budget, sampling = self.spec.budget, self.spec.sampling
+        async with self._changed:
+            while True:
+                steps = sum(request["history"] == 0 and request["tokens"] > 0 for request in self.requests)
+                if not is_side and budget.steps is not None and steps >= budget.steps:
+                    return None
+                left = sampling.max_tokens if budget.tokens is None else budget.tokens - self.sampled_tokens
+                wanted = min(sampling.max_tokens, self._card.max_length - prompt_tokens, left)
+                if wanted < 1:
+                    return None
+                if budget.tokens is None or self._reserved + wanted <= left:
+                    break
+                await self._changed.wait()
+            self._reserved += wanted
+            self.running += 1
+            turn, self._turns = self._turns, self._turns + 1
+        assert self._card.chat is not None
+        stops = (self._card.chat.end, self._card.tokenizer.eos, *sampling.stop_tokens)
+        seed = derived_seed(sampling.seed, self.spec.key, turn)
+        return turn, dataclasses.replace(
+            sampling, max_tokens=wanted, seed=seed, stop_tokens=tuple(dict.fromkeys(stops))
+        )
+
+    async def release(self, sampling: Sampling) -> None:
+        """Gives back what ``reserve`` set aside, after the answer is recorded or failed."""
+        async with self._changed:
+            self._reserved -= sampling.max_tokens
+            self.running -= 1
+            self._changed.notify_all()
+
+    async def wait_until_idle(self) -> None:
+        """Returns when no answer is being generated."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self.running)
+
+    def record(
+        self,
+        number: int,
+        match: MatchedHistory,
+        additions: Sequence[Addition],
+        answer: Node | None,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Writes an answered request to the log and adds it to its history.
+
+        Args:
+            number: of the history.
+            match: where the client's history leaves it.
+            additions: nodes of the client's messages.
+            answer: what the model sampled, its parent not yet set; None where nothing was sampled.
+            facts: for readers: JSON values.
+
+        Raises:
+            OSError: the log could not be written; nothing is recorded.
+        """
+        kind = "side call" if number else match.kind
+        request = {"history": number, "kind": kind, "drift": match.drift, "tokens": 0, **facts}
+        record: dict[str, Any] = {"event": "request", "request": request}
+        if answer is not None:
+            request["tokens"], request["turn"] = len(answer.tokens), answer.turn
+            record |= {"at": match.node, "additions": [list(addition) for addition in additions]}
+            record["answer"] = _answer_json(answer)
+        if self._write is not None:
+            self._write(record)
+        if answer is None:
+            self.requests.append(request)
+        else:
+            self._apply(match.node, additions, answer, request)
+
+    def replay(self, record: Mapping[str, Any]) -> None:
+        """Applies a request's record of the log."""
+        request = dict(record["request"])
+        if "answer" not in record:
+            self.requests.append(request)
+            return
+        additions = [Addition(*addition) for addition in record["additions"]]
+        self._apply(record["at"], additions, _answer_node(record["answer"]), request)
+
+    def trajectories(self) -> list[Trajectory]:
+        """The main trajectory and those of side calls that were answered, with the requests of each in the metadata."""
+        for number, history in enumerate(self.histories):
+            requests = [request for request in self.requests if request["history"] == number]
+            history.trajectory.metadata["requests"] = requests
+        self.main.trajectory.metadata["counts"] = self.counts()
+        sides = [history.trajectory for history in self.sides if history.trajectory.nodes]
+        return [self.main.trajectory, *sides]
+
+    def _apply(self, at: int, additions: Sequence[Addition], answer: Node, request: dict[str, Any]) -> None:
+        history = self.history(request["history"])
+        parent = history.commit(at, additions)
+        assert answer.message is not None
+        request["node"] = history.add(dataclasses.replace(answer, parent=parent), message_key(answer.message))
+        self._turns = max(self._turns, answer.turn + 1)
+        self.requests.append(request)
+
+    def sampled_node(
+        self, turn: int, completion: Completion, finish: str, message: Mapping[str, Any], is_side: bool
+    ) -> Node:
+        """What the model sampled, as a node whose parent is not yet known."""
+        trained = self.spec.train_side_calls or not is_side
+        mask = np.full(len(completion.tokens), trained, np.bool_)
+        arrays = completion.tokens, mask, completion.logprobs, completion.versions
+        return Node(-1, *arrays, turn, self.spec.sampling.temperature, finish, message)
+
+    def _new_history(self, card: ModelCard) -> RecordedHistory:
+        metadata = {**self.spec.metadata, "rollout": self.name}
+        return RecordedHistory(Trajectory(self.spec.task, self.spec.domain, self.spec.key, metadata=metadata), card)
+
+
+def _answer_json(node: Node) -> dict[str, Any]:
+    return {
+        "tokens": node.tokens.tolist(),
+        "mask": bool(node.mask.all()),
+        "logprobs": [float(value) for value in node.logprobs],  # float32 survives the way through float64
+        "versions": node.versions.tolist(),
+        "turn": node.turn,
+        "temperature": node.temperature,
+        "finish": node.finish,
+        "message": node.message,
+    }
+
+
+def _answer_node(values: Mapping[str, Any]) -> Node:
+    tokens = np.array(values["tokens"], np.int32)
+    return Node(
+        -1,
+        tokens,
+        np.full(len(tokens), values["mask"], np.bool_),
+        np.array(values["logprobs"], np.float32),
+        np.array(values["versions"], np.int64),
+        values["turn"],
+        values["temperature"],
+        values["finish"],
+        values["message"],
+    )
