@@ -58,7 +58,7 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         output = fields.take("output_config", {})
         if not isinstance(output, dict) or (output.get("format") and not lenient):
             raise unsupported("output_config", "output_config must not ask for a format")
-        fields.finish(_IGNORED, {})
+        left_out += fields.finish(_IGNORED, {})
         if not isinstance(listed, list) or not listed:
             raise invalid_value("messages", "a list with at least one message", listed)
         messages, origins = [], []
@@ -101,8 +101,10 @@ def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, 
         function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
         tools.append({"type": "function", "function": function})
     wanted = choice.get("type") if isinstance(choice, dict) else None
-    if wanted not in ("auto", "none") and not fields.lenient:
-        raise unsupported("tool_choice", "tool_choice must have the type auto or none")
+    if wanted not in ("auto", "none"):
+        if not fields.lenient:
+            raise unsupported("tool_choice", "tool_choice must have the type auto or none")
+        left_out.append("tool_choice")
     return tuple(tools) if wanted != "none" else (), tuple(left_out)
 
 

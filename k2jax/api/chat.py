@@ -59,7 +59,7 @@ def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation
         options, asked = read_shared(fields, card, "/v1/completions", top_logprobs=top_logprobs or 0)
         messages, (tools, left_out) = fields.take("messages"), _read_tools(fields)
         thinking = _read_thinking(fields, card)
-        fields.finish(IGNORED, _NEUTRAL)
+        left_out += fields.finish(IGNORED, _NEUTRAL)
         if not isinstance(messages, list) or not messages:
             raise invalid_value("messages", "a list with at least one message", messages)
         origins = tuple(f"messages[{index}]" for index in range(len(messages)))
@@ -146,8 +146,10 @@ def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):
             raise invalid_value("tools", "functions with a name", tool)
         functions.append(tool)
-    if choice not in ("auto", "none") and not fields.lenient:
-        raise unsupported("tool_choice", "tool_choice must be auto or none")
+    if choice not in ("auto", "none"):
+        if not fields.lenient:
+            raise unsupported("tool_choice", "tool_choice must be auto or none")
+        left_out.append("tool_choice")
     return functions if choice != "none" else [], tuple(left_out)
 
 

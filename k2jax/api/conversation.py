@@ -37,7 +37,7 @@ class Conversation:
         tools: functions to declare, in OpenAI's chat format; none if the client wants no calls.
         options: how to answer: a request without prompts.
         asked: sampling parameters that a lenient reader took out of the body unread.
-        left_out: kinds of tools that a lenient reader did not declare, because they are no functions.
+        left_out: what a lenient reader passed over: kinds of tools that are no functions, and names of fields.
     """
 
     messages: tuple[Mapping[str, Any], ...]

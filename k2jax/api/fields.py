@@ -9,6 +9,7 @@ from k2jax.api.errors import ApiError, bad_request, unsupported
 from k2jax.errors import abbreviate
 
 _LONGEST_NAME = 80  # characters of a client's field name that an error repeats
+_MOST_NAMES = 20  # fields that were passed over and are named
 
 
 class Fields:
@@ -63,23 +64,31 @@ class Fields:
         except OverflowError:
             raise invalid_value(name, "a number of reasonable size", value) from None
 
-    def finish(self, ignored: frozenset[str], neutral: Mapping[str, Any]) -> None:
-        """Rejects the fields that were not read, unless the body is read leniently.
+    def finish(self, ignored: frozenset[str], neutral: Mapping[str, Any]) -> tuple[str, ...]:
+        """Rejects the fields that were not read, or passes over them in a body that is read leniently.
 
         Args:
             ignored: fields that cannot change a response.
             neutral: unsupported fields, each with the value that has no effect; None if there is no such value.
 
+        Returns:
+            Names of the first fields that were passed over.
+
         Raises:
             ApiError: a field is in neither, or does not have its neutral value.
         """
-        for name, value in () if self.lenient else self._unread.items():
-            if name in neutral:
-                if value != neutral[name]:
-                    raise unsupported(name)
-            elif name not in ignored:
-                shown = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+        passed = []
+        for name, value in self._unread.items():
+            if value == neutral[name] if name in neutral else name in ignored:
+                continue
+            shown = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+            if self.lenient:
+                passed.append(shown)
+            elif name in neutral:
+                raise unsupported(name)
+            else:
                 raise bad_request(shown, f"unrecognized request argument: {shown}", "unknown_parameter")
+        return tuple(passed[:_MOST_NAMES])
 
     def _take_typed(self, name: str, default: Any, kind: type, expected: str) -> Any:
         value = self._unread.pop(name, default)

@@ -57,7 +57,7 @@ def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         _check_text(fields)
         thinking, (tools, left_out) = _read_thinking(fields, card), _read_tools(fields)
         instructions, listed = fields.text("instructions", ""), fields.take("input")
-        fields.finish(_IGNORED, _NEUTRAL)
+        left_out += fields.finish(_IGNORED, _NEUTRAL)
         reader = _InputReader()
         if instructions:
             reader.add({"role": "system", "content": instructions}, "instructions")
@@ -101,8 +101,10 @@ def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, 
         function = {"name": tool["name"], "description": tool.get("description") or ""}
         function["parameters"] = tool.get("parameters") or {"type": "object", "properties": {}}
         tools.append({"type": "function", "function": function})
-    if choice not in ("auto", "none") and not fields.lenient:
-        raise unsupported("tool_choice", "tool_choice must be auto or none")
+    if choice not in ("auto", "none"):
+        if not fields.lenient:
+            raise unsupported("tool_choice", "tool_choice must be auto or none")
+        left_out.append("tool_choice")
     return tuple(tools) if choice != "none" else (), tuple(left_out)
 
 

@@ -10,6 +10,8 @@ from tests.gateway.scripted import TOKENIZER, Bench, post, reply_ids, spec
 
 CALL = '{"command" :  "printf \'hello\\n\' > hello.txt", "timeout": 5.0}'  # with odd white space, on purpose
 
+LEFT_OUT = {"smolagents": {"tool_choice"}, "codex": {"web_search", "namespace", "parallel_tool_calls"}}
+
 
 def reply(prompt, sampling):
     """A call while the history shows no result, then text."""
@@ -44,5 +46,7 @@ def test_an_agent_is_recorded_as_it_goes_on(agent):
     assert sorted(sampled) == sorted(reply(*call) for call in bench.client.calls)
     invented = [node for node in main.nodes if node.turn < 0 and (node.message or {}).get("role") == "assistant"]
     assert not any(node.mask.any() for node in invented)
+    left_out = {name for request in session.requests for name in request["left_out"]}
+    assert left_out == LEFT_OUT.get(agent.__name__, set())
     billing = TOKENIZER.decode(main.path_tokens(main.leaves()[-1]).tolist())
     assert "billing" not in billing
