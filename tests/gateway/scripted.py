@@ -8,10 +8,13 @@ from k2jax.api import ModelCard
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.gateway import Gateway, GatewayRollout
 from k2jax.gateway.app import make_gateway_app
+from k2jax.text import chat_format
 from k2jax.web.keys import ApiKeys
-from tests.text.test_thinking_chat import ANSWER, CHAT, tokenizer
+from tests.text import kimi
 
-TOKENIZER = tokenizer()
+TOKENIZER = kimi.thinking_tokenizer()
+CHAT = chat_format(TOKENIZER)
+ANSWER = "</think>"
 CARD = ModelCard("k2", TOKENIZER, TOKENIZER.vocab_size, 4096, CHAT)
 SCHEMA = {"type": "object", "properties": {"cmd": {"type": "string"}}}
 OPERATOR = "operator-key"

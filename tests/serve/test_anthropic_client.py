@@ -7,8 +7,9 @@ import pytest
 
 from tests.api.sample import CALL_CONTENT, CALLING, CALLS, NAME, TEXT, TOKENIZER, answer_ids, call_ids
 from tests.serve.fakes import FakeEngine, live
-from tests.text.test_thinking_chat import ANSWER, CHAT
-from tests.text.test_thinking_chat import tokenizer as thinking_tokenizer
+from tests.text.kimi import thinking_tokenizer
+
+ANSWER = "</think>"
 
 TOOLS = [{"name": "get_weather", "description": "w", "input_schema": {"type": "object", "properties": {}}}]
 USER = {"role": "user", "content": "Hi"}
@@ -114,7 +115,13 @@ def test_tokens_of_a_prompt_are_counted(server, client):
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_a_block_and_comes_back_into_the_prompt(stream):
     tokenizer = thinking_tokenizer()
-    ids = [*tokenizer.encode("hm"), tokenizer.special_id(ANSWER), *tokenizer.encode("Yes."), CHAT.end]
+    special = tokenizer.special_id
+    ids = [
+        *tokenizer.encode("hm"),
+        tokenizer.special_id(ANSWER),
+        *tokenizer.encode("Yes."),
+        tokenizer.special_id("<|im_end|>"),
+    ]
     with live(FakeEngine(lambda request: ids), tokenizer, vocab=tokenizer.vocab_size) as server:
         client = connect(server)
         answer = ask(client, stream, thinking={"type": "enabled", "budget_tokens": 1024})

@@ -5,8 +5,9 @@ import pytest
 
 from tests.api.sample import CALL_CONTENT, CALLING, CALLS, NAME, TEXT, TOKENIZER, answer_ids
 from tests.serve.fakes import FakeEngine, live
-from tests.text.test_thinking_chat import ANSWER, CHAT
-from tests.text.test_thinking_chat import tokenizer as thinking_tokenizer
+from tests.text.kimi import thinking_tokenizer
+
+ANSWER = "</think>"
 
 TOOLS = [{"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": False}]
 
@@ -83,7 +84,13 @@ def test_a_length_stop_leaves_the_response_incomplete(client):
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_an_item_and_comes_back_into_the_prompt(stream):
     tokenizer = thinking_tokenizer()
-    ids = [*tokenizer.encode("hm"), tokenizer.special_id(ANSWER), *tokenizer.encode("Yes."), CHAT.end]
+    special = tokenizer.special_id
+    ids = [
+        *tokenizer.encode("hm"),
+        tokenizer.special_id(ANSWER),
+        *tokenizer.encode("Yes."),
+        tokenizer.special_id("<|im_end|>"),
+    ]
     with live(FakeEngine(lambda request: ids), tokenizer, vocab=tokenizer.vocab_size) as server:
         client = server.openai()
         answer = ask(client, stream, reasoning={"effort": "medium"}, include=["reasoning.encrypted_content"])

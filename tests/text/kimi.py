@@ -42,6 +42,16 @@ def tokenizer():
         return load_tokenizer(write_rank_file(Path(folder), ranks()))
 
 
+@functools.cache
+def thinking_tokenizer():
+    """The small vocabulary with the special tokens of Kimi K2.5."""
+    media = ("<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>")
+    names = KIMI_NAMES | dict(enumerate(("<think>", "</think>", *media), 22))
+    with tempfile.TemporaryDirectory() as folder:
+        named = {len(ranks()) + i: name for i, name in names.items()}
+        return load_tokenizer(write_rank_file(Path(folder), ranks(), named))
+
+
 def special_tokens():
     """Special tokens of the small vocabulary by name."""
     return {name: len(ranks()) + i for i, name in KIMI_NAMES.items()}

@@ -1,9 +1,5 @@
 """Kimi K2.5's format, against the package renderers."""
 
-import functools
-from pathlib import Path
-import tempfile
-
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
@@ -11,8 +7,7 @@ from renderers.configs import KimiK25RendererConfig
 from renderers.kimi_k25 import KimiK25Renderer, _encode_tools_typescript
 
 from k2jax.errors import UserError
-from k2jax.text import ChatBuilder, ToolCallParser, chat_format, load_tokenizer, render_history
-from k2jax.text.rank_file import KIMI_NAMES
+from k2jax.text import ChatBuilder, ToolCallParser, chat_format, render_history
 from k2jax.text.tool_types import declare_functions
 from tests.text import kimi
 from tests.text.test_chat import ARGUMENTS, CALL, NAME, TOOLS
@@ -20,17 +15,7 @@ from tests.text.test_chat import ARGUMENTS, CALL, NAME, TOOLS
 THINK, ANSWER = "<think>", "</think>"
 
 
-@functools.cache
-def tokenizer():
-    """The small vocabulary with the special tokens of Kimi K2.5."""
-    names = KIMI_NAMES | {22: THINK, 23: ANSWER, 24: "<|media_begin|>", 25: "<|media_content|>", 26: "<|media_end|>",
-                          27: "<|media_pad|>"}  # fmt: skip
-    base = len(kimi.ranks())
-    with tempfile.TemporaryDirectory() as folder:
-        named = {base + i: name for i, name in names.items()}
-        return load_tokenizer(kimi.write_rank_file(Path(folder), kimi.ranks(), named))
-
-
+tokenizer = kimi.thinking_tokenizer
 CHAT = chat_format(tokenizer())
 TEXT = st.text(max_size=12) | st.sampled_from(["\n\n", " a", "月之暗面", "<|im_end|>"])
 REASONING = st.sampled_from([{}]) | st.builds(lambda text: {"reasoning_content": text}, TEXT)
