@@ -9,8 +9,6 @@ from tests.api.sample import CALL_CONTENT, CALLING, CALLS, NAME, TEXT, TOKENIZER
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
 
-ANSWER = "</think>"
-
 TOOLS = [{"name": "get_weather", "description": "w", "input_schema": {"type": "object", "properties": {}}}]
 USER = {"role": "user", "content": "Hi"}
 
@@ -115,13 +113,8 @@ def test_tokens_of_a_prompt_are_counted(server, client):
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_a_block_and_comes_back_into_the_prompt(stream):
     tokenizer = thinking_tokenizer()
-    special = tokenizer.special_id
-    ids = [
-        *tokenizer.encode("hm"),
-        tokenizer.special_id(ANSWER),
-        *tokenizer.encode("Yes."),
-        tokenizer.special_id("<|im_end|>"),
-    ]
+    answer, end = map(tokenizer.special_id, ("</think>", "<|im_end|>"))
+    ids = [*tokenizer.encode("hm"), answer, *tokenizer.encode("Yes."), end]
     with live(FakeEngine(lambda request: ids), tokenizer, vocab=tokenizer.vocab_size) as server:
         client = connect(server)
         answer = ask(client, stream, thinking={"type": "enabled", "budget_tokens": 1024})
@@ -133,7 +126,7 @@ def test_reasoning_is_a_block_and_comes_back_into_the_prompt(stream):
         ask(client, messages=[USER, {"role": "assistant", "content": echo}, {"role": "user", "content": [result]}])
         assert "<think>hm</think>" in "".join(map(server.service.card.token_text, server.engine.asked[-1][0]))
         ask(client, thinking={"type": "disabled"})
-        assert server.engine.asked[-1][0][-1] == tokenizer.special_id(ANSWER)
+        assert server.engine.asked[-1][0][-1] == tokenizer.special_id("</think>")
 
 
 def test_models_are_listed(client):

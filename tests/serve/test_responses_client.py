@@ -7,8 +7,6 @@ from tests.api.sample import CALL_CONTENT, CALLING, CALLS, NAME, TEXT, TOKENIZER
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
 
-ANSWER = "</think>"
-
 TOOLS = [{"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": False}]
 
 
@@ -84,13 +82,8 @@ def test_a_length_stop_leaves_the_response_incomplete(client):
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_an_item_and_comes_back_into_the_prompt(stream):
     tokenizer = thinking_tokenizer()
-    special = tokenizer.special_id
-    ids = [
-        *tokenizer.encode("hm"),
-        tokenizer.special_id(ANSWER),
-        *tokenizer.encode("Yes."),
-        tokenizer.special_id("<|im_end|>"),
-    ]
+    answer, end = map(tokenizer.special_id, ("</think>", "<|im_end|>"))
+    ids = [*tokenizer.encode("hm"), answer, *tokenizer.encode("Yes."), end]
     with live(FakeEngine(lambda request: ids), tokenizer, vocab=tokenizer.vocab_size) as server:
         client = server.openai()
         answer = ask(client, stream, reasoning={"effort": "medium"}, include=["reasoning.encrypted_content"])
