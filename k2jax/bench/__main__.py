@@ -13,6 +13,7 @@ Example:
     python -m k2jax.bench sync          # weights from the trainer to the engine and to the store, against plain copies
     python -m k2jax.bench rl            # rollouts of the loop against transformers, and an iteration's phases
     python -m k2jax.bench tree          # rows of trees against every path by itself: gradients, and an iteration
+    python -m k2jax.bench sandbox       # cold starts against bare bubblewrap, tool calls over 3,000 live sandboxes
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -39,6 +40,7 @@ NAMES = (
     "sync",
     "rl",
     "tree",
+    "sandbox",
 )
 
 

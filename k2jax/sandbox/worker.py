@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+import contextlib
 import json
 from pathlib import Path
 import struct
@@ -18,12 +19,12 @@ from k2jax.sandbox import worker_program
 from k2jax.sandbox.interpreter import host_python
 from k2jax.sandbox.namespaces import NamespaceSandbox
 from k2jax.sandbox.process import SandboxProcess
-from k2jax.sandbox.types import MEBI, SandboxError
+from k2jax.sandbox.types import MEBI, ExecResult, SandboxError
 from k2jax.sandbox.wire import Message, encode
 
 _PROGRAM = Path(worker_program.__file__).read_text(encoding="utf-8")
 _HEAD = struct.Struct("!II")
-_MOST_RECORD = MEBI
+_MOST_RECORD, _MOST_REASON = MEBI, 300
 
 
 class ToolAnswer(NamedTuple):
@@ -89,7 +90,7 @@ class ToolWorker:
 
     async def run(self, code: str, *, timeout: float = 10.0, output_limit: int = 1 << 16) -> ToolAnswer:
         """Runs code as a cell of a notebook; see ``call``."""
-        return await self._ask({"run": code, "limit": output_limit}, timeout)
+        return await self._ask({"run": code, "define": False, "limit": output_limit}, timeout)
 
     async def start(self) -> None:
         """Starts the process now rather than with the first call; see ``call`` for errors."""
@@ -113,7 +114,9 @@ class ToolWorker:
         self._process = await self._sandbox.start([self._python, "-I", "-S", "-c", _PROGRAM])
         _, self._channel = await asyncio.get_running_loop().create_connection(_Channel, sock=self._process.take())
         if self._source:
-            first = await self._exchange(self._channel, {"run": self._source, "limit": 0}, self._start_timeout)
+            first = await self._exchange(
+                self._channel, {"run": self._source, "define": True, "limit": 0}, self._start_timeout
+            )
             if first.error is not None:
                 await self._end()
                 raise SandboxError(f"a worker's source cannot be run: {first.error}")
@@ -125,29 +128,36 @@ class ToolWorker:
             answer = await channel.exchange(record, timeout)
         except BaseException as error:
             # Whatever the reason, the next answer would be one to this request.
-            await self._end()
+            end = await self._end()
             if not isinstance(error, TimeoutError | ConnectionError | ValueError | RecursionError):
                 raise
             late = isinstance(error, TimeoutError)
             reason = f"no answer within {timeout:g} s" if late else str(error) or "the worker ended"
+            if end is not None and not late:
+                reason += (
+                    " for memory" if end.out_of_memory else f": {end.stderr[-_MOST_REASON:].decode(errors='replace')}"
+                )
             return ToolAnswer(None, b"", reason, time.monotonic() - begun, timed_out=late, ended=True)
-        told, output = answer.record, answer.payload[: record["limit"]]
-        error = told.get("error")
+        told, error = answer.record["answer"], answer.record["answer"].get("error")
         return ToolAnswer(
             value=told.get("value"),
-            output=output,
+            output=answer.payload,
             error=None if error is None else str(error),
             seconds=time.monotonic() - begun,
-            truncated=bool(told.get("cut")),
+            truncated=bool(answer.record.get("cut")),
         )
 
-    async def _end(self) -> None:
+    async def _end(self) -> ExecResult | None:
+        """Ends the process; gives how it ended, where there was one and the sandbox can tell."""
         channel, self._channel = self._channel, None
         process, self._process = self._process, None
         if channel is not None:
             channel.close()
         if process is not None:
             await asyncio.shield(process.kill())
+            with contextlib.suppress(SandboxError):
+                return await process.wait()
+        return None
 
 
 class _Channel(asyncio.Protocol):
@@ -197,7 +207,7 @@ class _Channel(asyncio.Protocol):
         del self._bytes[:end]
         try:
             record = json.loads(body[:text])
-            if not isinstance(record, dict) or self._bytes:
+            if not isinstance(record, dict) or not isinstance(record.get("answer"), dict) or self._bytes:
                 raise ValueError("the worker's answer is none")
         except (ValueError, RecursionError) as error:
             self._fail(error)

@@ -1,14 +1,16 @@
 """Tool workers: state that lasts, errors as answers, and programs that mean harm."""
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
 
-from k2jax.sandbox import SandboxError
+from k2jax.sandbox import Limits, SandboxError
 from k2jax.sandbox.worker import ToolWorker
-from tests.sandbox.backends import NAMESPACES, in_sandbox, python, survivors
+from tests.sandbox.backends import NAMESPACES, SPEC, in_sandbox, python, survivors
 
+SMALL = dataclasses.replace(SPEC, limits=Limits(memory=96 << 20))
 every_backend = pytest.mark.parametrize("name", NAMESPACES, indirect=True)
 SOURCE = """
 count = 0
@@ -24,7 +26,7 @@ def with_worker(name, use, source=SOURCE):
     async def run(sandbox):
         return await use(ToolWorker(sandbox, source), sandbox)
 
-    return in_sandbox(name, run)
+    return in_sandbox(name, run, SMALL)
 
 
 @every_backend
@@ -62,7 +64,11 @@ def test_a_worker_that_hangs_or_ends_is_an_answer_and_the_next_call_starts_anoth
         assert not survivors(name)
         assert (await worker.call("add", {"n": 1})).value["total"] == 1
         gone = await worker.run("import os; os._exit(3)")
-        assert gone.ended and not gone.timed_out and gone.error
+        assert gone.ended and not gone.timed_out and gone.error.startswith("the worker ended")
+        full = await worker.run("x = []\nwhile True: x.append(bytearray(b'x' * (1 << 20)))", timeout=30.0)
+        assert full.error.endswith(
+            "the worker ended for memory" if sandbox.capabilities.memory == "cgroup" else "Error\n"
+        )
         assert (await worker.call("add", {"n": 1})).value["total"] == 1
         assert (await sandbox.exec(python("print(1)"))).stdout == b"1\n"
         await worker.close()
@@ -81,8 +87,9 @@ FORGED = {
     "too much output": "os.write(c, struct.pack('!II', 2, 4_000_000_000) + b'{}')",
     "no JSON": "os.write(c, struct.pack('!II', 4, 0) + b'nope')",
     "no record": "os.write(c, struct.pack('!II', 2, 0) + b'[]')",
+    "no answer": "os.write(c, struct.pack('!II', 14, 0) + b'{\"answer\": []}')",
     "deep": "os.write(c, struct.pack('!II', 200_000, 0) + b'[' * 200_000)",
-    "two": "os.write(c, (struct.pack('!II', 2, 0) + b'{}') * 2)",
+    "two": "os.write(c, (struct.pack('!II', 14, 0) + b'{\"answer\": {}}') * 2)",
 }
 
 
@@ -129,6 +136,11 @@ def test_a_source_that_cannot_be_run_and_a_closed_sandbox_are_failures():
             for _ in range(2):  # the first may still be answered that the worker ended
                 assert (await worker.run("1")).ended
 
+    async def missing(worker, sandbox):
+        with pytest.raises(SandboxError, match="no-such-python"):
+            await ToolWorker(sandbox, "x = 1", python="no-such-python").start()
+
+    with_worker("bubblewrap", missing)
     with_worker("bubblewrap", wrong, source="def (")
     with_worker("bubblewrap", closed)
 
