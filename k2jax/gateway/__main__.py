@@ -60,7 +60,7 @@ def main(values: flags.FlagValues) -> None:
         from k2jax.web.server import open_socket, run_server
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
-    from k2jax.api.model_card import ModelCard, chat_format_or_none
+    from k2jax.api.model_card import ModelCard
     from k2jax.checkpoint import run_folder
     from k2jax.client import Sampling
     from k2jax.convert.loading import load_pretrained, tokenizer_of
@@ -68,15 +68,17 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.inference.client import EngineClient
     from k2jax.inference.engine import Engine
     from k2jax.inference.worker import Worker
+    from k2jax.text import chat_format
     from k2jax.web.keys import ApiKeys
 
     folder = Path(values.workdir)
     keys = ApiKeys([operator_key(folder)])
     sock = open_socket(values.host, values.port)
     tokenizer = tokenizer_of(values.checkpoint)
+    chat = chat_format(tokenizer)  # said before the weights are loaded
     loaded = load_pretrained(values.checkpoint, values.dtype)
     name = run_folder(values.checkpoint).name
-    card = ModelCard(name, tokenizer, loaded.model.vocab, values.max_length, chat_format_or_none(tokenizer))
+    card = ModelCard(name, tokenizer, loaded.model.vocab, values.max_length, chat)
     engine = Engine(loaded.model, loaded.params, slots=values.slots, max_length=values.max_length, donate=True)
     worker = Worker(engine)
     gateway = Gateway(EngineClient(worker), card, folder)
