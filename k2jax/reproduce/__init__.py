@@ -4,6 +4,6 @@ A study is a file with three functions: ``get_config()``, ``runs()`` (overrides 
 ``summarize(results)``. This package runs and resumes them; importing it does not import jax.
 """
 
-from k2jax.reproduce.results import RunResult, Summary, curve, final, points, seconds_at, spread
+from k2jax.reproduce.results import RunResult, Summary, curve, final, points, relative_spread, seconds_at, spread
 
-__all__ = ["RunResult", "Summary", "curve", "final", "points", "seconds_at", "spread"]
+__all__ = ["RunResult", "Summary", "curve", "final", "points", "relative_spread", "seconds_at", "spread"]

@@ -7,6 +7,8 @@ import itertools
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from k2jax.config import Config
 
 if TYPE_CHECKING:
@@ -51,6 +53,17 @@ def final(result: RunResult, key: str) -> float:
     """Last value of a metric; infinity for a run that stopped early or never recorded it."""
     values = curve(result, key)[1]
     return values[-1] if values and result.exit_code == 0 else float("inf")
+
+
+def relative_spread(values: list[float], window: int) -> float:
+    """Standard deviation over mean of a metric within windows of about so many values, averaged: a trend is no spread.
+
+    Args:
+        values: of the steps that recorded it, at least one, positive.
+        window: values in a window.
+    """
+    windows = np.array_split(np.array(values, float), max(1, len(values) // window))
+    return float(np.mean([part.std() / part.mean() for part in windows]))
 
 
 def seconds_at(result: RunResult, step: int) -> float:

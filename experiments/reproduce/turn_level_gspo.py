@@ -1,0 +1,159 @@
+"""The ratio of a turn against that of the whole episode and of every token, on episodes of 1 to 16 turns.
+
+Reproduces: turn-level GSPO (KAT-Coder-V2, equations 6 and 7) beside GSPO over sequences and PPO's ratio of tokens, at
+the scale of a laptop. In each turn a number of two digits is added to the last answer, and only the last answer of an
+episode is judged. A model of a million parameters is fine-tuned on few right dialogues and goes on by reinforcement
+learning with each level: everything else is equal, the mean over tokens too. A mean of log-ratios over more tokens
+varies less, so each level has a band of its own; the table says how much it clips.
+Expected: not measured yet. The report's claim is that turns are the better level the more of them an episode has.
+
+    python -m k2jax.reproduce turn_level_gspo --workdir=runs/turn_level_gspo
+"""
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from k2jax.config import resolve, source, task
+from k2jax.env.registry import load_tasks
+from k2jax.env.tasks.dialogues import dialogue_demonstrations
+from k2jax.report.style import PALETTE, legend, new_figure, style_axes
+from k2jax.report.table import markdown_table
+from k2jax.reproduce import RunResult, Summary, curve, relative_spread
+from k2jax.reproduce.figures import seed_curves
+from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
+from k2jax.reproduce.seeds import SeedRecords, for_seeds
+
+SEEDS = (0, 1, 2)
+TURNS = (1, 2, 4, 8, 16)
+SFT_STEPS, ITERATIONS = 200, 60
+DEMONSTRATIONS, PROMPTS = 4000, 700  # of each number of turns
+HELD_OUT, SAMPLES = 1000, 4  # problems of all numbers of turns, and sampled answers to each
+BANDS = {"turn": (0.9, 1.1), "sequence": (0.95, 1.05), "token": (0.8, 1.25)}
+LABELS = {"sft": "SFT, the start", "turn": "ratio of a turn", "sequence": "ratio of the episode", "token": "of a token"}
+COLORS = {"sft": PALETTE[5], "turn": PALETTE[0], "sequence": PALETTE[1], "token": PALETTE[2]}
+SHARES = {"clipped": ("clipped", 4), "spread": ("spread of the gradient's norm", 3), "kl": ("KL(old, new)", 5)}
+WINDOW = 20  # iterations within which the spread is measured
+RL = BY_REWARDS | {"train.steps": ITERATIONS, "optimizer.learning_rate": 5e-4, "rl.loss.name": "gspo"}
+
+
+def get_config():
+    """The model, the data and the tasks that all runs share: a class of tasks for each number of turns."""
+    config = micro_config("sft", SFT_STEPS)
+    config.data.sources = {"text": source(kind="chat")}
+    config.eval.every = 80
+    config.rl.tasks = {
+        f"turns_{turns}": task(dataset="running_totals", options=_options(turns, PROMPTS), max_tokens=8)
+        for turns in TURNS
+    }
+    config.rl.rollout.update({"prompts": 40, "max_length": 240})
+    config.rl.updates = 4
+    config.rl.eval_prompts = 0
+    return config
+
+
+def held_out_config():
+    """The configuration of the evaluation."""
+    config = get_config()
+    config.rl.eval_prompts, config.rl.eval_samples = HELD_OUT, SAMPLES
+    return config
+
+
+def _options(turns: int, count: int) -> tuple[str, str]:
+    return f"turns={turns}", f"count={count}"
+
+
+def prepare(workdir: Path):
+    """Writes the demonstrations."""
+    tasks = (each for turns in TURNS for each in load_tasks("running_totals", _options(turns, DEMONSTRATIONS)))
+    write_data(workdir, {"demonstrations.jsonl": dialogue_demonstrations(tasks)})
+
+
+def runs():
+    """For each seed the start, and a run with each level from it."""
+    return for_seeds(SEEDS, _of_seed)
+
+
+def _of_seed(seed: int) -> dict[str, dict]:
+    data = {"data.sources.text.path": "{workdir}/demonstrations.jsonl"}
+    from_start = RL | data | {"init_from": f"{{workdir}}/seed{seed}_sft"}
+    levels = {
+        level: from_start | {"rl.loss.level": level, "rl.loss.ratio_low": low, "rl.loss.ratio_high": high}
+        for level, (low, high) in BANDS.items()
+    }
+    return {"sft": data} | levels
+
+
+def evaluate(config, workdir):
+    """The share of right samples at temperature 1 by the number of turns, on held-out problems."""
+    from k2jax.rl.evaluation import evaluate_checkpoint
+
+    held_out, groups = evaluate_checkpoint(resolve(held_out_config()), str(workdir))
+    right = defaultdict(list)
+    for group in groups:
+        scored = [sample for sample in range(1, 1 + SAMPLES) if group.trajectories[sample].reward is not None]
+        right[group.prompt.kind] += [held_out.is_right(group, sample) for sample in scored]
+    return {kind: float(np.mean(marks)) for kind, marks in right.items()}
+
+
+def summarize(results: dict[str, RunResult]) -> Summary:
+    """Accuracy by level and number of turns, and how each level trained."""
+    measured = SeedRecords.of(results, LABELS, lambda result: {**result.evaluation, **_statistics(result)})
+    kinds = [f"turns_{turns}" for turns in TURNS]
+    rows = [(label, *(measured.spread(run, kind) for kind in kinds)) for run, label in LABELS.items()]
+    gains = [(LABELS[level], *(measured.gain(level, kind, "sft") for kind in kinds)) for level in BANDS]
+    training = [
+        (
+            LABELS[level],
+            f"{low} to {high}",
+            *(measured.spread(level, key, digits) for key, (_, digits) in SHARES.items()),
+        )
+        for level, (low, high) in BANDS.items()
+    ]
+    header = [f"{turns} turns" if turns > 1 else "1 turn" for turns in TURNS]
+    text = (
+        f"Right samples at temperature 1, by the number of turns:\n\n{markdown_table(('run', *header), rows)}\n"
+        f"Points over the start:\n\n{markdown_table(('run', *header), gains)}\n"
+        f"How each level trained:\n\n"
+        f"{markdown_table(('level', 'band', *(title for title, _ in SHARES.values())), training)}\n"
+        f"{HELD_OUT:,} held-out problems with {SAMPLES} samples each; mean (lowest to highest) over "
+        f"{len(measured.seeds)} seeds. Clipped: share of tokens, turns or episodes in which the ratio has no gradient, "
+        f"each counted by its tokens. Spread: standard deviation over mean within {WINDOW} iterations, averaged.\n"
+    )
+    return Summary(text, _figure(results, measured, kinds))
+
+
+def _statistics(result: RunResult) -> dict[str, float]:
+    """Means over the iterations of a run by rewards; nothing of others, and of a run whose groups were all flat."""
+    metrics = {"clipped": "policy/clipped", "kl": "tokens/kl"}
+    values = {name: curve(result, metric)[1] for name, metric in metrics.items()}
+    if not all(values.values()):
+        return {}
+    found = {name: float(np.mean(each)) for name, each in values.items()}
+    return found | {"spread": relative_spread(curve(result, "grad_norm")[1], WINDOW)}
+
+
+def _figure(results: dict[str, RunResult], measured: SeedRecords, kinds: list[str]):
+    figure, axes = new_figure(2, 2, height=7.0)
+    for run, label in LABELS.items():
+        values_KN = [measured.values(run, kind) for kind in kinds]
+        for number, of_seed in enumerate(zip(*values_KN, strict=True)):
+            values = [np.nan if value is None else value for value in of_seed]
+            axes[0, 0].plot(TURNS, values, "o-", color=COLORS[run], alpha=0.7, label=None if number else label)
+    axes[0, 0].set_xscale("log", base=2)
+    axes[0, 0].set_xticks(TURNS, TURNS)
+    axes[0, 0].set_ylim(0, 1.02)
+    style_axes(axes[0, 0], title="Right samples of held-out problems, by seed", x="turns", y="share")
+    panels = {
+        "reward": (axes[0, 1], "Reward", "mean of an iteration"),
+        "policy/clipped": (axes[1, 0], "Clipped, counted by tokens", "share"),
+        "grad_norm": (axes[1, 1], "Norm of the gradient", "norm"),
+    }
+    for metric, (panel, title, unit) in panels.items():
+        for level in BANDS:
+            seed_curves(panel, results, level, metric, label=LABELS[level], color=COLORS[level], linewidth=1)
+        style_axes(panel, title=title, x="iteration", y=unit)
+    for panel in axes.flat:
+        legend(panel)
+    return figure

@@ -1,0 +1,93 @@
+"""The studies of MCLA and of turn-level GSPO: their summaries of known curves, the noise of one, the runs of both."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from k2jax.config import resolve
+from k2jax.model import feed_forward
+from k2jax.reproduce import RunResult, relative_spread
+from k2jax.reproduce.loading import load_study
+
+mcla, turns = load_study("mcla"), load_study("turn_level_gspo")
+
+
+def results(study, curves, evaluations=None):
+    """One seed; ``curves`` are metrics of runs by rewards as functions of the run and the step."""
+    found = {}
+    for run, overrides in study.runs().items():
+        seed, _, name = run.partition("_")
+        if seed == "seed0":
+            config = study.get_config()
+            config.update_from_flattened_dict(overrides)
+            records = [{"step": step} | (curves(name, step) if config.stage == "rl" else {}) for step in range(1, 41)]
+            found[run] = RunResult(resolve(config), records, 0, (evaluations or {}).get(name, {}))
+    return found
+
+
+def cells(markdown, begin):
+    (line,) = (line for line in markdown.splitlines() if line.startswith(begin))
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def test_the_spread_is_within_windows_so_that_a_trend_counts_little():
+    wave = np.tile([0.9, 1.1], 50)
+    assert relative_spread(wave, 20) == pytest.approx(0.1)
+    falling = wave * np.repeat([100.0, 10.0, 1.0, 0.1, 0.01], 20)
+    assert relative_spread(falling, 20) == pytest.approx(0.1) and falling.std() / falling.mean() > 1
+    assert relative_spread([2.0, 2.0, 2.0], 20) == 0
+
+
+def test_mcla_s_table_holds_every_number_of_passes_in_every_way():
+    def curves(name, step):
+        way, _, passes = name.partition("_m")
+        width = 0.4 / int(passes) if way == "plain" else 0.1
+        record = {"grad_norm": 1 + width * (-1) ** step, "policy/clipped": 0.25, "tokens/mismatch": 0.5}
+        record |= {"tokens/zeroed": 0.125} if way == "icepop" else {}
+        return record | {"accuracy": step / 40} | ({"mcla_std": 0.75} if int(passes) > 1 else {})
+
+    found = results(mcla, curves)
+    summary = mcla.summarize(found)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in summary.markdown.splitlines() if "|" in line]
+    by_name = {(row[0], row[1]): row[2:] for row in rows[2:]}
+    assert len(by_name) == 12
+    one = lambda value, digits: f"{value:.{digits}f} ({value:.{digits}f} to {value:.{digits}f})"  # noqa: E731
+    assert by_name["as it is", "1"][0] == one(0.4, 3) and by_name["as it is", "8"][0] == one(0.05, 3)
+    assert by_name["with IcePop", "4"][1:] == [one(1.1, 2), one(0.25, 5), one(0.125, 5), one(0.5, 4), one(0.75, 4),
+                                               one(np.mean(np.arange(21, 41)) / 40, 3)]  # fmt: skip
+    assert by_name["with routing replay", "1"][3] == by_name["with routing replay", "1"][5] == "none"
+    assert "falls on 1 of 1 as it is, 0 of 1 with IcePop, 0 of 1 with routing replay" in summary.markdown
+    assert {result.config.rl.loss.mcla.passes for result in found.values()} == {1, 2, 4, 8}
+
+
+def test_mcla_s_noise_is_of_the_place_and_in_runs_by_rewards_alone(monkeypatch):
+    exact = lambda weight, bias, x, real, config, replayed=None: bias  # noqa: E731
+    monkeypatch.setattr(feed_forward, "route", exact)
+    config = resolve(mcla.get_config())
+    biases = lambda shape: feed_forward.route(None, np.full(16, 3.0), None, np.ones(shape, bool), config, None)  # noqa: E731
+    with mcla.around(config):
+        assert feed_forward.route is exact
+    with mcla.around(dataclasses.replace(config, stage="rl")):
+        noise, again = biases((4, 256)) - 3, biases((4, 256)) - 3
+    assert feed_forward.route is exact
+    np.testing.assert_array_equal(noise, again)
+    assert noise.shape == (4, 256, 16) and len(np.unique(noise)) > 0.99 * noise.size
+    np.testing.assert_allclose([noise.mean(), noise.std()], [0, mcla.NOISE], atol=0.02 * mcla.NOISE)
+
+
+def test_levels_differ_in_nothing_but_level_and_band_and_are_shown_beside_the_start():
+    kinds = [f"turns_{count}" for count in turns.TURNS]
+    evaluations = {name: dict.fromkeys(kinds, 0.25) for name in turns.LABELS}
+    evaluations["turn"] = {kind: 0.5 + 0.1 * number for number, kind in enumerate(kinds)}
+    curves = lambda name, step: {"reward": 0.5, "grad_norm": 1.0, "policy/clipped": 0.125, "tokens/kl": 0.5}  # noqa: E731
+    found = results(turns, curves, evaluations)
+    summary = turns.summarize(found)
+    assert cells(summary.markdown, "| SFT, the start")[1:] == ["0.250 (0.250 to 0.250)"] * 5
+    gains = [line for line in summary.markdown.splitlines() if line.startswith("| ratio of a turn") and "+" in line]
+    assert "+25.0 (+25.0 to +25.0)" in gains[0] and "+65.0 (+65.0 to +65.0)" in gains[0]
+    assert "0.1250 (0.1250 to 0.1250)" in summary.markdown
+    runs = {level: found[f"seed0_{level}"].config for level in turns.BANDS}
+    assert {level: config.rl.loss.level for level, config in runs.items()} == {level: level for level in runs}
+    bare = [dataclasses.replace(config, rl=dataclasses.replace(config.rl, loss=None)) for config in runs.values()]
+    assert bare[0] == bare[1] == bare[2]
