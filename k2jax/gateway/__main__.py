@@ -82,6 +82,7 @@ def main(values: flags.FlagValues) -> None:
     engine = Engine(loaded.model, loaded.params, slots=values.slots, max_length=values.max_length, donate=True)
     worker = Worker(engine)
     gateway = Gateway(EngineClient(worker), card, folder)
+    tokenizer.save(folder / "tokenizer")  # for pages of the trajectories
     print("compiling the first programs", file=sys.stderr)
     engine.generate([[tokenizer.bos]], Sampling(max_tokens=2))
     app = make_gateway_app(gateway, keys, max_body_bytes=values.max_body_bytes, max_running=values.max_running)

@@ -121,6 +121,8 @@ class Exchange:
             reserved = await session.reserve(len(self._prepared.prompt), self._prepared.history > 0)
             if session.is_closed:
                 raise ApiError(401, "this rollout has ended", code="invalid_api_key")
+            if self._abandoned:
+                raise ApiError(499, "the client closed the connection")
             if reserved is None:
                 facts = self._prepared.facts(self._began) | {"over_budget": True}
                 session.record(self._prepared.history, self._prepared.match, [], None, facts)
