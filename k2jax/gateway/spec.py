@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
+import json
 from typing import Any
 
 from k2jax.client import Sampling
 from k2jax.env.task import Budget
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +38,28 @@ class GatewayRollout:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises UserError for a value out of range."""
+        """Raises UserError for a value of the wrong type or out of range."""
+        kinds: dict[str, type] = {"task": str, "domain": str, "declares_tools": bool, "train_side_calls": bool}
+        wrong = [name for name, kind in kinds.items() if type(getattr(self, name)) is not kind]
+        counts = {name: getattr(self.sampling, name) for name in ("max_tokens", "top_k", "seed")}
+        limits = {name: value for name, value in dataclasses.asdict(self.budget).items() if value is not None}
+        wrong += [name for name, value in (counts | limits).items() if type(value) is not int or value < 0]
+        try:
+            json.dumps(self.metadata, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            wrong.append("metadata")
+        if wrong or not self.task:
+            raise UserError(f"{wrong[0] if wrong else 'task'} of a rollout is missing or has a wrong value")
+        if self.budget.critical_steps is not None:
+            raise UserError("a rollout of the gateway has no critical_steps; give a budget of tokens or steps")
         self.sampling.check()
         if len(self.key) != 3 or any(type(part) is not int or part < 0 for part in self.key):
-            raise UserError(f"key {self.key} must be (step, prompt, sample), three numbers from 0")
+            raise UserError(f"key {abbreviate(self.key)} must be (step, prompt, sample), three numbers from 0")
         if self.sampling.return_experts or self.sampling.prompt_logprobs or self.sampling.top_logprobs:
-            raise UserError("a gateway records tokens and log-probabilities; leave out return_experts, prompt_logprobs "
-                            "and top_logprobs")  # fmt: skip
-        if any(limit is not None and limit < 0 for limit in (self.budget.tokens, self.budget.steps)):
-            raise UserError("a budget cannot be negative")
+            raise UserError(
+                "a gateway records tokens and their log-probabilities; leave out return_experts, prompt_logprobs and "
+                "top_logprobs"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The values as JSON; ``from_json`` is the inverse."""
@@ -68,5 +82,5 @@ class GatewayRollout:
             spec = cls(**values)
             spec.check()
         except (TypeError, ValueError) as error:
-            raise UserError(f"this describes no rollout: {error}") from None
+            raise UserError(f"this describes no rollout: {abbreviate(str(error), 200)}") from None
         return spec
