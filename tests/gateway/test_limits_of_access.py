@@ -70,7 +70,8 @@ def test_the_operator_opens_and_ends_rollouts(tmp_path):
                 {"task": "b", "sampling": {"temperature": -1}}, {"task": "b", "key": [1]}, {"task": "b", "budget": 3},
                 {"task": "b", "sampling": {"return_experts": True}}, {"task": "b", "budget": {"tokens": -1}},
                 {"task": 3}, {"task": ""}, {"task": "b", "sampling": {"max_tokens": 1.5}},
-                {"task": "b", "key": [0, 0, -1]}, {"task": "b", "declares_tools": 1}, {"task": "b", "budget": {"critical_steps": 3}},
+                {"task": "b", "key": [0, 0, -1]}, {"task": "b", "declares_tools": 1},
+                {"task": "b", "budget": {"critical_steps": 3}},
             ):  # fmt: skip
                 refused = await ask("/rollouts", wrong)
                 assert refused.status_code == 400 and "\n" not in refused.json()["error"]["message"], wrong
