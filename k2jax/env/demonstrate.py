@@ -1,11 +1,13 @@
-"""Writes demonstrations of character problems as chat data for supervised fine-tuning.
+"""Writes demonstrations of small problems as chat data for supervised fine-tuning.
 
 Example:
     python -m k2jax.env.demonstrate --to=runs/characters.jsonl
     python -m k2jax.env.demonstrate --to=runs/clean.jsonl --kinds=add3,sort6 --count=5000 --direct=0
+    python -m k2jax.env.demonstrate --to=runs/tools.jsonl --dataset=tool_use
 
-Each line is a conversation of one question and one answer. The teacher writes the share --direct of its answers at
-once, without working, which a small model learns badly: what reinforcement learning can then improve.
+Each line is a conversation of one question and one answer, or with the dataset tool_use of calls, results and the
+answer. The teacher writes the share --direct of its answers at once, without working or calls, which a small model
+learns badly: what reinforcement learning can then improve.
 """
 
 from absl import flags
@@ -13,24 +15,31 @@ from absl import flags
 from k2jax import cli
 from k2jax.env.tasks.characters import CharacterTasks
 from k2jax.env.tasks.teacher import demonstrations
+from k2jax.env.tasks.tool_teacher import tool_demonstrations
+from k2jax.env.tasks.tool_use import ToolUseTasks
 from k2jax.report.files import write_json_lines
+
+_TEACHERS = {"characters": (CharacterTasks, demonstrations), "tool_use": (ToolUseTasks, tool_demonstrations)}
 
 
 def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
     flags.DEFINE_string("to", None, "File to write, JSON lines.", **to)
-    flags.DEFINE_list("kinds", ["add3", "sum6", "sort6"], "Kinds of problems, each with its size.", **to)
+    flags.DEFINE_enum("dataset", "characters", list(_TEACHERS), "Dataset of the problems.", **to)
+    flags.DEFINE_list("kinds", None, "Kinds of problems, each with its size; by default the dataset's.", **to)
     flags.DEFINE_integer("count", 24000, "Number of problems, all distinct.", **to, lower_bound=2)
-    flags.DEFINE_float("direct", 0.6, "Share of answers without working.", **to)
+    flags.DEFINE_float("direct", 0.6, "Share of answers without working or calls.", **to)
     flags.DEFINE_integer("seed", 0, "Seed of problems and styles.", **to)
 
 
 def main(values: flags.FlagValues) -> None:
     """Runs the command."""
     cli.require(values, "to")
-    tasks = CharacterTasks(tuple(values.kinds), values.count, values.seed).load()
-    count = write_json_lines(values.to, demonstrations(tasks, values.direct, values.seed))
+    dataset, teacher = _TEACHERS[values.dataset]
+    kinds = {"kinds": tuple(values.kinds)} if values.kinds else {}
+    tasks = dataset(count=values.count, seed=values.seed, **kinds).load()
+    count = write_json_lines(values.to, teacher(tasks, values.direct, values.seed))
     print(f"{count:,} conversations in {values.to}")
 
 

@@ -17,7 +17,7 @@ KINDS = "kinds=calc1+calc3+kv2+kv3+hop1+hop3"
 
 
 def test_the_oracle_solves_every_problem_with_its_tools_and_a_null_policy_none():
-    for task in load_tasks("tool_use", (KINDS, "count=60")):
+    for task in load_tasks("tool_use", (KINDS, "count=24")):
         lines = [COMPACT.render(m) for m in solved(task) if m["role"] == "assistant"]
         turns = iter(lines)
         oracle = episode(ScriptedClient(lambda prompt, sampling, turns=turns: [*next(turns), BYTES.eos]), task)

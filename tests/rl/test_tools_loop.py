@@ -1,0 +1,70 @@
+"""Reinforcement learning in conversations of several turns: the shipped experiment with a model that writes calls."""
+
+import importlib.util
+
+import pytest
+
+from k2jax.config import resolve
+from k2jax.env.tasks.tool_teacher import tool_demonstrations
+from k2jax.errors import UserError
+from k2jax.rl.loop import train
+from k2jax.rl.tasks import TaskMixture
+from k2jax.text import ChatBuilder, byte_tokenizer, configured_chat
+from k2jax.trajectory import verify
+from k2jax.trajectory.store import TrajectoryStore
+from tests.emulated import ROOT
+from tests.rl.tiny import tiny_config
+
+
+def experiment():
+    spec = importlib.util.spec_from_file_location("tools_nano", ROOT / "experiments/rl/tools_nano.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config()
+
+
+def small():
+    """The experiment's tasks with a model for tests, which has not been trained."""
+    shipped, config = experiment(), tiny_config()
+    config.rl.tasks = shipped.rl.tasks
+    config.rl.tasks.tools.options = ("kinds=calc1", "count=8")
+    config.rl.tasks.tools.update({"max_tokens": 8, "steps": 3})
+    config.rl.rollout.update({"prompts": 2, "samples": 2, "slots": 4, "max_length": 96})
+    config.rl.rollout.sandbox = shipped.rl.rollout.sandbox
+    config.data.update({"chat_format": shipped.data.chat_format, "sequence_length": 96})
+    config.rl.update({"updates": 1, "eval_prompts": 0})
+    config.train.update({"steps": 1, "batch_size": 2})
+    return config
+
+
+def test_the_experiments_tasks_are_wired_and_their_demonstrations_fit_its_rows():
+    editable = experiment()
+    editable.rl.tasks.tools.options = (editable.rl.tasks.tools.options[0], "count=200")
+    config, tokenizer = resolve(editable), byte_tokenizer()
+    chat, tasks = configured_chat(tokenizer, config.data.chat_format), TaskMixture(config.rl.tasks, 0)
+    drawn = [tasks.prompt(number).task for number in range(200)]
+    assert {(task.environment, task.budget.steps) for task in drawn} == {("tools", 6)}
+    for record in tool_demonstrations(drawn, direct=0.0):
+        builder = ChatBuilder(chat)
+        for message in record["messages"]:
+            builder.add(message)
+        answers = [message for message in record["messages"] if message["role"] == "assistant"]
+        assert len(builder.tokens) <= config.rl.rollout.max_length and len(answers) <= 6
+        assert all(len(chat.render(answer)) < config.rl.tasks["tools"].max_tokens for answer in answers)
+
+
+def test_a_wrong_toolset_stops_a_run_before_it_begins(tmp_path):
+    config = small()
+    config.rl.tasks.tools.tools = ("calculater",)
+    with pytest.raises(UserError, match="did you mean 'calculator'"):
+        train(resolve(config), tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_an_iteration_of_the_experiment_trains_on_conversations_with_tools(tmp_path):
+    assert train(resolve(small()), tmp_path / "run") == 0
+    trajectories = list(TrajectoryStore(tmp_path / "run/trajectories").read(1))
+    assert len(trajectories) == 4
+    for trajectory in trajectories:
+        assert not verify(trajectory, 258) and trajectory.reward is not None
+        assert trajectory.nodes[0].message["content"].endswith("=")
