@@ -167,6 +167,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     style_axes(axes[0, 0], title="Sampled responses that are right", x="iteration", y="share")
     legend(axes[0, 0])
     seed_bars(axes[0, 1], measured, LABELS, {"eval/greedy": "greedy", "eval/avg@8": "Avg@8"})
-    style_axes(axes[0, 1], title="Held-out accuracy, mean and range of seeds", x="share of problems")
-    legend(axes[0, 1])
+    style_axes(axes[0, 1], title="Held-out accuracy", x="share of problems, mean and range of seeds")
+    axes[0, 1].legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
     return figure
