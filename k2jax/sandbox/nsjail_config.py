@@ -71,7 +71,7 @@ class NsjailLauncher:
             limits["as"] = late[resource.RLIMIT_AS] >> 20
         if resource.RLIMIT_NPROC in late:
             limits["nproc"] = late[resource.RLIMIT_NPROC]
-        lines = [root, *(f"rlimit_{name}: {value}" for name, value in limits.items())]
+        lines = [root, *(f"rlimit_{name}: {value} rlimit_{name}_type: VALUE" for name, value in limits.items())]
         lines += [f"rlimit_{name}_type: SOFT" for name in _KEPT if name not in limits]
         lines += [f"envar: {_quoted(f'{name}={value}')}" for name, value in record["env"].items()]
         jail = ["nsjail", "--config", f"/proc/self/fd/{self._CONFIG}", "--log_fd", str(self._STATUS), "--verbose", "--"]
