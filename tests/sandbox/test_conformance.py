@@ -140,25 +140,27 @@ def test_a_path_that_is_no_file_inside_is_refused(name, path):
 @every_backend
 def test_commands_of_several_sandboxes_run_at_the_same_time(name):
     async def run():
-        async with await open_sandbox(name) as one, await open_sandbox(name) as other:
-            await one.write("mark", b"1")
-            begun = time.monotonic()
-            results = await asyncio.gather(*(sandbox.exec(["sh", "-c", "sleep 1; ls"]) for sandbox in (one, other)))
-            return time.monotonic() - begun, [result.stdout for result in results]
+        sandboxes = [await open_sandbox(name) for _ in range(3)]
+        await sandboxes[0].write("mark", b"1")
+        begun = time.monotonic()
+        results = await asyncio.gather(*(sandbox.exec(["sh", "-c", "sleep 1; ls"]) for sandbox in sandboxes))
+        seconds = time.monotonic() - begun
+        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+        return seconds, [result.stdout for result in results]
 
     seconds, outputs = asyncio.run(run())
-    assert outputs == [b"mark\n", b""]
-    assert seconds < 1.9
+    assert outputs == [b"mark\n", b"", b""]
+    assert seconds < 2.8
 
 
 @every_backend_here
 def test_commands_of_one_sandbox_run_at_the_same_time(name):
     async def use(sandbox):
         begun = time.monotonic()
-        await asyncio.gather(*(sandbox.exec(["sh", "-c", "sleep 0.6"]) for _ in range(3)))
+        await asyncio.gather(*(sandbox.exec(["sh", "-c", "sleep 1"]) for _ in range(3)))
         return time.monotonic() - begun
 
-    assert in_sandbox(name, use) < 1.7
+    assert in_sandbox(name, use) < 2.8
 
 
 @every_backend
