@@ -46,6 +46,7 @@ class GatewaySession:
         self._card, self._write = card, write
         self._turns = 0  # calls of the model so far, of any kind
         self._reserved = 0  # tokens that running answers may still take
+        self._running_steps = 0  # answers of them that are no side calls
         self._changed = asyncio.Condition()
 
     @property
@@ -104,10 +105,13 @@ class GatewaySession:
                 wanted = min(sampling.max_tokens, self._card.max_length - prompt_tokens, left)
                 if wanted < 1:
                     return None
-                if budget.tokens is None or self._reserved + wanted <= left:
+                has_tokens = budget.tokens is None or self._reserved + wanted <= left
+                has_steps = is_side or budget.steps is None or steps + self._running_steps < budget.steps
+                if has_tokens and has_steps:
                     break
                 await self._changed.wait()
             self._reserved += wanted
+            self._running_steps += not is_side
             self.running += 1
             turn, self._turns = self._turns, self._turns + 1
         assert self._card.chat is not None
@@ -117,10 +121,11 @@ class GatewaySession:
             sampling, max_tokens=wanted, seed=seed, stop_tokens=tuple(dict.fromkeys(stops))
         )
 
-    async def release(self, sampling: Sampling) -> None:
+    async def release(self, sampling: Sampling, is_side: bool) -> None:
         """Gives back what ``reserve`` set aside, after the answer is recorded or failed."""
         async with self._changed:
             self._reserved -= sampling.max_tokens
+            self._running_steps -= not is_side
             self.running -= 1
             self._changed.notify_all()
 

@@ -115,9 +115,10 @@ def test_side_calls_are_trajectories_of_their_own():
     assert all(verify(trajectory) == [] for trajectory in (main, side))
 
 
-def test_parallel_answers_keep_to_the_budget():
+@pytest.mark.parametrize(("budget", "expected"), [(Budget(tokens=70), [30, 30, 10]), (Budget(steps=2), [30, 30])])
+def test_parallel_answers_keep_to_the_budget(budget, expected):
     bench = Bench(lambda prompt, sampling: reply_ids("", "word " * 40))
-    access = bench.gateway.open(spec(sampling=Sampling(max_tokens=30), budget=Budget(tokens=70)))
+    access = bench.gateway.open(spec(sampling=Sampling(max_tokens=30), budget=budget))
 
     async def run():
         async with bench.http() as http:
@@ -128,7 +129,7 @@ def test_parallel_answers_keep_to_the_budget():
     lengths = [
         len(node.tokens) for node in bench.gateway.session(access.rollout).main.trajectory.nodes if node.turn >= 0
     ]
-    assert lengths == [30, 30, 10] and sum(answer[2] != "" for answer in answers) == 3
+    assert lengths == expected and sum(answer[2] != "" for answer in answers) == len(expected)
 
 
 class Reader:
