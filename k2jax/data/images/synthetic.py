@@ -1,0 +1,185 @@
+"""Pictures with exact labels: words to read, shapes to count and to locate. A sample is a function of seed and index.
+
+Fonts are the DejaVu family that matplotlib carries, so nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+from pathlib import Path
+from typing import Literal, NamedTuple
+import zlib
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+Kind = Literal["read", "count", "locate"]
+Split = Literal["train", "held_out"]
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 160, 60), "blue": (40, 70, 220), "orange": (250, 150, 20)}
+SHAPES = ("circle", "square", "triangle")
+FONTS = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSerif.ttf", "DejaVuSansMono.ttf")
+SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
+CELLS = 4
+"""Shapes lie in different cells of a grid of 4 x 4."""
+HELD_OUT = 10
+"""One word in so many is never in ``train``."""
+COORDINATES = 1000
+"""Boxes are in thousandths of the picture's sides."""
+
+
+class VisualSample(NamedTuple):
+    """A picture and a question about it.
+
+    Attributes:
+        image: in RGB.
+        kind: what is asked.
+        question: in English.
+        answer: the exact answer: the words, a number, or boxes ``[left,top,right,bottom]`` one after the other.
+        boxes: int ``[shapes, 4]`` of the shapes that are asked for, left, top, right and bottom in thousandths of the
+            sides, in the order of the answer: from left to right, then from above; empty where words are read.
+    """
+
+    image: Image.Image
+    kind: Kind
+    question: str
+    answer: str
+    boxes: np.ndarray
+
+
+class DrawnShape(NamedTuple):
+    """One shape of a picture.
+
+    Attributes:
+        shape: its name.
+        colour: name of its colour.
+        box: left, top, right and bottom, in pixels; the pixels ``right`` and ``bottom`` belong to it.
+    """
+
+    shape: str
+    colour: str
+    box: tuple[int, int, int, int]
+
+
+def synthetic_sample(
+    seed: int, index: int, *, kind: Kind, split: Split = "train", size: tuple[int, int] = (112, 112)
+) -> VisualSample:
+    """Makes a sample.
+
+    Samples of the two splits have different words and layouts.
+
+    Args:
+        seed: of the data set.
+        index: number of the sample.
+        kind: what is asked.
+        split: ``train`` or ``held_out``.
+        size: width and height [pixels], at least 64 each.
+    """
+    rng = np.random.default_rng([seed, index, zlib.crc32(f"{kind} {split}".encode())])
+    return _MAKERS[kind](rng, split, size)
+
+
+def random_word(rng: np.random.Generator, split: Split) -> str:
+    """A word of two to four syllables that belongs to the split."""
+    while True:
+        word = "".join(rng.choice(SYLLABLES, size=rng.integers(2, 5)))
+        if (zlib.crc32(word.encode()) % HELD_OUT == 0) == (split == "held_out"):
+            return word
+
+
+def _read(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
+    words = [random_word(rng, split) for _ in range(rng.integers(1, 3))]
+    image = _blank(rng, size)
+    draw = ImageDraw.Draw(image)
+    height = size[1] // len(words)
+    for line, word in enumerate(words):
+        font = _fitting_font(str(rng.choice(FONTS)), word, (size[0] - 4, height - 4), rng)
+        left, top, right, bottom = draw.textbbox((0, 0), word, font=font)
+        x = rng.integers(0, size[0] - (right - left) + 1) - left
+        y = line * height + rng.integers(0, height - (bottom - top) + 1) - top
+        draw.text((int(x), int(y)), word, fill=(20, 20, 20), font=font)
+    return VisualSample(image, "read", "What does the picture say?", " ".join(words), np.zeros((0, 4), int))
+
+
+def _count(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
+    image, shapes = draw_shapes(rng, size)
+    wanted, colour = str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS)))
+    boxes = _boxes_of(shapes, wanted, colour, size)
+    return VisualSample(image, "count", f"How many {colour} {wanted}s are there?", str(len(boxes)), boxes)
+
+
+def _locate(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
+    image, shapes = draw_shapes(rng, size)
+    chosen = shapes[rng.integers(len(shapes))]
+    boxes = _boxes_of(shapes, chosen.shape, chosen.colour, size)
+    answer = "".join("[" + ",".join(map(str, box)) + "]" for box in boxes)
+    return VisualSample(image, "locate", f"Where are the {chosen.colour} {chosen.shape}s?", answer, boxes)
+
+
+_MAKERS: dict[str, Callable[..., VisualSample]] = {"read": _read, "count": _count, "locate": _locate}
+
+
+def draw_shapes(rng: np.random.Generator, size: tuple[int, int]) -> tuple[Image.Image, list[DrawnShape]]:
+    """Draws one to nine shapes that do not touch.
+
+    Returns:
+        The picture and what it shows.
+    """
+    image = _blank(rng, size)
+    draw = ImageDraw.Draw(image)
+    cell = np.array(size) // CELLS
+    shapes = []
+    for place in rng.permutation(CELLS * CELLS)[: rng.integers(1, 10)]:
+        side = int(rng.integers(cell.min() // 2, cell.min() - 2))
+        corner = cell * (place % CELLS, place // CELLS) + rng.integers(1, cell - side)
+        left, top = map(int, corner)
+        shape, colour = str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS)))
+        box = (left, top, left + side - 1, top + side - 1)
+        _draw_shape(draw, shape, box, COLOURS[colour])
+        shapes.append(DrawnShape(shape, colour, box))
+    return image, shapes
+
+
+def _draw_shape(draw: ImageDraw.ImageDraw, shape: str, box: tuple[int, int, int, int], fill: tuple) -> None:
+    left, top, right, bottom = box
+    if shape == "circle":
+        draw.ellipse(box, fill=fill)
+    elif shape == "square":
+        draw.rectangle(box, fill=fill)
+    else:
+        draw.polygon([((left + right) // 2, top), (right, bottom), (left, bottom)], fill=fill)
+
+
+def _boxes_of(shapes: list[DrawnShape], wanted: str, colour: str, size: tuple[int, int]) -> np.ndarray:
+    chosen = sorted(shape.box for shape in shapes if (shape.shape, shape.colour) == (wanted, colour))
+    edges = np.array(chosen, int).reshape(-1, 4) + np.array([0, 0, 1, 1])  # the far edges of the last pixels
+    return np.rint(edges * COORDINATES / np.tile(size, 2)).astype(int)
+
+
+def _blank(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
+    """A light background, grey or tinted."""
+    return Image.new("RGB", size, tuple(int(value) for value in rng.integers(225, 256, 3)))
+
+
+def _fitting_font(name: str, word: str, room: tuple[int, int], rng: np.random.Generator) -> ImageFont.FreeTypeFont:
+    """The font at a size between half of what fits and all of it."""
+    points = room[1]
+    while points > 6:
+        left, top, right, bottom = _font(name, points).getbbox(word)
+        if right - left <= room[0] and bottom - top <= room[1]:
+            break
+        points -= 1
+    return _font(name, int(rng.integers(max(6, points // 2), points + 1)))
+
+
+@functools.cache
+def _font(name: str, points: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(str(_font_folder() / name), points)
+
+
+@functools.cache
+def _font_folder() -> Path:
+    import matplotlib  # a second to import
+
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf"

@@ -1,0 +1,82 @@
+"""Labels of synthetic pictures against their own pixels; samples are functions of seed and index."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from k2jax.data.images.synthetic import COLOURS, draw_shapes, random_word, synthetic_sample
+
+KINDS = ("read", "count", "locate")
+SIZES = st.sampled_from([(112, 112), (160, 90), (64, 64)])
+PLURAL = {"circles": "circle", "squares": "square", "triangles": "triangle"}
+
+
+def regions(image, colour):
+    """Boxes (left, top, right, bottom, right and bottom outside) and filled share of the regions of a colour."""
+    mask = (np.asarray(image) == COLOURS[colour]).all(-1)
+    labelled, count = ndimage.label(mask, np.ones((3, 3)))
+    found = []
+    for number, (rows, columns) in enumerate(ndimage.find_objects(labelled, count), 1):
+        share = (labelled[rows, columns] == number).mean()
+        found.append(((columns.start, rows.start, columns.stop, rows.stop), share))
+    return found
+
+
+def shape_of(share):
+    """A square fills its box, a circle pi / 4 of it, a triangle half."""
+    return "square" if share > 0.95 else "circle" if share > 0.67 else "triangle"
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), kind=st.sampled_from(["count", "locate"]), size=SIZES)
+def test_counts_and_boxes_are_those_of_the_pixels(seed, kind, size):
+    sample = synthetic_sample(seed, 0, kind=kind, size=size)
+    *_, colour, shapes = sample.question.removesuffix(" are there?").removesuffix("?").split()
+    seen = sorted(box for box, share in regions(sample.image, colour) if shape_of(share) == PLURAL[shapes])
+    expected = np.rint(np.array(seen).reshape(-1, 4) * 1000 / np.tile(size, 2)).astype(int)
+    np.testing.assert_array_equal(sample.boxes, expected)
+    if kind == "count":
+        assert sample.answer == str(len(seen))
+    else:
+        assert len(seen) and sample.answer == "".join(str(box.tolist()).replace(" ", "") for box in expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), index=st.integers(0, 10**6), kind=st.sampled_from(KINDS), size=SIZES)
+def test_a_sample_is_a_function_of_seed_index_kind_and_split(seed, index, kind, size):
+    some, again = (synthetic_sample(seed, index, kind=kind, size=size) for _ in range(2))
+    assert some.answer == again.answer and np.array_equal(some.image, again.image) and some.image.size == size
+    others = [synthetic_sample(seed, index + 1, kind=kind, size=size),
+              synthetic_sample(seed, index, kind=kind, split="held_out", size=size)]  # fmt: skip
+    assert all(not np.array_equal(some.image, other.image) for other in others)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), size=SIZES)
+def test_all_of_the_words_is_inside_the_picture(seed, size):
+    sample = synthetic_sample(seed, 3, kind="read", size=size)
+    words = sample.answer.split(" ")
+    pixels = np.asarray(sample.image).astype(int).sum(-1)
+    ink = np.abs(pixels - pixels[0].max()) > 60
+    lines = np.array_split(ink, [size[1] // len(words)] if len(words) == 2 else [])
+    for word, line in zip(words, lines, strict=True):
+        _, letters = ndimage.label(line, np.ones((3, 3)))
+        # A letter is one region, i and j are two; narrow fonts join some.
+        assert 1 <= letters <= len(word) + word.count("i")
+
+
+def test_no_word_is_in_both_splits():
+    rng = np.random.default_rng(0)
+    train, held_out = ({random_word(rng, split) for _ in range(500)} for split in ("train", "held_out"))
+    assert len(train) > 400 and len(held_out) > 200 and not train & held_out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shapes_do_not_touch(seed):
+    image, shapes = draw_shapes(np.random.default_rng(seed), (112, 112))
+    mask = np.asarray(image).astype(int).sum(-1) < 600
+    assert ndimage.label(mask, np.ones((3, 3)))[1] == len(shapes)
