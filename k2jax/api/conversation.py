@@ -26,6 +26,9 @@ SAMPLING_FIELDS = (
 MALFORMED = "malformed_arguments"
 """Key under which arguments that are not a JSON object are given to clients that read nothing else."""
 
+MAX_DEPTH = 64
+"""Arguments of calls that are nested deeper count as malformed."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
@@ -137,10 +140,25 @@ def arguments_object(text: str) -> dict[str, Any]:
     """Returns a call's arguments as a JSON object; those that are none as text under ``MALFORMED``."""
     try:
         value = json.loads(text)
+        if _is_deep(value):  # wherever the interpreter's own limit is
+            return {MALFORMED: text}
         dump_json(value)  # refuses what no strict reader takes back: infinities and unpaired surrogates
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {MALFORMED: text}
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether a JSON value is nested deeper than MAX_DEPTH."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for parent in level
+            if isinstance(parent, dict | list)
+            for item in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+    return bool(level)
 
 
 def _render(conversation: Conversation, card: ModelCard) -> tuple[int, ...]:

@@ -162,8 +162,11 @@ class OperatorEndpoints:
         status, error = values.get("status", "finished"), values.get("error", "")
         if not isinstance(status, str) or not isinstance(error, str):
             raise bad_request("status", "status and error must be text")
-        with api_errors():
-            trajectories = await self._gateway.close(session.name, status, error)  # type: ignore[arg-type]
+        try:
+            with api_errors():
+                trajectories = await self._gateway.close(session.name, status, error)  # type: ignore[arg-type]
+        except OSError as failure:
+            raise unavailable(f"the end could not be written: {failure.strerror}") from None
         return json_response({"rollout": session.name, "trajectories": len(trajectories), "counts": session.counts()})
 
     def _check(self, request: Request) -> None:

@@ -147,19 +147,21 @@ class Gateway:
 
         Raises:
             UserError: there is no such rollout, or the status is none that ends.
+            OSError: the end could not be written.
         """
         session = self.session(name)
         if status not in ("finished", "truncated", "masked") or (status == "masked") != bool(error):
             raise UserError("a rollout ends as finished, truncated, or masked with the error that masks it")
-        if not session.is_closed:
-            session.is_closed = True
-            for exchange in self._exchanges:
-                if exchange.session is session:
-                    exchange.abandon()
-            await session.wait_until_idle()
-            if self._logs is not None:
-                self._logs.append(name, {"event": "close", "status": status, "error": error})
-            self._end(session, status, error)
+        session.is_closed = True
+        async with session.ending:  # an end that failed or was cancelled can be asked for again
+            if not session.has_ended:
+                for exchange in self._exchanges:
+                    if exchange.session is session:
+                        exchange.abandon()
+                await session.wait_until_idle()
+                if self._logs is not None:
+                    self._logs.append(name, {"event": "close", "status": status, "error": error})
+                self._end(session, status, error)
             self._export(session)
         return session.trajectories()
 
@@ -200,11 +202,11 @@ class Gateway:
                 self._end(session, record["status"], record["error"])
         if session is not None:  # else the opening itself was cut off, and nobody has its key
             self._sessions[name] = session
-            if session.is_closed:
+            if session.has_ended:
                 self._export(session)
 
     def _end(self, session: GatewaySession, status: Status, error: str) -> None:
-        session.is_closed = True
+        session.is_closed = session.has_ended = True
         for trajectory in session.trajectories():
             trajectory.status, trajectory.error = status, error
 

@@ -126,9 +126,10 @@ class RecordedHistory:
         return ChatBuilder.resume(self._card.chat, tokens, roles, path[-1].turn != NO_TURN)
 
     def commit(self, node: int, additions: Sequence[Addition]) -> int:
-        """Adds nodes below a node, unless another request has added them meanwhile; returns the last one."""
+        """Adds nodes below a node, unless another request has added the same tokens meanwhile; returns the last one."""
+        nodes = self.trajectory.nodes
         for key, tokens, message in additions:
-            known = self._places(node, key)
+            known = [place for place in self._places(node, key) if nodes[place].tokens.tolist() == tokens]
             node = known[-1] if known else self.add(Node.observed(node, tokens, message), key)
         return node
 

@@ -33,7 +33,9 @@ class GatewaySession:
         sides: histories of side calls, each a trajectory of its own.
         requests: what happened, one JSON object per answered request.
         running: answers that are being generated.
-        is_closed: whether it has ended; its key is void then.
+        is_closed: whether its key is void, because it ends or has ended.
+        has_ended: whether its end is in the log.
+        ending: held by whoever ends it.
     """
 
     def __init__(self, name: str, spec: GatewayRollout, digest: str, card: ModelCard, write: WriteRecord | None):
@@ -42,7 +44,8 @@ class GatewaySession:
         self.sides: list[RecordedHistory] = []
         self.requests: list[dict[str, Any]] = []
         self.running = 0
-        self.is_closed = False
+        self.is_closed = self.has_ended = False
+        self.ending = asyncio.Lock()
         self._card, self._write = card, write
         self._turns = 0  # calls of the model so far, of any kind
         self._reserved = 0  # tokens that running answers may still take
@@ -159,14 +162,16 @@ class GatewaySession:
         record: dict[str, Any] = {"event": "request", "request": request}
         if answer is not None:
             request["tokens"], request["turn"] = len(answer.tokens), answer.turn
-            record |= {"at": match.node, "additions": [list(addition) for addition in additions]}
+            assert answer.message is not None
+            key = message_key(answer.message)  # before anything is written
+            record |= {"at": match.node, "additions": [list(addition) for addition in additions], "key": key}
             record["answer"] = _answer_json(answer)
         if self._write is not None:
             self._write(record)
         if answer is None:
             self.requests.append(request)
         else:
-            self._apply(match.node, additions, answer, request)
+            self._apply(match.node, additions, answer, key, request)
 
     def replay(self, record: Mapping[str, Any]) -> None:
         """Applies a request's record of the log."""
@@ -175,7 +180,7 @@ class GatewaySession:
             self.requests.append(request)
             return
         additions = [Addition(*addition) for addition in record["additions"]]
-        self._apply(record["at"], additions, _answer_node(record["answer"]), request)
+        self._apply(record["at"], additions, _answer_node(record["answer"]), record["key"], request)
 
     def trajectories(self) -> list[Trajectory]:
         """The main trajectory and those of side calls that were answered, with the requests of each in the metadata."""
@@ -186,11 +191,10 @@ class GatewaySession:
         sides = [history.trajectory for history in self.sides if history.trajectory.nodes]
         return [self.main.trajectory, *sides]
 
-    def _apply(self, at: int, additions: Sequence[Addition], answer: Node, request: dict[str, Any]) -> None:
+    def _apply(self, at: int, additions: Sequence[Addition], answer: Node, key: str, request: dict[str, Any]) -> None:
         history = self.history(request["history"])
         parent = history.commit(at, additions)
-        assert answer.message is not None
-        request["node"] = history.add(dataclasses.replace(answer, parent=parent), message_key(answer.message))
+        request["node"] = history.add(dataclasses.replace(answer, parent=parent), key)
         self._turns = max(self._turns, answer.turn + 1)
         self.requests.append(request)
 
