@@ -12,6 +12,7 @@ import resource
 import signal
 
 from k2jax.sandbox.launcher import Invocation
+from k2jax.sandbox.stage import enter_mounts
 
 _ABOVE = 20
 
@@ -44,6 +45,7 @@ class Plan:
     Attributes:
         program: path of the isolating program.
         invocation: how it is called.
+        namespace: descriptor of the mount namespace in which it starts.
         user: user and group of the host that it runs as; None for this process's own.
         entrances: descriptors of control groups to enter.
         limits: limits of each process, by number of the resource; they hold for the isolating program too.
@@ -52,6 +54,7 @@ class Plan:
 
     program: str
     invocation: Invocation
+    namespace: int
     user: int | None
     entrances: Sequence[int]
     limits: Mapping[int, int]
@@ -107,6 +110,7 @@ def _become(plan: Plan, standard: list[int], passed: list[tuple[int, int]]) -> N
     number_of_status = plan.invocation.status
     status = next(source for source, target in passed if target == number_of_status)
     try:
+        enter_mounts(plan.namespace)  # before its number may become another descriptor's
         for entrance in plan.entrances:
             os.write(entrance, b"0")
         # First away from the numbers that are about to be used, which may be those of other descriptors.

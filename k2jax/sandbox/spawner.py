@@ -23,7 +23,7 @@ from k2jax.sandbox.launch import Child, Plan, set_limits, start
 from k2jax.sandbox.launcher import Launcher
 from k2jax.sandbox.nsjail_config import NsjailLauncher
 from k2jax.sandbox.running_command import RunningCommand
-from k2jax.sandbox.stage import SandboxStage, adopt_orphans
+from k2jax.sandbox.stage import BoxFiles, SandboxStage, adopt_orphans
 
 LAUNCHERS: dict[str, type[Launcher]] = {"bubblewrap": BubblewrapLauncher, "nsjail": NsjailLauncher}
 _OWN_PROCESSES = 2
@@ -51,11 +51,11 @@ class Box:
         self.group = cgroup.ControlGroup(
             trees, name, memory=self.limits["memory"], processes=self.processes + _OWN_PROCESSES
         )
-        self._stage = stage
+        self.files: BoxFiles | None = None
         self.path = stage.path / "boxes" / name
         try:
-            stage.make_box(self.path, disk=self.limits["disk"], files=self.limits["files"])
             self.root = launcher.root(stage, self.path, record)
+            self.files = stage.make_box(self.path, disk=self.limits["disk"], files=self.limits["files"])
         except OSError:
             self.remove()
             raise
@@ -86,8 +86,11 @@ class Box:
 
     def remove(self) -> None:
         """Deletes its files and groups."""
+        if self.files is not None:
+            os.close(self.files.namespace)
+            self.files = None
         with contextlib.suppress(OSError):
-            self._stage.remove_box(self.path)
+            self.path.rmdir()
         end = time.monotonic() + _PATIENCE
         while not self.group.remove() and time.monotonic() < end:
             self.group.kill()
@@ -185,11 +188,10 @@ class Spawner:
         number = message.record["request"]
         box = Box(self._stage, self._launcher, self._trees, f"{os.getpid()}-{number}", message.record)
         self._boxes[number] = box
-        descriptor = os.open(box.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self._answer(number, {"box": number}, descriptors=(descriptor,))
+            self._answer(number, {"box": number}, descriptors=(box.files.root,))
         finally:
-            os.close(descriptor)
+            os.close(box.files.root)
 
     def _exec(self, message: wire.Message) -> None:
         child, late = self._launch(message.record)
@@ -211,6 +213,7 @@ class Spawner:
         plan = Plan(
             program=self._program,
             invocation=invocation,
+            namespace=box.files.namespace,
             user=self._stage.user,
             entrances=entrances,
             limits=box.limits_of_a_process(),
