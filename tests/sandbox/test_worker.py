@@ -113,6 +113,7 @@ def test_a_child_of_the_code_that_comes_back_does_not_answer():
 
 def test_a_cancelled_call_ends_its_worker():
     async def use(worker, sandbox):
+        await worker.start()
         call = asyncio.create_task(worker.run("import time; time.sleep(60)", timeout=60))
         await asyncio.sleep(0.3)
         call.cancel()
