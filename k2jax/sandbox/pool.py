@@ -126,8 +126,13 @@ class SandboxPool:
             raise
         return given if given is not None else await self._open()
 
-    def _pass_on(self, sandbox: Sandbox | None) -> None:
-        """Gives a free sandbox, or room for one that is None, to whoever has waited longest."""
+    def _pass_on(self, sandbox: Sandbox | None, *, refill: bool = True) -> None:
+        """Gives a free sandbox, or room for one that is None, to whoever has waited longest.
+
+        Args:
+            sandbox: the sandbox, or None.
+            refill: whether room that nobody waits for is used for another warm sandbox.
+        """
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -135,7 +140,8 @@ class SandboxPool:
                 return
         if sandbox is None:
             self._existing -= 1
-            self._fill()
+            if refill:
+                self._fill()
         else:
             self._idle.append(sandbox)
 
@@ -144,7 +150,7 @@ class SandboxPool:
         try:
             sandbox = await self._backend.open(self._spec)
         except BaseException:
-            self._pass_on(None)
+            self._pass_on(None, refill=False)  # a backend that fails would be asked again at once, for ever
             raise
         self.opened += 1
         return sandbox
@@ -175,7 +181,7 @@ class SandboxPool:
     async def _add(self) -> None:
         try:
             sandbox = await self._open()
-        except SandboxError:  # whoever opens the next one will meet it
+        except (SandboxError, UserError):  # whoever opens the next one will meet it
             return
         finally:
             self._filling -= 1

@@ -109,6 +109,31 @@ def test_a_lease_that_ends_after_its_pool_is_closed_too():
     asyncio.run(run())
 
 
+def test_a_backend_that_fails_is_not_asked_again_and_again():
+    """Only leases try anew."""
+    asked = []
+
+    class Broken:
+        async def open(self, spec):
+            asked.append(spec)
+            await asyncio.sleep(0)
+            raise SandboxError("no")
+
+    async def run():
+        async with SandboxPool(Broken(), SandboxSpec(), warm=3, most=4) as pool:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(asked) == 3
+            with pytest.raises(SandboxError, match="no"):
+                async with pool.lease():
+                    pass
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(asked) == 4 and pool._existing == 0
+
+    asyncio.run(run())
+
+
 def test_a_clean_sandbox_has_nothing_of_the_lease_before():
     """Files that resist are deleted, or the sandbox is another."""
     leave = [
