@@ -31,7 +31,12 @@ SFT_STEPS, ITERATIONS = 200, 60
 DEMONSTRATIONS, PROMPTS = 4000, 700  # of each number of turns
 HELD_OUT, SAMPLES = 1000, 4  # problems of all numbers of turns, and sampled answers to each
 BANDS = {"turn": (0.9, 1.1), "sequence": (0.95, 1.05), "token": (0.8, 1.25)}
-LABELS = {"sft": "SFT, the start", "turn": "ratio of a turn", "sequence": "ratio of the episode", "token": "of a token"}
+LABELS = {
+    "sft": "SFT, the start",
+    "turn": "ratio of a turn",
+    "sequence": "ratio of the episode",
+    "token": "ratio of a token",
+}
 COLORS = {"sft": PALETTE[5], "turn": PALETTE[0], "sequence": PALETTE[1], "token": PALETTE[2]}
 SHARES = {"clipped": ("clipped", 4), "spread": ("spread of the gradient's norm", 3), "kl": ("KL(old, new)", 5)}
 WINDOW = 20  # iterations within which the spread is measured
