@@ -1,11 +1,13 @@
 """Parameter counts of the towers, and the optimizer's group of every weight."""
 
+import types
+
 import pytest
 import torch
 from transformers import Kimi_K25Config
 from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25MultimodalProjection, Kimi_K25VisionModel
 
-from k2jax.config import OptimizerConfig, model_preset
+from k2jax.config import Config, OptimizerConfig, model_preset, resolve
 from k2jax.config.presets import vision_preset
 from k2jax.config.replace import replace_keys
 from k2jax.errors import UserError
@@ -13,6 +15,7 @@ from k2jax.model import total_parameters
 from k2jax.model.vision import multimodal_specs, vision_specs
 from k2jax.optim.groups import group_of
 from k2jax.params import count, named_specs
+from k2jax.train.run import Run
 
 
 def test_the_published_tower_and_projector_have_as_many_parameters_as_transformers():
@@ -42,3 +45,15 @@ def test_a_text_model_has_no_weights_of_vision():
 def test_an_unknown_tower_is_refused_with_the_names_of_the_others():
     with pytest.raises(UserError, match="moonvit, nano_vision"):
         vision_preset("moonvit2")
+
+
+def test_heads_that_do_not_divide_into_pairs_of_two_axes_are_refused():
+    vision = replace_keys(vision_preset("nano_vision"), {"width": 120, "heads": 20})
+    with pytest.raises(UserError, match=r"vision\.width 120 does not divide into 20 heads of a multiple of 4"):
+        resolve(Config(model=replace_keys(model_preset("nano"), {"vision": vision})))
+
+
+def test_training_a_model_with_a_tower_is_refused(tmp_path):
+    config = Config(model=replace_keys(model_preset("nano"), {"vision": vision_preset("nano_vision")}))
+    with pytest.raises(UserError, match=r"model\.vision\.layers is not 0, and training with images is not built"):
+        Run(types.SimpleNamespace(config=config), tmp_path, {})
