@@ -77,13 +77,13 @@ class KubernetesBackend:
         sandbox = None
         try:
             await self._ensure_policy(clients)
+            sandbox = KubernetesSandbox(self, clients, name, spec)  # from here on there may be a pod
             await clients.core.create_namespaced_pod(self.options.namespace, pod_manifest(name, spec, self.options))
-            sandbox = KubernetesSandbox(self, clients, name, spec)
             await sandbox.ready(self.options.start_timeout)
         except BaseException as error:
             if sandbox is not None:
                 with contextlib.suppress(SandboxError):
-                    await asyncio.shield(sandbox.close())
+                    await sandbox.close()
             else:
                 await self.release()
             if isinstance(error, ApiException | OSError):

@@ -105,6 +105,7 @@ class RemoteSandbox(abc.ABC):
         self._lock = asyncio.Lock()
         self._open, self._untidy = True, False
         self._tidying: set[asyncio.Task[None]] = set()
+        self._ending: asyncio.Future[None] | None = None
 
     async def exec(
         self,
@@ -147,13 +148,13 @@ class RemoteSandbox(abc.ABC):
         return (await self._on_files("list", path, limit, room=_MOST_NAMES))[0]["names"]
 
     async def close(self) -> None:
-        """Ends the sandbox; see ``Sandbox.close``."""
-        if not self._open:
-            return
-        self._open = False
-        for task in list(self._tidying):
-            task.cancel()
-        await self._end()
+        """Ends the sandbox; see ``Sandbox.close``. The end goes on when the wait for it is cancelled."""
+        if self._ending is None:
+            self._open = False
+            for task in self._tidying - {asyncio.current_task()}:  # which may be what closes it
+                task.cancel()
+            self._ending = asyncio.ensure_future(self._end())
+        await asyncio.shield(self._ending)
 
     async def __aenter__(self) -> Self:
         return self
