@@ -58,8 +58,8 @@ def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation
             max_tokens = _read_max_tokens(fields)
         options, asked = read_shared(fields, card, "/v1/completions", top_logprobs=top_logprobs or 0)
         messages, (tools, left_out) = fields.take("messages"), _read_tools(fields)
-        thinking = _read_thinking(fields, card)
-        left_out += fields.finish(IGNORED, _NEUTRAL)
+        thinking, passed_over = _read_thinking(fields, card)
+        left_out += passed_over + fields.finish(IGNORED, _NEUTRAL)
         if not isinstance(messages, list) or not messages:
             raise invalid_value("messages", "a list with at least one message", messages)
         origins = tuple(f"messages[{index}]" for index in range(len(messages)))
@@ -153,17 +153,23 @@ def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     return functions if choice != "none" else [], tuple(left_out)
 
 
-def _read_thinking(fields: Fields, card: ModelCard) -> bool:
-    """Whether the answer begins with reasoning, which ``{"chat_template_kwargs": {"thinking": false}}`` turns off."""
+def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, tuple[str, ...]]:
+    """Whether the answer begins with reasoning, and what a lenient reader passed over.
+
+    ``{"chat_template_kwargs": {"thinking": false}}`` turns the reasoning off.
+    """
     assert card.chat is not None
     options = fields.take("chat_template_kwargs", {})
-    known = isinstance(options, dict) and not options.keys() - {"thinking"}
-    if not known or not isinstance(options.get("thinking", True), bool):
+    others = isinstance(options, dict) and options.keys() - {"thinking"}
+    passed_over = ("chat_template_kwargs",) if fields.lenient and others else ()
+    if (others and not passed_over) or not (
+        isinstance(options, dict) and isinstance(options.get("thinking", True), bool)
+    ):
         raise invalid_value("chat_template_kwargs", "an object with the key thinking alone, true or false", options)
     thinking = options.get("thinking", card.chat.thinks)
     if thinking and not card.chat.thinks:
         raise unsupported("chat_template_kwargs", "this model's chat format has no reasoning")
-    return thinking
+    return thinking, passed_over
 
 
 def _normalize(message: Any, origin: str) -> Mapping[str, Any]:

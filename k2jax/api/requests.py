@@ -156,9 +156,9 @@ def _read_include_usage(fields: Fields, stream: bool) -> bool:
     value = fields.take("stream_options")
     if value is None:
         return False
-    if not stream:
+    if not stream and not fields.lenient:
         raise bad_request("stream_options", "stream_options needs stream: true")
-    options = Fields(value, "stream_options")
+    options = Fields(value, "stream_options", fields.lenient)
     include_usage = options.flag("include_usage")
     options.finish(frozenset({"include_obfuscation"}), {})
     return include_usage

@@ -40,6 +40,10 @@ class RolloutAccess(NamedTuple):
     path: str
     key: str
 
+    def __repr__(self) -> str:
+        """Without the key, because what is printed ends in logs."""
+        return f"RolloutAccess(rollout={self.rollout!r}, path={self.path!r}, key=...)"
+
 
 class Gateway:
     """Rollouts of black-box agents over a client of a model. Its methods must be called on the event loop's thread.

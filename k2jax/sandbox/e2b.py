@@ -109,6 +109,8 @@ class E2BBackend:
         }
         try:
             answer = await self.request(client, "POST", "/sandboxes", body)
+            if not (isinstance(answer, dict) and isinstance(answer.get("sandboxID"), str)):
+                raise SandboxError("the control plane of sandboxes failed: its answer names no machine")
         except BaseException:
             await self.release()
             raise

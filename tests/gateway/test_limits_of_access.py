@@ -48,7 +48,7 @@ def test_a_key_opens_its_own_rollout_until_it_ends(tmp_path):
             assert (await post(http, other, "responses", {"model": "x"})).status_code == 400
 
     asyncio.run(run())
-    assert len(mine.key) >= 32 and mine.key != other.key
+    assert len(mine.key) >= 32 and mine.key != other.key and mine.key not in f"{mine} {mine!r}"
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or mine.key.encode() not in path.read_bytes()
     assert mine.key not in repr(vars(bench.gateway.session("mine")))
@@ -91,6 +91,21 @@ def test_the_operator_opens_and_ends_rollouts(tmp_path):
     asyncio.run(run())
     [stored] = TrajectoryStore(tmp_path / "trajectories").read(2)
     assert (stored.status, stored.error, stored.key) == ("masked", "no disk", (2, 0, 1)) and verify(stored) == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_hints_that_nobody_knows_are_passed_over(stream):
+    bench = Bench(plain_reply)
+    access = bench.gateway.open(spec())
+    hints = {"stream_options": {"include_usage": True, "pace": 1}, "chat_template_kwargs": {"enable_thinking": False}}
+
+    async def run():
+        async with bench.http() as http:
+            return await post(http, access, "chat/completions", chat_body(ITEMS, stream=stream, **hints))
+
+    assert asyncio.run(run()).status_code == 200
+    [request] = bench.gateway.session(access.rollout).requests
+    assert request["left_out"] == ["chat_template_kwargs"] and request["stream"] == stream
 
 
 def test_side_calls_are_trajectories_of_their_own():

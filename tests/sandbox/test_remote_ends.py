@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from k2jax.sandbox import SandboxError, SandboxSpec
+from k2jax.sandbox.e2b import E2BBackend, E2BOptions
 from k2jax.sandbox.kubernetes import KubernetesBackend, _Clients
 from k2jax.sandbox.remote import RemoteSandbox
 from k2jax.sandbox.types import Capabilities
@@ -110,5 +111,22 @@ def test_a_pod_whose_opening_is_cancelled_is_deleted(monkeypatch):
         with pytest.raises(asyncio.CancelledError):
             await opening
         assert not cluster.pods and not list(backend._clients.keys())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("answer", [{}, [], {"sandboxID": None}])
+def test_an_answer_that_names_no_machine_is_a_failure_of_the_sandbox(monkeypatch, answer):
+    backend = E2BBackend(E2BOptions(api_key="key"))
+
+    async def request(*arguments):
+        return answer
+
+    monkeypatch.setattr(backend, "request", request)
+
+    async def run():
+        with pytest.raises(SandboxError, match="no machine"):
+            await backend.open(SandboxSpec())
+        assert not list(backend._clients.keys())
 
     asyncio.run(run())
