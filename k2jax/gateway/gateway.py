@@ -95,13 +95,14 @@ class Gateway:
         name = secrets.token_hex(8) if name is None else name
         if not _NAME.fullmatch(name):
             raise UserError(f"a rollout's name has 1 to 64 letters, digits, - and _, unlike {ascii(name)[:80]}")
-        if name in self._sessions:
+        if name in self._sessions or (self._store is not None and (name, None) in self._exported(spec.key[0])):
             raise UserError(f"there is a rollout {name} already; choose another name")
         key = f"k2-{secrets.token_urlsafe(_KEY_BYTES)}"
         digest = hashlib.sha256(key.encode()).hexdigest()
+        session = self._new_session(name, spec, digest)
         if self._logs is not None:
             self._logs.append(name, {"event": "open", "spec": spec.to_json(), "digest": digest})
-        self._sessions[name] = self._new_session(name, spec, digest)
+        self._sessions[name] = session
         return RolloutAccess(name, f"/r/{name}", key)
 
     def session(self, name: str) -> GatewaySession:
@@ -219,13 +220,19 @@ class Gateway:
         if self._store is None:
             return
         step = session.spec.key[0]
+        known = self._exported(step)
+        for trajectory in session.trajectories():
+            if _identity(trajectory) not in known:
+                self._store.append(step, trajectory)
+                known.add(_identity(trajectory))
+
+    def _exported(self, step: int) -> set[tuple[Any, Any]]:
+        """Which trajectories of a step are in the store; of each its rollout, and its number if it is a side call."""
+        assert self._store is not None
         if step not in self._stored:
             known = self._store.read(step) if step in self._store.steps() else ()
             self._stored[step] = {_identity(trajectory) for trajectory in known}
-        for trajectory in session.trajectories():
-            if _identity(trajectory) not in self._stored[step]:
-                self._store.append(step, trajectory)
-                self._stored[step].add(_identity(trajectory))
+        return self._stored[step]
 
 
 def _identity(trajectory: Trajectory) -> tuple[Any, Any]:

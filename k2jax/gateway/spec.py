@@ -11,6 +11,9 @@ from k2jax.client import Sampling
 from k2jax.env.task import Budget
 from k2jax.errors import UserError, abbreviate
 
+RESERVED = frozenset({"rollout", "side_call", "requests", "counts"})
+"""What the gateway itself writes into the metadata of trajectories."""
+
 
 @dataclasses.dataclass(frozen=True)
 class GatewayRollout:
@@ -25,7 +28,7 @@ class GatewayRollout:
         declares_tools: whether the agent's own turns declare tools: a request without tools is then a side call (a
             title, a summary), a trajectory of its own.
         train_side_calls: whether tokens of side calls are marked for training.
-        metadata: JSON values, kept in the trajectory.
+        metadata: JSON values, kept in the trajectory; not under the names of RESERVED.
     """
 
     task: str
@@ -44,6 +47,8 @@ class GatewayRollout:
         counts = {name: getattr(self.sampling, name) for name in ("max_tokens", "top_k", "seed")}
         limits = {name: value for name, value in dataclasses.asdict(self.budget).items() if value is not None}
         wrong += [name for name, value in (counts | limits).items() if type(value) is not int or value < 0]
+        wrong += ["stop_tokens"] * any(type(token) is not int or token < 0 for token in self.sampling.stop_tokens)
+        wrong += ["metadata"] * (not isinstance(self.metadata, Mapping) or not RESERVED.isdisjoint(self.metadata))
         try:
             json.dumps(self.metadata, allow_nan=False)
         except (TypeError, ValueError, RecursionError):

@@ -71,7 +71,9 @@ def test_the_operator_opens_and_ends_rollouts(tmp_path):
                 {"task": "b", "sampling": {"return_experts": True}}, {"task": "b", "budget": {"tokens": -1}},
                 {"task": 3}, {"task": ""}, {"task": "b", "sampling": {"max_tokens": 1.5}},
                 {"task": "b", "key": [0, 0, -1]}, {"task": "b", "declares_tools": 1},
-                {"task": "b", "budget": {"critical_steps": 3}},
+                {"task": "b", "budget": {"critical_steps": 3}}, {"task": "b", "metadata": [1]},
+                {"task": "b", "metadata": {"side_call": 1}}, {"task": "b", "sampling": {"stop_tokens": [[1]]}},
+                {"task": "b", "sampling": {"stop_tokens": ["x"]}},
             ):  # fmt: skip
                 refused = await ask("/rollouts", wrong)
                 assert refused.status_code == 400 and "\n" not in refused.json()["error"]["message"], wrong

@@ -1,5 +1,6 @@
 """A gateway that was killed goes on from its logs: nothing is lost that a client has seen, and nothing is doubled."""
 
+import asyncio
 import contextlib
 import subprocess
 import sys
@@ -92,3 +93,19 @@ def test_a_rollout_whose_end_was_not_stored_is_stored_by_the_next_process(tmp_pa
         Gateway(ScriptedClient(reply), CARD, tmp_path).release_folder()
         [stored] = TrajectoryStore(tmp_path / "trajectories").read(0)
         assert stored.status == "finished" and stored.metadata["rollout"] == "a"
+
+
+def test_a_name_whose_trajectories_are_stored_stays_taken_although_its_log_is_gone(tmp_path):
+    """A second rollout of the name would be taken for the first, and never stored."""
+    gateway = Gateway(ScriptedClient(reply), CARD, tmp_path)
+    gateway.open(spec(), "a")
+    asyncio.run(gateway.close("a"))
+    gateway.release_folder()
+    (tmp_path / "rollouts" / "a.jsonl").unlink()
+    again = Gateway(ScriptedClient(reply), CARD, tmp_path)
+    with pytest.raises(UserError, match="another name"):
+        again.open(spec(), "a")
+    again.open(spec(key=(1, 0, 0)), "b")
+    asyncio.run(again.close("b"))
+    again.release_folder()
+    assert [len(list(TrajectoryStore(tmp_path / "trajectories").read(step))) for step in (0, 1)] == [1, 1]
