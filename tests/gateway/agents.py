@@ -27,9 +27,14 @@ def parsed_again(message):
     """An echo whose arguments were parsed and written again, with what JavaScript makes of them."""
     message = json.loads(json.dumps(message))
     for call in message.get("tool_calls", ()):
-        arguments = json.loads(call["function"]["arguments"])
+        arguments = json.loads(call["function"]["arguments"], parse_float=_number)
         call["function"]["arguments"] = json.dumps(arguments, separators=(",", ":"), ensure_ascii=False)
     return message
+
+
+def _number(text):
+    """A number as JavaScript writes it again: 5.0 is 5."""
+    return int(float(text)) if float(text).is_integer() else float(text)
 
 
 async def mini(send):

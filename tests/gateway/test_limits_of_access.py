@@ -143,9 +143,9 @@ def test_parallel_answers_keep_to_the_budget(budget, expected):
             return await asyncio.gather(*(say(http, access, "messages", items) for items in sent))
 
     answers = asyncio.run(run())
-    lengths = [
-        len(node.tokens) for node in bench.gateway.session(access.rollout).main.trajectory.nodes if node.turn >= 0
-    ]
+    nodes = bench.gateway.session(access.rollout).main.trajectory.nodes
+    lengths = [len(node.tokens) for node in nodes if node.turn >= 0]
+    assert sum((node.message or {}).get("role") == "system" for node in nodes) == 1  # what they share is there once
     assert lengths == expected and sum(answer[2] != "" for answer in answers) == len(expected)
 
 
