@@ -157,13 +157,15 @@ class SandboxPool:
 
     async def _give_back(self, sandbox: Sandbox) -> None:
         kept = False
-        if self._reset == "clean" and not self._closed:
-            with contextlib.suppress(SandboxError):
-                kept = await _clean(sandbox)
-        if kept and not self._closed:
-            self._pass_on(sandbox)
-        else:
-            await self._drop(sandbox)
+        try:
+            if self._reset == "clean" and not self._closed:
+                with contextlib.suppress(SandboxError):
+                    kept = await _clean(sandbox)
+        finally:
+            if kept and not self._closed:
+                self._pass_on(sandbox)
+            else:
+                await self._drop(sandbox)
 
     async def _drop(self, sandbox: Sandbox) -> None:
         try:

@@ -134,6 +134,23 @@ def test_a_backend_that_fails_is_not_asked_again_and_again():
     asyncio.run(run())
 
 
+def test_a_sandbox_whose_cleaning_breaks_is_closed():
+    made = FakeBackend([])
+
+    async def broken(argv, **options):
+        raise RuntimeError("whatever")
+
+    async def run():
+        async with SandboxPool(made, SandboxSpec(), warm=0, most=1, reset="clean") as pool:
+            for _ in range(2):  # the second finds room
+                with pytest.raises(RuntimeError):
+                    async with pool.lease() as sandbox:
+                        sandbox.exec = broken
+                assert not made.open_now and pool._existing == 0
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
 def test_a_clean_sandbox_has_nothing_of_the_lease_before():
     """Files that resist are deleted, or the sandbox is another."""
     leave = [
