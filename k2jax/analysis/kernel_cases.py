@@ -1,4 +1,7 @@
-"""Every kernel at the shapes of Kimi K2 on one device of its reference layout: 16-way expert parallelism, bfloat16."""
+"""Every kernel at the shapes of Kimi K2 on one device of its reference layout: 16-way expert parallelism, bfloat16.
+
+Attention also at those of K2.5's tower.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 import numpy as np
 
 from k2jax.config import model_preset
+from k2jax.config.presets import vision_preset
 from k2jax.model.attention import attention_of
 from pallas_kernels import newton_schulz as ns
 from pallas_kernels.expert_exchange import expert_combine, expert_dispatch
@@ -45,7 +49,7 @@ class KernelCase(NamedTuple):
 @functools.cache
 def cases() -> list[KernelCase]:
     """Every case, in the order of the table."""
-    return [*_attention(), *_experts(), *_grouped(), *_exchange(), _decode(), _newton_schulz()]
+    return [*_attention(), *_vision_attention(), *_experts(), *_grouped(), *_exchange(), _decode(), _newton_schulz()]
 
 
 def _attention() -> list[KernelCase]:
@@ -67,6 +71,21 @@ def _attention() -> list[KernelCase]:
         shape = f"{K2.heads} heads, {length:,} tokens"
         listed += _both_directions("mla_attention", shape, attend, arguments, (0, 1, 2, 3, 4))
     return listed
+
+
+def _vision_attention() -> list[KernelCase]:
+    """One row of patches of the published tower, attention in both directions inside images."""
+    vision, length = vision_preset("moonvit"), 16384
+    heads = _struct(1, vision.heads, length, vision.width // vision.heads)
+    mask = _struct(1, length, dtype=jnp.int32)
+
+    def attend(q, k, v, start, exit):
+        without = jnp.zeros((*q.shape[:3], 0), q.dtype), jnp.zeros((1, length, 0), q.dtype)
+        options = {"start": start, "exit": exit, "scale": 0.1, "impl": "pallas"}
+        return mla_attention(q, without[0], k, without[1], v, **options)
+
+    shape = f"{vision.heads} heads of K2.5's tower, {length:,} patches"
+    return _both_directions("mla_attention", shape, attend, (heads, heads, heads, mask, mask), (0, 1, 2))
 
 
 def _experts() -> list[KernelCase]:
