@@ -75,7 +75,7 @@ async def manage(rollout: Rollout, node: int, method: Method, threshold: int, sa
             return _rebranch(rollout, node, kept, method)
     if method == "summary" and any(part.is_answer for part in _parts(trajectory, node)):
         _events(trajectory).append({"method": method, "begin": len(trajectory.nodes), "end": None, "head": node})
-        rollout.observe(node, [{"role": "user", "content": ASK}])
+        _branch(rollout, node, [*_parts(trajectory, node), _Part(None, {"role": "user", "content": ASK})])
         return await _summarise(rollout, sampling)
     raise EpisodeTruncatedError(f"a context of more than {threshold} tokens")
 

@@ -1,6 +1,8 @@
 """Management of contexts: every sampled token is in the tree once, after the context that it was sampled in."""
 
+import asyncio
 from collections import Counter
+import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,9 +11,11 @@ import pytest
 
 from k2jax.client import ScriptedClient
 from k2jax.env import Budget
-from k2jax.env.context import HIDDEN, SUMMARY
+from k2jax.env.context import ASK, HIDDEN, SUMMARY
 from k2jax.env.rollout import is_answer
+from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.errors import UserError
+from k2jax.text import ChatBuilder
 from k2jax.trajectory import verify
 from tests.env.tool_episodes import compact_client, episode, kimi_client, task
 
@@ -122,19 +126,21 @@ def test_a_summary_is_the_models_own_and_replaces_all_but_the_instruction():
     events = result.metadata["context"]
     assert len(events) >= 2
     for event in events:
-        request, summary = result.nodes[event["begin"]], result.nodes[event["begin"] + 1]
-        assert request.message["role"] == "user" and summary.mask.all()
+        added = range(event["begin"], event["end"])
+        request = next(index for index in added if result.nodes[index].message["content"] == ASK)
+        summary = result.nodes[request + 1]
+        assert summary.parent == request and summary.mask.all()
         new = [result.nodes[index].message["content"] for index in result.path(event["head"])]
         assert new == ["a+b=", SUMMARY + summary.message["content"]]
 
 
-@settings(max_examples=12)
-@given(st.sampled_from(METHODS), st.integers(30, 160), st.integers(1, 4), st.integers(4, 60))
-def test_an_episode_whose_context_is_managed_may_pause_anywhere(method, tokens, rounds, cap):
-    """The scripted model counts its calls, so that its answers are those of the whole episode, piece by piece."""
-    client, whole = run(method, tokens, rounds)
-    answers, pieces = iter([tokens for _, tokens in client.answers]), None
-    said = {}
+def shape(result):
+    return result.status, result.metadata, [(n.parent, n.turn, n.tokens.tolist()) for n in result.nodes]
+
+
+def in_pieces(client, method, tokens, caps):
+    """The episode of a client that has answered, in pieces of some numbers of tokens, with the same answers."""
+    answers, pieces, said = iter([answer for _, answer in client.answers]), None, {}
 
     def replay(prompt, sampling):
         if prompt not in said or sampling.seed != said[prompt][0]:
@@ -142,11 +148,25 @@ def test_an_episode_whose_context_is_managed_may_pause_anywhere(method, tokens, 
         return said[prompt][1]
 
     while pieces is None or pieces.status == "unfinished":
-        pieces = episode(ScriptedClient(replay), managed_task(method, tokens), trajectory=pieces, token_cap=cap)
-    assert pieces.status == whole.status and pieces.metadata == whole.metadata
-    assert [(n.parent, n.turn, n.tokens.tolist()) for n in pieces.nodes] == [
-        (n.parent, n.turn, n.tokens.tolist()) for n in whole.nodes
-    ]
+        again = ScriptedClient(replay)
+        pieces = episode(again, managed_task(method, tokens), trajectory=pieces, token_cap=next(caps))
+    return pieces
+
+
+@settings(max_examples=10)
+@given(st.sampled_from(METHODS), st.integers(30, 160), st.integers(1, 4), st.integers(4, 60))
+def test_an_episode_whose_context_is_managed_may_pause_anywhere(method, tokens, rounds, cap):
+    """The scripted model counts its calls, so that its answers are those of the whole episode, piece by piece."""
+    client, whole = run(method, tokens, rounds)
+    assert shape(in_pieces(client, method, tokens, itertools.repeat(cap))) == shape(whole)
+
+
+@pytest.mark.parametrize(("method", "tokens"), [("hide_tool_result", 50), ("discard_all", 40), ("summary", 100)])
+def test_an_episode_may_pause_between_a_new_context_and_its_first_token(method, tokens):
+    client, whole = run(method, tokens, 4)
+    assert whole.metadata["context"]
+    for cap in itertools.accumulate(len(answer) for _, answer in client.answers):
+        assert shape(in_pieces(client, method, tokens, itertools.chain([cap], itertools.repeat(0)))) == shape(whole)
 
 
 def test_without_management_an_overflow_is_a_failure():
@@ -172,6 +192,30 @@ def test_results_are_hidden_in_kimis_format_without_changing_a_sampled_token():
     assert [m["content"] for m in final if m["role"] == "tool"].count(HIDDEN) == 2
     tools = [tool for tool in result.path_tokens(len(result.nodes) - 1).tolist() if tool == chat.end]
     assert len(tools) == len([*final]) + 2  # of the declaration, and of the default system message
+
+
+@pytest.mark.parametrize(("method", "tokens"), [("hide_tool_result", 780), ("discard_all", 780), ("summary", 820)])
+def test_a_managed_context_has_the_tokens_of_the_conversation_rendered_anew(method, tokens):
+    """The scripted model's messages are rendered ones, so that its ids are those of its messages."""
+    left = itertools.count()
+
+    def say(text):
+        number = next(left)
+        last = number >= 8 or ASK in text.rpartition("<|im_user|>")[2]
+        return (f"step {number}", [] if last else [("get", {"key": "a"})])
+
+    client, chat, tokenizer = kimi_client(say)
+    managed = task(scaffold=scaffold(method, tokens), budget=Budget(steps=20))
+    result = episode(client, managed, chat=chat, tokenizer=tokenizer, max_tokens=200)
+    assert result.status == "finished" and result.metadata["context"]
+    environment = ToolEnvironment()
+    asyncio.run(environment.reset(managed, 0))
+    for node in (node for node in result.nodes if node.mask.any()):
+        builder = ChatBuilder(chat, environment.tools)
+        for index in result.path(node.parent):
+            builder.add(result.nodes[index].message)
+        builder.open_assistant()
+        assert builder.tokens == result.path_tokens(node.parent).tolist()
 
 
 def test_a_method_without_a_threshold_or_of_no_name_is_refused():
