@@ -1,7 +1,7 @@
 """Shows, checks and exports the trajectories of a run.
 
-Writes a page with the run's curves, the groups and rewards of an iteration, and every token with its mask,
-log-probability and version:
+Writes a page with the run's curves, the groups and rewards of an iteration, and of each trajectory its tree, its turns,
+what a critic said, and every token with its mask, log-probability and version:
 
     python -m k2jax.trajectories runs/post --step=40 --out=iteration40.html
 

@@ -95,6 +95,7 @@ def test_without_icepop_no_token_is_zeroed():
     rng = np.random.default_rng(0)
     samples = random_samples(rng, 30)
     packed = pack(samples, LENGTH, PackingConfig("tree", "unique"))
-    marked(samples, packed, CONFIGS["k2.5"], rng)
+    off = dataclasses.replace(BAND, on=False)
+    marked(samples, packed, dataclasses.replace(CONFIGS["k2.5"], icepop=off), rng)
     marks = [training(trajectory) for trajectory, _, _ in samples]
     assert any(each.clipped for each in marks) and not any(each.zeroed for each in marks)
