@@ -34,7 +34,7 @@ SETTINGS = {
     "icepop": {"rl.loss.icepop.on": True},
     "replay": {"rl.rollout.routing": "replay"},
 }
-NOISE = 0.02  # standard deviation of what is added to scores, which are between 0 and 1
+NOISE = 0.05  # standard deviation of what is added to scores, which are between 0 and 1; 0.02 moves few tokens by much
 WINDOW = 20  # iterations within which the spread is measured, so that a trend is no spread
 COLUMNS = {"spread": ("spread of the gradient's norm", 3), "highest": ("highest over median", 2)}
 COLUMNS |= {"clipped": ("clipped", 5), "zeroed": ("zeroed", 5), "mismatch": ("trainer and engine apart [nats]", 4)}
