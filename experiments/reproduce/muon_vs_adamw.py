@@ -130,15 +130,18 @@ def _first_step_below(steps: list[int], losses: list[float], target: float) -> f
 
 
 def _figure(muon: dict[int, RunResult], adamw: dict[int, RunResult], best: dict[str, float]):
+    """Curves by tokens and by time; a seed's time is told in runs of its AdamW, since seeds may share the machine."""
     figure, axes = new_figure(1, 2, height=3.8, sharey=True)
     for name, runs, color in (("muonclip", muon, PALETTE[0]), ("adamw", adamw, PALETTE[1])):
-        for number, run in enumerate(runs.values()):
+        for number, seed in enumerate(sorted(adamw.keys() & runs.keys())):
+            run = runs[seed]
             steps, losses = curve(run, "val_loss")
             tokens = np.array(steps) * run.config.train.batch_size * run.config.data.sequence_length / 1e6
             label = f"{LABELS[name]}, rate {best[name]:g}" if number == 0 else None
             axes[0, 0].plot(tokens, losses, color=color, alpha=0.8, label=label)
-            axes[0, 1].plot([seconds_at(run, step) for step in steps], losses, color=color, alpha=0.8)
+            whole = seconds_at(adamw[seed], adamw[seed].config.train.steps)
+            axes[0, 1].plot([seconds_at(run, step) / whole for step in steps], losses, color=color, alpha=0.8)
     style_axes(axes[0, 0], title="By tokens", x="tokens [millions]", y="validation loss [nats per token]")
-    style_axes(axes[0, 1], title="By time", x="training time, compilation excluded [s]")
+    style_axes(axes[0, 1], title="By time", x="training time [AdamW's whole run of the same seed]")
     legend(axes[0, 0])
     return figure

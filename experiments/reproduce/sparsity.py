@@ -10,7 +10,7 @@ fixed and the budgets are tiny, so either sign of the effect is possible, and th
 import numpy as np
 
 from k2jax.config import defaults
-from k2jax.report.style import PALETTE, legend, new_figure, style_axes
+from k2jax.report.style import PALETTE, new_figure, style_axes
 from k2jax.report.table import markdown_table, quantity
 from k2jax.reproduce import RunResult, Summary, final, spread
 
@@ -101,15 +101,16 @@ def _verdict(name: str, by_experts: dict[int, list[float]]) -> str:
 
 
 def _figure(losses: dict[int, dict[int, list[float]]], names: list[str]):
-    figure, axes = new_figure(1, 1, width=6.5, height=4.0)
-    panel = axes[0, 0]
-    for (_, by_experts), name, color in zip(sorted(losses.items()), names, PALETTE, strict=False):
+    """A panel for each budget: between budgets losses differ far more than between numbers of experts."""
+    figure, axes = new_figure(1, len(losses), height=3.8)
+    for (_, by_experts), name, panel in zip(sorted(losses.items()), names, axes[0], strict=True):
         experts = sorted(by_experts)
-        panel.plot(experts, [np.mean(by_experts[count]) for count in experts], marker="o", color=color, label=name)
-        for count in experts:
-            panel.plot([count] * len(by_experts[count]), by_experts[count], ".", color=color, alpha=0.5)
-    panel.set_xscale("log", base=2)
-    style_axes(panel, title="Loss and sparsity", x="experts, 4 of them active", y="held-out loss [nats per token]")
-    panel.set_xticks(experts, [str(count) for count in experts])
-    legend(panel)
+        means = [float(np.mean(by_experts[count])) for count in experts]
+        lowest, highest = ([side(by_experts[count]) for count in experts] for side in (min, max))
+        ranges = [np.subtract(means, lowest), np.subtract(highest, means)]
+        panel.errorbar(experts, means, yerr=ranges, marker="o", capsize=4, color=PALETTE[0])
+        panel.set_xscale("log", base=2)
+        style_axes(panel, title=name, x="experts, 4 of them active", y="held-out loss [nats per token]")
+        panel.set_xticks(experts, [str(count) for count in experts])
+        panel.minorticks_off()
     return figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 import dataclasses
+import math
 import secrets
 import time
 from typing import Any, ClassVar
@@ -146,5 +147,5 @@ class ResponseBuilder(abc.ABC):
 
 
 def finite(logprob: float | None) -> float | None:
-    """Returns a log-probability that JSON can express."""
-    return None if logprob is None else max(logprob, _LEAST_LOGPROB)
+    """Returns a log-probability that JSON can express; None where there is none, as of a model that computes NaN."""
+    return None if logprob is None or math.isnan(logprob) else max(logprob, _LEAST_LOGPROB)

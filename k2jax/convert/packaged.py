@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from k2jax.config.schema import GQAConfig, ModelConfig
+from k2jax.convert.gguf_file import GgufFile, read_gguf
 from k2jax.convert.source import Source
 from k2jax.errors import UserError
 from k2jax.text.gguf_vocabulary import gguf_tokenizer
@@ -51,55 +52,26 @@ _LAYER_WEIGHTS = {
 }
 
 
-class GgufTensor(NamedTuple):
-    """A tensor of a GGUF file, dequantised to float32 row by row.
-
-    Attributes:
-        stored: the gguf package's ReaderTensor.
-        rows: index of the stored row for each row; None where the order is the same.
-    """
-
-    stored: Any
-    rows: np.ndarray | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes, slowest axis first (GGUF lists them the other way)."""
-        return tuple(int(size) for size in reversed(self.stored.shape))
-
-    @property
-    def dtype(self) -> np.dtype:
-        """float32."""
-        return np.dtype(np.float32)
-
-    def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Reads rows ``start`` to ``stop``."""
-        from gguf.quants import dequantize
-
-        chosen = slice(start, stop) if self.rows is None else self.rows[start:stop]
-        return dequantize(self.stored.data[chosen], self.stored.tensor_type).astype(np.float32)
-
-
 def open_packaged(name: str) -> Source:
     """Opens the tensors of a packaged model under Hugging Face's names.
 
     Raises:
         UserError: its package is not installed.
     """
-    path, reader = _read(name)
-    model = _config(reader)
+    file = _read(name)
+    model = _config(file)
     tensors = {}
-    for stored in reader.tensors:
-        hf = _hf_name(stored.name)
+    for stored, tensor in file.tensors.items():
+        hf = _hf_name(stored)
         heads = {"q_proj": model.heads, "k_proj": model.gqa.kv_heads}.get(hf.split(".")[-2])
-        tensors[hf] = GgufTensor(stored, None if heads is None else _half_split_rows(heads, model.gqa.head_dim))
-    return Source(path, model, tensors, [])
+        order = None if heads is None else _half_split_rows(heads, model.gqa.head_dim)
+        tensors[hf] = tensor._replace(order=order)
+    return Source(file.path, model, tensors, [])
 
 
 def packaged_tokenizer(name: str) -> Tokenizer:
     """Builds the tokenizer of a packaged model."""
-    _, reader = _read(name)
-    return gguf_tokenizer({field.name: field.contents() for field in reader.fields.values()})
+    return gguf_tokenizer(_read(name).metadata)
 
 
 def packaged_file(name: str) -> Path:
@@ -115,18 +87,13 @@ def packaged_file(name: str) -> Path:
     return Path(module.submodule_search_locations[0]) / package.file
 
 
-@functools.cache  # parsing the vocabulary takes seconds, and tokenizer and weights are opened separately
-def _read(name: str) -> tuple[Path, Any]:
-    path = packaged_file(name)
-    from gguf import GGUFReader
-
-    return path, GGUFReader(path)
+@functools.cache  # tokenizer and weights are opened separately
+def _read(name: str) -> GgufFile:
+    return read_gguf(packaged_file(name))
 
 
-def _config(reader: Any) -> ModelConfig:
-    def value(key: str) -> Any:
-        return reader.fields[key].contents()
-
+def _config(file: GgufFile) -> ModelConfig:
+    value = file.metadata.__getitem__
     layers, heads, width = (
         value("llama.block_count"),
         value("llama.attention.head_count"),
@@ -143,7 +110,7 @@ def _config(reader: Any) -> ModelConfig:
         rope_theta=float(value("llama.rope.freq_base")),
         norm_eps=float(str(np.float32(value("llama.attention.layer_norm_rms_epsilon")))),  # 1e-5, not its float32
         vocab=len(value("tokenizer.ggml.tokens")),
-        tied_head=not any(tensor.name == "output.weight" for tensor in reader.tensors),
+        tied_head="output.weight" not in file.tensors,
     )
 
 

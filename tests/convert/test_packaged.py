@@ -26,7 +26,7 @@ def models():
     """(model, its function from int tokens [B, LENGTH] to logits, transformers' model of the dequantised weights)."""
     smollm2.install()
     model, params = k2jax.from_pretrained("smollm2")
-    path, _ = packaged._read("smollm2")
+    path = packaged.packaged_file("smollm2")
     oracle = transformers.LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     apply = jax.jit(lambda params, tokens: model.apply({"params": params}, tokens).logits)
     return model, functools.partial(apply, params), oracle.eval()
