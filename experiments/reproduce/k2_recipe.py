@@ -6,7 +6,7 @@ budget of 40 tokens leaves room for every worked sum of four digits and for no w
 the text of pretraining, which the policy loss never sees: easier problems of five kinds, of which subtracting and
 reversing are not among the tasks; with a coefficient of 0.1 in the place of 0.02 one seed learnt nothing else in 14
 iterations. The temperature falls from 1.3 to the 1.0 at which the run without decay samples throughout.
-Expected: the budget halves lengths and costs the tasks whose working does not fit it; PTX wins back a little of what
+Expected: the budget halves lengths and costs the task whose working does not fit it; PTX wins back a little of what
 fine-tuning had forgotten; the decay changes nothing but the early entropy (docs/reproductions.md).
 
     python -m k2jax.reproduce k2_recipe --workdir=runs/nano_post_training
