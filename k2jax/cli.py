@@ -165,8 +165,9 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
 
 
 def _suggestion(name: str, values: flags.FlagValues) -> str:
-    """The flag that is meant, or the one key of the config that ends in its name."""
-    keys_named = [key.path for key in keys() if key.path.split(".")[-1] == name] if "config" in values else []
+    """The flag that is meant, or the one key of the config that ends in its name; not those of NAME's own settings."""
+    paths = [key.path.split(".") for key in keys()] if "config" in values else []
+    keys_named = [".".join(path) for path in paths if path[-1] == name and "NAME" not in path]
     if len(keys_named) == 1:
         return f"; did you mean '--config.{keys_named[0]}'?"
     return nearest(name, list(values))

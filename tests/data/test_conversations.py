@@ -146,7 +146,7 @@ UNUSABLE = [
     (b"[1]", "a JSON list, not an object"),
     (b'{"messages": [{"role": "user", "content": "x"}]}', "nothing that the assistant wrote"),
     (json.dumps(asked("x" * 70, "y")).encode(), "73 tokens, more than the 64 of config.data.sequence_length"),
-    (b'{"messages": [{"role": "system", "content": "x"}]}', "one message of the user"),
+    (b'{"messages": [{"role": "system", "content": "x"}]}', "the user asks and the assistant answers in turn"),
     (b'{"messages": [{"role": "user", "content": 3}]}', "content must be text"),
     (b'{"messages": [], "tools": 3}', "not a list"),
     (b'{"messages": ', "not JSON"),
