@@ -1,0 +1,59 @@
+"""Data: corpora, tokenizer, and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Literal
+
+from k2jax.config.ranges import IntFromTwo, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne
+
+ChatKind = Literal["auto", "plain", "compact"]
+OnCorrupt = Literal["skip", "fail"]
+SourceKind = Literal["stdlib", "text", "jsonl", "parquet", "huggingface", "chat", "trajectories"]
+TokenizerKind = Literal["bpe", "file", "bytes"]
+CONVERSATIONS = ("chat", "trajectories")
+"""Kinds of sources whose records are conversations."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceConfig:
+    """One corpus of the mixture."""
+
+    kind: SourceKind = "stdlib"  #: format; text is a set of files, chat JSON lines of messages, for sft
+    path: str = ""  #: folder, file or glob; for huggingface the data set's name
+    field: str = "text"  #: the text column of jsonl, parquet and huggingface records
+    subset: str = ""  #: huggingface configuration name
+    split: str = "train"  #: huggingface split
+    weight: PositiveFloat = 1.0  #: relative share of the mixture, by rows
+    max_epochs: NonNegativeFloat = 0.0  #: passes over the source before the others take its share; 0 is no limit
+    max_documents: NonNegativeInt = 0  #: read at most this many documents; 0 is all
+    filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass; empty is all
+
+
+def _default_sources() -> dict[str, SourceConfig]:
+    """Real text on every machine, without a download."""
+    return {"stdlib": SourceConfig()}
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+    """Text to tokens."""
+
+    kind: TokenizerKind = "bpe"  #: bpe is byte-level and trained once on the corpus; file is a tokenizer.json
+    path: str = ""  #: for kind=file: a tokenizer.json, or the checkpoint that has it
+    vocab: PositiveInt = 4096  #: vocabulary to train, special tokens included, for kind=bpe
+    train_bytes: PositiveInt = 16_000_000  #: text read to train on, for kind=bpe [bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where tokens come from and how they are packed."""
+
+    sources: Mapping[str, SourceConfig] = dataclasses.field(default_factory=_default_sources)  #: corpora by name
+    tokenizer: TokenizerConfig = TokenizerConfig()  #: text to tokens
+    sequence_length: IntFromTwo = 512  #: tokens per row
+    chat_format: ChatKind = "auto"  #: of conversations; auto is the tokenizer's, plain and compact need no chat tokens
+    held_out: ShareBelowOne = 0.05  #: share of documents kept for validation, by a hash of their content
+    on_corrupt: OnCorrupt = "skip"  #: what to do about a corrupt record; skip reports and counts it
+    cache_dir: str = ""  #: tokenised shards and trained tokenizers; empty is $K2JAX_CACHE or ~/.cache/k2jax

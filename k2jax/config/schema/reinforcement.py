@@ -1,0 +1,37 @@
+"""Reinforcement learning: its groups of keys, and the keys of the loop itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+
+from k2jax.config.ranges import NonNegativeInt, PositiveInt
+from k2jax.config.schema.policy import AdvantageConfig, DistillConfig, PackingConfig, PolicyLossConfig
+from k2jax.config.schema.rollouts import CriticConfig, RolloutConfig, ScoringConfig, TaskConfig, ToggleConfig
+
+
+def _default_tasks() -> dict[str, TaskConfig]:
+    """Generated on every machine, without a download."""
+    return {"characters": TaskConfig()}
+
+
+@dataclasses.dataclass(frozen=True)
+class RLConfig:
+    """Reinforcement learning; read where ``stage`` is rl. ``train.steps`` counts iterations."""
+
+    tasks: Mapping[str, TaskConfig] = dataclasses.field(default_factory=_default_tasks)  #: classes of tasks by name
+    rollout: RolloutConfig = RolloutConfig()  #: generation
+    advantage: AdvantageConfig = AdvantageConfig()  #: rewards to advantages
+    loss: PolicyLossConfig = PolicyLossConfig()  #: objective
+    packing: PackingConfig = PackingConfig()  #: rows
+    distill: DistillConfig = DistillConfig()  #: teachers
+    updates: PositiveInt = 1  #: optimizer steps of an iteration; its groups are divided among them
+    scoring: ScoringConfig = ScoringConfig()  #: verifiers
+    critic: CriticConfig = CriticConfig()  #: judge of comparisons
+    skip_flat_groups: bool = False  #: leave groups whose rewards are all equal out of the batch and its denominators
+    toggle: ToggleConfig = ToggleConfig()  #: budgets of tokens
+    correct_reward: float = 1.0  #: reward from which on a response counts as right
+    eval_prompts: NonNegativeInt = 128  #: held-out tasks of an evaluation; 0 turns it off
+    eval_samples: PositiveInt = 8  #: responses to each of them at temperature 1 (pass@k, Avg@k, pass^k)
+    keep_trajectories: PositiveInt = 10  #: iterations whose trajectories stay in the workdir
+    record_masks: bool = False  #: trajectories keep what the loss clipped and IcePop zeroed; a forward pass an update

@@ -1,0 +1,98 @@
+"""Reinforcement learning up to the rewards: tasks, generation, verifiers, the critic, and budgets of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from k2jax.config.ranges import (
+    IntFromTwo,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Percentile,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+)
+
+RoutingKind = Literal["own", "record", "replay"]
+SandboxKind = Literal["bubblewrap", "nsjail", "unsafe"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+    """One class of tasks of the mixture: where prompts come from, and how they are sampled."""
+
+    dataset: str = "characters"  #: name of a registered dataset
+    options: tuple[str, ...] = ()  #: options of the dataset, each "name=value"
+    weight: PositiveFloat = 1.0  #: relative share of the prompts
+    max_tokens: PositiveInt = 256  #: most tokens of a response; a longer one is cut there [tokens]
+    overlong_penalty: NonNegativeFloat = 0.0  #: subtracted from the reward of a response that was cut
+    temperature: PositiveFloat = 1.0  #: sampling temperature of the first iterations
+    temperature_final: PositiveFloat = 1.0  #: temperature from the end of the decay on
+    temperature_decay: Share = 0.0  #: share of the run over which the temperature falls linearly; 0 is no decay
+    reward: Literal["verifier", "critic"] = "verifier"  #: the dataset's verifier, or comparisons by rl.critic's judge
+    environment: str = ""  #: name of the environment; empty is the dataset's choice, or with tools "tools"
+    tools: tuple[str, ...] = ()  #: toolsets, each "NAME option=value ..."; empty is the dataset's choice
+    scaffold: str = ""  #: "NAME option=value ..."; empty is the dataset's choice
+    verifier: str = ""  #: name of the verifier; empty is the dataset's choice
+    components: tuple[str, ...] = ()  #: prompt components in order, each "NAME option=value ..."
+    steps: NonNegativeInt = 0  #: most calls of the model in an episode; 0 is the dataset's choice
+    episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """Generation of the responses of one iteration, on the devices of the training."""
+
+    prompts: PositiveInt = 64  #: prompts of an iteration
+    samples: IntFromTwo = 8  #: responses to each prompt (K)
+    token_cap: NonNegativeInt = 0  #: tokens that a response may grow by in one iteration; 0 is no cap [tokens]
+    slots: PositiveInt = 64  #: sequences that run at a time, over all devices
+    page_size: PositiveInt = 16  #: tokens in a page of the cache
+    max_length: IntFromTwo = 512  #: longest sequence, prompt and response together [tokens]
+    data: PositiveInt = 1  #: groups of the engine's devices, each with all experts
+    expert: PositiveInt = 1  #: devices of the engine that share the experts
+    routing: RoutingKind = "own"  #: who chooses experts in training; record keeps the engine's choice, replay uses it
+    sandbox: SandboxKind = "bubblewrap"  #: backend for the tools of an agent
+    deterministic: bool = True  #: the engine waits for every coroutine that may still submit a request
+    offload_state: bool = False  #: training state rests in host memory meanwhile, and the engine's while training
+    publish: bool = False  #: keep the current weights in shared memory too, for engines in other processes
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoringConfig:
+    """Verifiers in processes that can be killed."""
+
+    workers: PositiveInt = 2  #: processes
+    timeout: PositiveFloat = 10.0  #: wall time of one verdict, from its start [s]
+    retries: NonNegativeInt = 2  #: tries after an error of the infrastructure; then the sample is masked
+    sandbox: SandboxKind = "bubblewrap"  #: backend for verifiers that run code
+
+
+@dataclasses.dataclass(frozen=True)
+class ToggleConfig:
+    """Toggle (Kimi K2.5, section 4.4): phases in which a right response counts only within a budget of tokens."""
+
+    period: NonNegativeInt = 0  #: iterations of a phase, the first of which has budgets; 0 turns Toggle off
+    accuracy: Share = 0.75  #: mean reward of a group from which on the budget of its prompt holds
+    percentile: Percentile = 50.0  #: of the lengths of right responses of the initial policy: a prompt's budget
+    samples: PositiveInt = 8  #: responses of the initial policy to every prompt, from which budgets come
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticConfig:
+    """Rewards from pairwise comparisons by rubrics, and the policy's training as a judge (Kimi K2, section 3.2.2)."""
+
+    judge: Literal["policy", "endpoint"] = "policy"  #: who compares two answers: the policy itself, or a server
+    format: Literal["chat", "compact"] = "chat"  #: of questions to the judge; compact is for models of characters
+    rubrics: tuple[str, ...] = ()  #: YAML files of rubrics; empty is the packaged core and prescriptive ones
+    max_tokens: PositiveInt = 256  #: most tokens of a verdict; one that is cut is no verdict [tokens]
+    share: Share = 0.0  #: closed loop: prompts to the policy as judge, over prompts of an iteration; 0 turns it off
+    temperature: PositiveFloat = 1.0  #: of the closed loop's sampled verdicts; verdicts that give rewards are greedy
+    url: str = ""  #: of the endpoint, OpenAI-compatible, without /v1
+    model: str = ""  #: the name by which the endpoint knows its model
+    tokenizer: str = ""  #: checkpoint of the endpoint's tokenizer; empty is the policy's
+    api_key_variable: str = ""  #: name of the environment variable that holds the endpoint's key; empty is no key
+    concurrency: PositiveInt = 16  #: requests to the endpoint at a time
+    timeout: PositiveFloat = 120.0  #: longest silence of the endpoint [s]
