@@ -1,0 +1,1 @@
+"""The rollout manager: many tasks as coroutines in worker processes, scheduled by a process that reads no token."""
