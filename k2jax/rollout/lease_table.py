@@ -192,16 +192,17 @@ class LeaseTable:
     def lose(self, worker: Hashable) -> list[Ended]:
         """A worker is gone with all its leases; their tasks wait again, from where they were last paused."""
         del self._free[worker]
+        lost = [self.leases.pop(number) for number in sorted(self._held.pop(worker))]
+        tasks = [lease.task for lease in lost if self._is_current(lease)]
+        for task in tasks:
+            self._entries[task].lease = None
+            self._entries[task].losses += 1
         ends = []
-        for number in sorted(self._held.pop(worker)):
-            lease = self.leases.pop(number)
-            entry = self._entries.get(lease.task)
-            if entry is None or entry.lease != number:
-                continue
-            entry.lease = None
-            entry.losses += 1
-            lost = f"WorkerLostError: {entry.losses} workers were lost that ran it"
-            ends += self._again(lease.task, lost if entry.losses >= self._losses else None)
+        for task in tasks:
+            if task in self._entries:  # a task that had started it may just have been taken back
+                losses = self._entries[task].losses
+                reason = f"WorkerLostError: {losses} workers were lost that ran it"
+                ends += self._again(task, reason if losses >= self._losses else None)
         return ends
 
     def cancel(self, task: Hashable) -> list[Ended]:
