@@ -34,6 +34,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("max_length", 32768, "Longest sequence, prompt and answer together [tokens].", **to)
     flags.DEFINE_integer("max_body_bytes", 32 << 20, "Longest request body [bytes].", **to, lower_bound=1)
     flags.DEFINE_integer("max_running", 1024, "Most answers that are generated or wait.", **to, lower_bound=1)
+    flags.DEFINE_float("answer_seconds", 600.0, "Time that the model has for one answer [s].", **to, lower_bound=0.1)
     flags.DEFINE_float("grace_seconds", 30.0, "Time for running requests after SIGTERM [s].", **to, lower_bound=0.0)
 
 
@@ -81,7 +82,7 @@ def main(values: flags.FlagValues) -> None:
     card = ModelCard(name, tokenizer, loaded.model.vocab, values.max_length, chat)
     engine = Engine(loaded.model, loaded.params, slots=values.slots, max_length=values.max_length, donate=True)
     worker = Worker(engine)
-    gateway = Gateway(EngineClient(worker), card, folder)
+    gateway = Gateway(EngineClient(worker), card, folder, answer_seconds=values.answer_seconds)
     tokenizer.save(folder / "tokenizer")  # for pages of the trajectories
     print("compiling the first programs", file=sys.stderr)
     engine.generate([[tokenizer.bos]], Sampling(max_tokens=2))

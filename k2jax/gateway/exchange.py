@@ -20,6 +20,8 @@ from k2jax.errors import InfrastructureError, UserError, abbreviate
 from k2jax.gateway.history import Addition, MatchedHistory
 from k2jax.gateway.session import GatewaySession
 
+LAST_TOKEN_SECONDS = 60.0
+"""How long after its time a model may still take to the token that ends an answer [s]."""
 LOG = logging.getLogger("k2jax.gateway")
 
 
@@ -71,8 +73,15 @@ class Exchange:
         request: prompt and options, for the dialect's response.
     """
 
-    def __init__(self, prepared: PreparedRequest, client: Client, card: ModelCard):
-        """Begins to generate."""
+    def __init__(self, prepared: PreparedRequest, client: Client, card: ModelCard, seconds: float = math.inf):
+        """Begins to generate.
+
+        Args:
+            prepared: the request.
+            client: of the model.
+            card: the model.
+            seconds: time that the model has from when the request is handed to it [s].
+        """
         conversation = prepared.conversation
         self.request: GenerationRequest = dataclasses.replace(
             conversation.options,
@@ -84,7 +93,8 @@ class Exchange:
         self._began = time.time()
         self._first_token: float | None = None
         self._deltas: asyncio.Queue[Delta | ApiError] = asyncio.Queue()
-        self._abandoned = False
+        self._abandoned = self._is_late = False
+        self._seconds = seconds
         self._answer = AnswerBlocks()  # as the client receives it
         self._task = asyncio.create_task(self._run())
 
@@ -150,7 +160,7 @@ class Exchange:
         """Generates and records an answer; returns its last delta."""
         request = dataclasses.replace(self.request, sampling=sampling)
         feed = _TokenFeed(self, Detokenizer(request, 0, self._card.tokenizer), asyncio.get_running_loop())
-        completion = await self._client.generate(self._prepared.prompt, sampling, on_token=feed.on_token)
+        completion = await self._sampled(sampling, feed)
         await asyncio.sleep(0)  # deltas that the feed has scheduled come first
         last = feed.finish(completion)
         if len(completion.tokens):
@@ -160,6 +170,30 @@ class Exchange:
         if completion.finish == "cancelled":
             raise unavailable("the engine ended the answer")
         return last
+
+    async def _sampled(self, sampling: Sampling, feed: _TokenFeed) -> Completion:
+        """What the model samples in its time.
+
+        Raises:
+            ApiError: it sampled nothing, not even a while after its time was over.
+        """
+        loop = asyncio.get_running_loop()
+        limited = math.isfinite(self._seconds)
+        timer = loop.call_later(self._seconds, self._end_soon) if limited else None
+        try:
+            async with asyncio.timeout(self._seconds + LAST_TOKEN_SECONDS if limited else None):
+                completion = await self._client.generate(self._prepared.prompt, sampling, on_token=feed.on_token)
+        except TimeoutError:
+            raise ApiError(504, f"the model gave no token for {self._seconds:g} seconds") from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+        ended = completion.finish == "stop" and completion.tokens[-1] in sampling.stop_tokens
+        return completion._replace(finish="length") if self._is_late and not ended else completion
+
+    def _end_soon(self) -> None:
+        """Ends the answer after its next token."""
+        self._is_late = True
 
     def _record(self, turn: int, completion: Completion, last: Delta, sampling: Sampling) -> None:
         prepared, session = self._prepared, self._prepared.session
@@ -185,9 +219,9 @@ class Exchange:
         return self._prepared.session
 
     @property
-    def is_abandoned(self) -> bool:
-        """Whether nobody waits for the answer."""
-        return self._abandoned
+    def is_over(self) -> bool:
+        """Whether the answer ends after its next token: nobody waits for it, or its time is over."""
+        return self._abandoned or self._is_late
 
 
 class _TokenFeed:
@@ -212,7 +246,7 @@ class _TokenFeed:
             else:
                 with contextlib.suppress(RuntimeError):  # the loop has ended, so no client is left
                     self._loop.call_soon_threadsafe(self._exchange.deliver, delta)
-        return self._last is not None or self.failed or self._exchange.is_abandoned
+        return self._last is not None or self.failed or self._exchange.is_over
 
     def finish(self, completion: Completion) -> Delta:
         """The last delta, with the finish reason."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 import hashlib
 import hmac
+import math
 from pathlib import Path
 import re
 import secrets
@@ -51,7 +52,8 @@ class Gateway:
     Args:
         client: generates tokens.
         card: the model; it needs a chat format.
-        folder: of the logs and trajectories; None records in memory alone.
+        folder: of the logs and trajectories; None records in memory alone, where rollouts stay after their end.
+        answer_seconds: time that the model has for one answer; what it has sampled by then is the answer [s].
 
     Attributes:
         card: the model.
@@ -61,12 +63,14 @@ class Gateway:
         UserError: the model has no chat format, or another gateway writes to the folder.
     """
 
-    def __init__(self, client: Client, card: ModelCard, folder: Path | str | None = None):
+    def __init__(
+        self, client: Client, card: ModelCard, folder: Path | str | None = None, *, answer_seconds: float = math.inf
+    ):
         if card.chat is None:
             raise UserError(f"{card.name} has no chat format, which agents need; use a chat model")
         self.card = card
         self.closing = False
-        self._client = client
+        self._client, self._answer_seconds = client, answer_seconds
         self._sessions: dict[str, GatewaySession] = {}
         self._exchanges: set[Exchange] = set()
         self._stored: dict[int, set[tuple[Any, Any]]] = {}
@@ -74,7 +78,7 @@ class Gateway:
         if folder is not None:
             self._logs, self._store = RolloutLogs(Path(folder) / LOGS), TrajectoryStore(Path(folder) / TRAJECTORIES)
             for name in self._logs.rollouts():
-                self._recover(name)
+                self._recover(name, self._logs)
 
     @property
     def running(self) -> int:
@@ -95,7 +99,7 @@ class Gateway:
         name = secrets.token_hex(8) if name is None else name
         if not _NAME.fullmatch(name):
             raise UserError(f"a rollout's name has 1 to 64 letters, digits, - and _, unlike {ascii(name)[:80]}")
-        if name in self._sessions or (self._store is not None and (name, None) in self._exported(spec.key[0])):
+        if self._is_taken(name, spec.key[0]):
             raise UserError(f"there is a rollout {name} already; choose another name")
         key = f"k2-{secrets.token_urlsafe(_KEY_BYTES)}"
         digest = hashlib.sha256(key.encode()).hexdigest()
@@ -106,14 +110,17 @@ class Gateway:
         return RolloutAccess(name, f"/r/{name}", key)
 
     def session(self, name: str) -> GatewaySession:
-        """Returns a rollout, open or ended.
+        """Returns a rollout, open or ended; one that has ended and is no longer in memory is read from its log.
 
         Raises:
-            UserError: there is none of this name.
+            UserError: there is none of this name, or its log is damaged.
         """
-        if name not in self._sessions:
+        session = self._sessions.get(name)
+        if session is None and self._logs is not None and _NAME.fullmatch(name) and self._logs.has_ended(name):
+            session = self._replayed(name, self._logs)
+        if session is None:
             raise UserError(f"there is no rollout {ascii(name)[:80]}")
-        return self._sessions[name]
+        return session
 
     def authorized(self, name: str, key: bytes | None) -> GatewaySession:
         """Returns the rollout of a name if the key is its own and it has not ended.
@@ -132,7 +139,7 @@ class Gateway:
 
     def start(self, prepared: PreparedRequest) -> Exchange:
         """Begins to answer a request."""
-        exchange = Exchange(prepared, self._client, self.card)
+        exchange = Exchange(prepared, self._client, self.card, self._answer_seconds)
         self._exchanges.add(exchange)
         exchange.on_end(self._exchanges.discard)
         return exchange
@@ -140,7 +147,7 @@ class Gateway:
     async def close(self, name: str, status: Status = "finished", error: str = "") -> list[Trajectory]:
         """Ends a rollout: its key is void, and running answers are recorded as far as they are.
 
-        Closing a rollout again returns the same trajectories.
+        A gateway with a folder then keeps nothing of it in memory. Closing a rollout again returns the same trajectories.
 
         Args:
             name: of the rollout.
@@ -167,7 +174,7 @@ class Gateway:
                 if self._logs is not None:
                     self._logs.append(name, {"event": "close", "status": status, "error": error})
                 self._end(session, status, error)
-            self._export(session)
+            self._store_ended(session)
         return session.trajectories()
 
     def cancel_all(self) -> None:
@@ -191,11 +198,24 @@ class Gateway:
 
         return GatewaySession(name, spec, digest, self.card, None if logs is None else write)
 
-    def _recover(self, name: str) -> None:
-        """Rebuilds a rollout from its log, as an earlier process left it."""
-        assert self._logs is not None
+    def _is_taken(self, name: str, step: int) -> bool:
+        """Whether a rollout of this name is there, has a log, or has trajectories among those of its step."""
+        if name in self._sessions or (self._logs is not None and self._logs.has_ended(name)):
+            return True
+        return self._store is not None and (name, None) in self._exported(step)
+
+    def _recover(self, name: str, logs: RolloutLogs) -> None:
+        """Goes on with a rollout as an earlier process left it."""
+        session = self._replayed(name, logs)
+        if session is not None:  # else the opening itself was cut off, and nobody has its key
+            self._sessions[name] = session
+            if session.has_ended:
+                self._store_ended(session)
+
+    def _replayed(self, name: str, logs: RolloutLogs) -> GatewaySession | None:
+        """A rollout as its log tells it; None where that does not hold its whole opening."""
         session = None
-        for record in self._logs.read(name):
+        for record in logs.read(name):
             if record["event"] == "open":
                 spec = GatewayRollout.from_json(record["spec"])
                 session = self._new_session(name, spec, record["digest"])
@@ -205,20 +225,24 @@ class Gateway:
                 session.replay(record)
             else:
                 self._end(session, record["status"], record["error"])
-        if session is not None:  # else the opening itself was cut off, and nobody has its key
-            self._sessions[name] = session
-            if session.has_ended:
-                self._export(session)
+        return session
 
     def _end(self, session: GatewaySession, status: Status, error: str) -> None:
         session.is_closed = session.has_ended = True
         for trajectory in session.trajectories():
             trajectory.status, trajectory.error = status, error
 
-    def _export(self, session: GatewaySession) -> None:
-        """Stores the trajectories of a rollout that has ended, those that an earlier process has not stored yet."""
-        if self._store is None:
+    def _store_ended(self, session: GatewaySession) -> None:
+        """Stores the trajectories of a rollout that has ended and frees it, where there is a folder."""
+        if self._logs is None or session.name not in self._sessions:
             return
+        self._export(session)
+        self._logs.put_away(session.name)
+        del self._sessions[session.name]
+
+    def _export(self, session: GatewaySession) -> None:
+        """Stores the trajectories that an earlier process has not stored yet."""
+        assert self._store is not None
         step = session.spec.key[0]
         known = self._exported(step)
         for trajectory in session.trajectories():

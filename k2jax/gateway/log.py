@@ -3,6 +3,9 @@
 A record is handed to the operating system with one call before the client receives the end of its answer: what a client
 has seen to the end survives the death of the process. A process that is killed while it writes leaves an incomplete
 last line, which the next reader cuts off. Anything else that is not as it was written is a UserError.
+
+The log of a rollout that has ended, and whose trajectories are stored, moves to a folder of its own, which no later
+process reads at its start.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import zlib
 from k2jax.errors import UserError
 
 _SUFFIX = ".jsonl"
+_ENDED = "ended"
+"""Folder of the logs of rollouts that have ended, within that of the others."""
 
 
 class RolloutLogs:
@@ -41,7 +46,7 @@ class RolloutLogs:
             raise UserError(f"another gateway writes to {self.folder}; stop it first") from None
 
     def rollouts(self) -> list[str]:
-        """Names of the rollouts that have a log."""
+        """Names of the rollouts that have a log and have not been put away."""
         return sorted(path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}"))
 
     def append(self, rollout: str, record: Mapping[str, Any]) -> None:
@@ -71,12 +76,25 @@ class RolloutLogs:
         Raises:
             UserError: a record is damaged.
         """
-        path = self._path(rollout)
+        path = self._ended(rollout) if self.has_ended(rollout) else self._path(rollout)
         data = path.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.truncate(path, whole)
         return [_record(line, f"{path}, line {i}") for i, line in enumerate(data[:whole].splitlines(), 1)]
+
+    def put_away(self, rollout: str) -> None:
+        """Moves the log of a rollout in which nothing more happens.
+
+        Raises:
+            OSError: it could not be moved; the log is as before.
+        """
+        self._ended(rollout).parent.mkdir(exist_ok=True)
+        os.replace(self._path(rollout), self._ended(rollout))
+
+    def has_ended(self, rollout: str) -> bool:
+        """Whether the log of a rollout has been put away."""
+        return self._ended(rollout).exists()
 
     def close(self) -> None:
         """Lets another process write."""
@@ -84,6 +102,9 @@ class RolloutLogs:
 
     def _path(self, rollout: str) -> Path:
         return self.folder / f"{rollout}{_SUFFIX}"
+
+    def _ended(self, rollout: str) -> Path:
+        return self.folder / _ENDED / f"{rollout}{_SUFFIX}"
 
 
 def _record(line: bytes, where: str) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_a_name_whose_trajectories_are_stored_stays_taken_although_its_log_is_go
     gateway.open(spec(), "a")
     asyncio.run(gateway.close("a"))
     gateway.release_folder()
-    (tmp_path / "rollouts" / "a.jsonl").unlink()
+    (tmp_path / "rollouts" / "ended" / "a.jsonl").unlink()
     again = Gateway(ScriptedClient(reply), CARD, tmp_path)
     with pytest.raises(UserError, match="another name"):
         again.open(spec(), "a")
