@@ -147,7 +147,8 @@ class Gateway:
     async def close(self, name: str, status: Status = "finished", error: str = "") -> list[Trajectory]:
         """Ends a rollout: its key is void, and running answers are recorded as far as they are.
 
-        A gateway with a folder then keeps nothing of it in memory. Closing a rollout again returns the same trajectories.
+        A gateway with a folder then keeps nothing of it in memory. Closing a rollout again returns the same
+        trajectories.
 
         Args:
             name: of the rollout.

@@ -82,8 +82,9 @@ class SlowClient(ScriptedClient):
 
     async def generate(self, prompt, sampling, *, resume=None, on_token=None):
         whole, count = await super().generate(prompt, sampling), 0
-        for count, (token, logprob) in enumerate(zip(whole.tokens, whole.logprobs, strict=True), 1):
+        for token, logprob in zip(whole.tokens, whole.logprobs, strict=True):
             await asyncio.sleep(self.seconds)
+            count += 1
             if on_token(int(token), float(logprob)):
                 break
         cut = whole._replace(**{name: getattr(whole, name)[:count] for name in ("tokens", "logprobs", "versions")})
