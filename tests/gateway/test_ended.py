@@ -108,7 +108,7 @@ def test_an_answer_whose_time_is_over_is_what_was_sampled_by_then(dialect, monke
             return answer, whole.json(), hung
 
     answer, whole, hung = asyncio.run(run())
-    assert 2 < answer[2].count("word") < 60
+    assert 0 < len(answer[2]) < 400  # of 450
     assert whole["choices"][0]["finish_reason"] == "length" and chat_answer(whole)[2]
     assert hung.status_code == 504 and "no token" in hung.text
     trajectory = bench.gateway.session(access.rollout).main.trajectory
