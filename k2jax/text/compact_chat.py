@@ -12,28 +12,22 @@ from collections.abc import Iterable, Mapping, Sequence
 import json
 from typing import Any
 
-from k2jax.text.messages import Message, content_text, encode_text, function_of, tool_calls
+from k2jax.text.common_chat import CommonChat
+from k2jax.text.messages import Message, content_text, function_of, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
 CALL_MARK = "!"
 
 
-class CompactChat:
+class CompactChat(CommonChat):
     """Messages without roles: what the model did not write is framed, and what it writes only ends.
 
     Tools are not declared: a model learns them from demonstrations.
     """
 
-    thinks = False
-
     def __init__(self, tokenizer: Tokenizer):
-        self.default_system = ""
-        self.end = tokenizer.eos
-        self.after_end: list[int] = []
-        self.generation_prompt: list[int] = []
-        self.direct_prompt = self.generation_prompt
+        super().__init__(tokenizer, tokenizer.eos)
         self._begin = tokenizer.encode_document("")
-        self._tokenizer = tokenizer
 
     def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """Returns no ids."""
@@ -42,25 +36,10 @@ class CompactChat:
     def render(self, message: Message, calls_before: int = 0) -> list[int]:
         """Returns the text of a message, after the token that begins a document unless it is the assistant's."""
         if message["role"] != "assistant":
-            return [*self._begin, *encode_text(self._tokenizer, content_text(message))]
+            return [*self._begin, *self._text(content_text(message))]
         text = content_text(message)
         lines = [*([text] if text else []), *(_line(call) for call in tool_calls(message))]
-        return encode_text(self._tokenizer, "\n".join(lines))
-
-    def answer_prompt(self, message: Message) -> list[int]:
-        """Returns the generation prompt, which is the same for every answer."""
-        return self.generation_prompt
-
-    def closing(self, role: str) -> list[int]:
-        """Returns the ``end`` of every message."""
-        return [self.end]
-
-    def check_order(self, roles: Sequence[str]) -> None:
-        """Accepts messages in any order."""
-
-    def count_calls(self, ids: Iterable[int]) -> int:
-        """Returns 0: calls have no ids in the text."""
-        return 0
+        return self._text("\n".join(lines))
 
     def read(self, ids: Sequence[int]) -> dict[str, Any]:
         """Sampled ids without their ``end`` as a message in OpenAI's format.

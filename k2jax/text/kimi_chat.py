@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from k2jax.text.common_chat import CommonChat
 from k2jax.text.media import content_ids
-from k2jax.text.messages import Message, content_text, encode_text, function_of, text_field, to_json, tool_calls
+from k2jax.text.messages import Message, content_text, function_of, text_field, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
 KIMI_SYSTEM = "You are Kimi, an AI assistant created by Moonshot AI."
 KIMI_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
 
 
-class KimiChat:
+class KimiChat(CommonChat):
     """Kimi K2: ``<|im_user|>user<|im_middle|>…<|im_end|>``, with declared tools first and calls in a section."""
 
-    thinks = False
-
     def __init__(self, tokenizer: Tokenizer, default_system: str = KIMI_SYSTEM):
-        self.default_system = default_system
-        self.end = tokenizer.special_id("<|im_end|>")
-        self.after_end: list[int] = []
-        self._tokenizer = tokenizer
-        self.generation_prompt = self._head("<|im_assistant|>", "assistant")
-        self.direct_prompt = self.generation_prompt
+        super().__init__(tokenizer, tokenizer.special_id("<|im_end|>"), default_system)
+        self.generation_prompt = self.direct_prompt = self._head("<|im_assistant|>", "assistant")
 
     def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """Returns a system message named ``tool_declare``: the list as compact JSON with sorted keys."""
@@ -42,17 +37,6 @@ class KimiChat:
         # Heading and result are encoded as one text, as in the release: a token can span the end of a line.
         heading = f"## Return of {text_field(message, 'tool_call_id', '')}\n"
         return [*self._head("<|im_system|>", text_field(message, "name", "tool")), *self._content(message, heading)]
-
-    def answer_prompt(self, message: Message) -> list[int]:
-        """Returns the generation prompt, which is the same for every answer."""
-        return self.generation_prompt
-
-    def closing(self, role: str) -> list[int]:
-        """Returns the ``end`` of every message."""
-        return [self.end]
-
-    def check_order(self, roles: Sequence[str]) -> None:
-        """Accepts messages in any order."""
 
     def count_calls(self, ids: Iterable[int]) -> int:
         """Returns the number of tokens that begin a call."""
@@ -75,6 +59,3 @@ class KimiChat:
 
     def _content(self, message: Message, before: str = "") -> list[int]:
         return content_ids(self._tokenizer, message, before)
-
-    def _text(self, text: str) -> list[int]:
-        return encode_text(self._tokenizer, text)

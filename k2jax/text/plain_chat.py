@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from k2jax.errors import UserError
-from k2jax.text.messages import Message, content_text, encode_text, tool_calls
+from k2jax.text.common_chat import CommonChat
+from k2jax.text.messages import Message, content_text, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
 _ORDER = ("user", "assistant")
 
 
-class PlainChat:
+class PlainChat(CommonChat):
     """Each turn is the beginning-of-document token, the user's text, the assistant's, and the end-of-document token.
 
     Nothing stands between the two texts, so that questions and answers alternate.
     """
 
-    thinks = False
-
     def __init__(self, tokenizer: Tokenizer):
-        self.default_system = ""
-        self.end = tokenizer.eos
-        self.after_end: list[int] = []
-        self.generation_prompt: list[int] = []
-        self.direct_prompt = self.generation_prompt
+        super().__init__(tokenizer, tokenizer.eos)
         self._begin = tokenizer.encode_document("")
-        self._tokenizer = tokenizer
 
     def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """Raises UserError, because there is no markup for tools."""
@@ -37,12 +31,8 @@ class PlainChat:
         """Returns the message's text, after the beginning-of-document token if it is the user's."""
         if tool_calls(message):
             self.declare_tools([])
-        text = encode_text(self._tokenizer, content_text(message))
+        text = self._text(content_text(message))
         return [*self._begin, *text] if message["role"] == "user" else text
-
-    def answer_prompt(self, message: Message) -> list[int]:
-        """Returns the generation prompt, which is the same for every answer."""
-        return self.generation_prompt
 
     def closing(self, role: str) -> list[int]:
         """Returns the ``end`` of the assistant's message; the user's has none."""
@@ -55,7 +45,3 @@ class PlainChat:
                 f"in the plain chat format the user asks and the assistant answers in turn, not {', '.join(roles)}; "
                 "use a tokenizer with chat tokens"
             )
-
-    def count_calls(self, ids: Iterable[int]) -> int:
-        """Returns 0, because there are no tools."""
-        return 0
