@@ -96,9 +96,9 @@ def test_texts_of_pretraining_hold_problem_working_and_answer():
     assert text == f"{task.id.partition('/')[2]}{task.metadata['working']};{task.metadata['answer']}"
 
 
-@pytest.mark.parametrize("kind", ["add", "add0", "mul3", "3", ""])
+@pytest.mark.parametrize("kind", ["add", "add0", "add03", "add100", "mul3", "3", ""])
 def test_an_unknown_kind_is_refused_in_one_line(kind):
-    with pytest.raises(UserError, match=r"no kind followed by a size|kinds is empty"):
+    with pytest.raises(UserError, match=r"no kind followed by a size|must be 1 to 99|kinds is empty"):
         load_tasks("characters", (f"kinds={kind}",))
 
 

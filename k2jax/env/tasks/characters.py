@@ -7,20 +7,19 @@ a full solution is ``working;answer``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import random
-import re
 from typing import NamedTuple
 
-from k2jax.env.split import Split, split_of
+from k2jax.env.split import Split
 from k2jax.env.task import Task
-from k2jax.errors import UserError, abbreviate, nearest
+from k2jax.env.tasks.drawing import SizedMaker, distinct, draw_kind, sized_makers
+from k2jax.errors import UserError
 from k2jax.trajectory import Reward
 
 LETTERS = "abcdefghij"
 ANSWER_MARK = ";"
 """Stands between a working and its answer."""
-_TRIES = 200  # for one more distinct prompt; a twentieth of them at least is of the split and mostly new
 
 
 class Problem(NamedTuple):
@@ -60,9 +59,7 @@ class CharacterTasks:
         """
         if count < 1:
             raise UserError(f"characters: count is {count}; it must be positive")
-        if not kinds:
-            raise UserError("characters: kinds is empty; name kinds such as add3+sort6")
-        self._makers = {kind: _maker(kind) for kind in kinds}
+        self._makers = sized_makers("characters", kinds, _MAKERS)
         self._count, self._seed, self._split = count, seed, split
 
     def load(self) -> Iterator[Task]:
@@ -71,31 +68,22 @@ class CharacterTasks:
         Raises:
             UserError: there are not as many distinct problems of these kinds.
         """
-        rng = random.Random(f"{self._seed} {self._split} {' '.join(self._makers)}")
-        seen: set[str] = set()
-        while len(seen) < self._count:
-            kind, problem = self._draw(rng, seen)
-            seen.add(problem.prompt)
+        kinds = list(self._makers)
+        rng = random.Random(f"{self._seed} {self._split} {' '.join(kinds)}")
+
+        def draw() -> tuple[str, tuple[str, Problem]]:
+            kind, problem = draw_kind(self._makers, rng)
+            return problem.prompt, (kind, problem)
+
+        words = {"dataset": "characters", "things": f"problems of {'+'.join(kinds)}", "remedy": "the sizes"}
+        for prompt, (kind, problem) in distinct(draw, self._count, self._split, **words):
             yield Task(
-                id=f"{kind}/{problem.prompt}",
+                id=f"{kind}/{prompt}",
                 domain=kind,
-                instruction=({"role": "user", "content": problem.prompt},),
+                instruction=({"role": "user", "content": prompt},),
                 verifier="final_answer",
                 metadata={"answer": problem.answer, "kind": kind, "working": problem.working},
             )
-
-    def _draw(self, rng: random.Random, seen: set[str]) -> tuple[str, Problem]:
-        """A problem of the split that was not drawn before."""
-        for _ in range(_TRIES):
-            kind = rng.choice(list(self._makers))
-            maker, size = self._makers[kind]
-            problem = maker(rng, size)
-            if problem.prompt not in seen and split_of(problem.prompt) == self._split:
-                return kind, problem
-        raise UserError(
-            f"characters: hardly more than {len(seen)} distinct problems of {'+'.join(self._makers)} are in the split "
-            f"{self._split!r}; lower count or raise the sizes"
-        )
 
 
 def final_answer(task: Task, answer: str) -> Reward:
@@ -154,14 +142,10 @@ def _number(rng: random.Random, digits: int) -> int:
     return rng.randrange(10 ** (digits - 1), 10**digits)
 
 
-_Maker = Callable[[random.Random, int], Problem]
-_MAKERS: dict[str, _Maker] = {"add": _add, "sub": _subtract, "sum": _sum, "sort": _sort, "rev": _reverse}
-
-
-def _maker(kind: str) -> tuple[_Maker, int]:
-    """The maker and size of a kind such as ``add3``."""
-    match = re.fullmatch(r"([a-z]+)([1-9][0-9]?)", kind)
-    if match is None or match[1] not in _MAKERS:
-        name = match[1] if match else kind
-        raise UserError(f"characters: {abbreviate(kind)} is no kind followed by a size{nearest(name, list(_MAKERS))}")
-    return _MAKERS[match[1]], int(match[2])
+_MAKERS = {
+    "add": SizedMaker(_add),
+    "sub": SizedMaker(_subtract),
+    "sum": SizedMaker(_sum),
+    "sort": SizedMaker(_sort),
+    "rev": SizedMaker(_reverse),
+}

@@ -12,11 +12,10 @@ import random
 from typing import Any
 
 from k2jax.env.environment import Message, Observation, Step
-from k2jax.env.split import Split, split_of
+from k2jax.env.split import Split
 from k2jax.env.task import Task
+from k2jax.env.tasks.drawing import distinct
 from k2jax.errors import UserError
-
-_TRIES = 200  # for one more distinct dialogue; a tenth of them at least is of the split
 
 
 class Dialogue:
@@ -66,11 +65,14 @@ class RunningTotals:
             UserError: there are not as many distinct dialogues.
         """
         rng = random.Random(f"{self._seed} {self._split} {self._turns} {self._digits}")
-        seen: set[str] = set()
-        while len(seen) < self._count:
-            numbers = self._draw(rng, seen)
-            name = "+".join(map(str, numbers))
-            seen.add(name)
+        low = 10 ** (self._digits - 1)
+
+        def draw() -> tuple[str, list[int]]:
+            numbers = [rng.randrange(low, 10 * low) for _ in range(1 + self._turns)]
+            return "+".join(map(str, numbers)), numbers
+
+        words = {"things": f"dialogues of {self._turns} turns and {self._digits} digits", "remedy": "digits"}
+        for name, numbers in distinct(draw, self._count, self._split, dataset="running_totals", **words):
             lines = [f"{numbers[0]}+{numbers[1]}=", *(f"+{number}=" for number in numbers[2:])]
             totals = [str(total) for total in itertools.accumulate(numbers)][1:]
             yield Task(
@@ -81,19 +83,6 @@ class RunningTotals:
                 environment="dialogue",
                 metadata={"lines": lines, "totals": totals, "answer": totals[-1]},
             )
-
-    def _draw(self, rng: random.Random, seen: set[str]) -> list[int]:
-        """The numbers of a dialogue of the split that was not drawn before."""
-        low = 10 ** (self._digits - 1)
-        for _ in range(_TRIES):
-            numbers = [rng.randrange(low, 10 * low) for _ in range(1 + self._turns)]
-            name = "+".join(map(str, numbers))
-            if name not in seen and split_of(name) == self._split:
-                return numbers
-        raise UserError(
-            f"running_totals: hardly more than {len(seen)} distinct dialogues of {self._turns} turns and "
-            f"{self._digits} digits are in the split {self._split!r}; lower count or raise digits"
-        )
 
 
 def dialogue_demonstrations(tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:

@@ -7,21 +7,20 @@ that a model of characters can learn to call the tools in the compact format of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import json
 import random
-import re
 from typing import NamedTuple
 
-from k2jax.env.split import Split, split_of
+from k2jax.env.split import Split
 from k2jax.env.task import Task
+from k2jax.env.tasks.drawing import SizedMaker, distinct, draw_kind, sized_makers
 from k2jax.env.toolsets.store import STORE
-from k2jax.errors import UserError, abbreviate, nearest
+from k2jax.errors import UserError
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _STORED = 6
 """Keys in a store."""
-_TRIES = 200  # for one more distinct problem of the split
 
 
 class ToolProblem(NamedTuple):
@@ -61,9 +60,9 @@ class ToolUseTasks:
         Raises:
             UserError: a kind is unknown, or ``count`` is not positive.
         """
-        if count < 1 or not kinds:
-            raise UserError(f"tool_use: count is {count} and kinds are {len(kinds)}; both must be positive")
-        self._makers = {kind: _maker(kind) for kind in kinds}
+        if count < 1:
+            raise UserError(f"tool_use: count is {count}; it must be positive")
+        self._makers = sized_makers("tool_use", kinds, _MAKERS)
         self._count, self._seed, self._split = count, seed, split
 
     def load(self) -> Iterator[Task]:
@@ -72,11 +71,16 @@ class ToolUseTasks:
         Raises:
             UserError: there are not as many distinct problems of these kinds.
         """
-        rng = random.Random(f"tool_use {self._seed} {self._split} {' '.join(self._makers)}")
-        seen: set[str] = set()
-        while len(seen) < self._count:
-            kind, problem, name = self._draw(rng, seen)
-            seen.add(name)
+        kinds = list(self._makers)
+        rng = random.Random(f"tool_use {self._seed} {self._split} {' '.join(kinds)}")
+
+        def draw() -> tuple[str, tuple[str, ToolProblem]]:
+            kind, problem = draw_kind(self._makers, rng)
+            stored = json.dumps(problem.store, separators=(",", ":")) if problem.store else ""
+            return f"{kind}/{problem.prompt}{stored}", (kind, problem)
+
+        words = {"dataset": "tool_use", "things": f"problems of {'+'.join(kinds)}", "remedy": "the sizes"}
+        for name, (kind, problem) in distinct(draw, self._count, self._split, **words):
             metadata = {"answer": problem.answer, "kind": kind, "calls": [list(call) for call in problem.calls]}
             yield Task(
                 id=name,
@@ -87,21 +91,6 @@ class ToolUseTasks:
                 tools=("calculator", "store") if problem.store else ("calculator",),
                 metadata=metadata | ({STORE: problem.store} if problem.store else {}),
             )
-
-    def _draw(self, rng: random.Random, seen: set[str]) -> tuple[str, ToolProblem, str]:
-        """A problem of the split that was not drawn before, and its name."""
-        for _ in range(_TRIES):
-            kind = rng.choice(list(self._makers))
-            maker, size = self._makers[kind]
-            problem = maker(rng, size)
-            stored = json.dumps(problem.store, separators=(",", ":")) if problem.store else ""
-            name = f"{kind}/{problem.prompt}{stored}"
-            if name not in seen and split_of(name) == self._split:
-                return kind, problem, name
-        raise UserError(
-            f"tool_use: hardly more than {len(seen)} distinct problems of {'+'.join(self._makers)} are in the split "
-            f"{self._split!r}; lower count or raise the sizes"
-        )
 
 
 def _calculate(rng: random.Random, operations: int) -> ToolProblem:
@@ -137,18 +126,8 @@ def _follow(rng: random.Random, hops: int) -> ToolProblem:
     return ToolProblem(f"{chain[0]}{'>' * hops}", dict(sorted(store.items())), [("get", key) for key in chain], number)
 
 
-_ToolMaker = Callable[[random.Random, int], ToolProblem]
-_MAKERS: dict[str, tuple[_ToolMaker, int]] = {"calc": (_calculate, 1), "kv": (_add_stored, 2), "hop": (_follow, 1)}
-_LARGEST = 9
-
-
-def _maker(kind: str) -> tuple[_ToolMaker, int]:
-    """The maker and size of a kind such as ``calc2``."""
-    match = re.fullmatch(r"([a-z]+)([0-9]+)", kind)
-    if match is None or match[1] not in _MAKERS:
-        name = match[1] if match else kind
-        raise UserError(f"tool_use: {abbreviate(kind)} is no kind followed by a size{nearest(name, list(_MAKERS))}")
-    maker, smallest = _MAKERS[match[1]]
-    if not smallest <= int(match[2]) <= _LARGEST:
-        raise UserError(f"tool_use: the size of {match[1]} is {match[2]}; it must be {smallest} to {_LARGEST}")
-    return maker, int(match[2])
+_MAKERS = {
+    "calc": SizedMaker(_calculate, 1, 9),
+    "kv": SizedMaker(_add_stored, 2, 9),
+    "hop": SizedMaker(_follow, 1, 9),
+}
