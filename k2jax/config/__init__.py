@@ -1,6 +1,7 @@
 """Typed experiment configuration: declared in ``schema``, edited as a ConfigDict, read back as frozen dataclasses."""
 
 from k2jax.config.build import defaults, from_json, resolve, source, task, to_json
+from k2jax.config.experiments import config_beside, load_experiment
 from k2jax.config.presets import model_preset
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import (
@@ -63,8 +64,10 @@ __all__ = [
     "TokenizerConfig",
     "TrainConfig",
     "YarnConfig",
+    "config_beside",
     "defaults",
     "from_json",
+    "load_experiment",
     "model_preset",
     "replace_keys",
     "resolve",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+from k2jax.config import load_experiment
 from k2jax.errors import UserError
 
 FOLDER = Path("experiments/reproduce")
@@ -27,9 +27,7 @@ def load_study(name: str) -> ModuleType:
         names = sorted(p.stem for p in FOLDER.glob("*.py"))
         hint = f"there are {', '.join(names)}" if names else f"run from the repository's root, where {FOLDER}/ is"
         raise UserError(f"no study {name!r}; {hint}")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_experiment(path)
     if missing := [function for function in FUNCTIONS if not hasattr(module, function)]:
         raise UserError(f"study {name!r} needs the function {missing[0]} in {path}")
     return module

@@ -1,7 +1,6 @@
 """Typed configuration: what is accepted, what is refused and in which words."""
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
 import sys
@@ -11,7 +10,17 @@ import pytest
 
 from k2jax import cli
 from k2jax.checkpoint import run_config
-from k2jax.config import ModelConfig, defaults, from_json, model_preset, replace_keys, resolve, source, to_json
+from k2jax.config import (
+    ModelConfig,
+    defaults,
+    from_json,
+    load_experiment,
+    model_preset,
+    replace_keys,
+    resolve,
+    source,
+    to_json,
+)
 from k2jax.config.presets import PRESETS
 from k2jax.config.reference import keys, reference_markdown
 from k2jax.errors import UserError
@@ -35,16 +44,9 @@ def parse(*arguments):
     return cli.config_of(values)
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_experiment_loads_and_resolves(path):
-    module = load(path)
+    module = load_experiment(path)
     assert module.__doc__ and "python -m k2jax." in module.__doc__
     assert len(path.read_text().splitlines()) < (200 if hasattr(module, "summarize") else 100)
     resolve(module.get_config())

@@ -1,10 +1,8 @@
 """Reinforcement learning in conversations of several turns: the shipped experiment with a model that writes calls."""
 
-import importlib.util
-
 import pytest
 
-from k2jax.config import resolve
+from k2jax.config import load_experiment, resolve
 from k2jax.env.tasks.tool_teacher import tool_demonstrations
 from k2jax.errors import UserError
 from k2jax.rl.loop import train
@@ -17,10 +15,7 @@ from tests.rl.tiny import tiny_config
 
 
 def experiment():
-    spec = importlib.util.spec_from_file_location("tools_nano", ROOT / "experiments/rl/tools_nano.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config()
+    return load_experiment(ROOT / "experiments/rl/tools_nano.py").get_config()
 
 
 def small():
