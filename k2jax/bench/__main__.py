@@ -14,6 +14,7 @@ Example:
     python -m k2jax.bench rl            # rollouts of the loop against transformers, and an iteration's phases
     python -m k2jax.bench tree          # rows of trees against every path by itself: gradients, and an iteration
     python -m k2jax.bench sandbox       # cold starts against bare bubblewrap, tool calls over 3,000 live sandboxes
+    python -m k2jax.bench rollout       # 100,000 concurrent episodes at a simulated engine: how late the scheduler is
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -41,6 +42,7 @@ NAMES = (
     "rl",
     "tree",
     "sandbox",
+    "rollout",
 )
 
 

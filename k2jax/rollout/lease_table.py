@@ -82,6 +82,7 @@ class LeaseTable:
 
     Attributes:
         leases: all that are held, by number; those of cancelled tasks too, until their workers give them back.
+        running: how many tasks are leased and have not ended.
         ended: how many tasks have ended.
     """
 
@@ -89,7 +90,7 @@ class LeaseTable:
         if attempts < 1 or losses < 1:
             raise ValueError("a task needs at least one attempt")
         self.leases: dict[int, Lease] = {}
-        self.ended = 0
+        self.running = self.ended = 0
         self._attempts, self._losses = attempts, losses
         self._entries: dict[Hashable, _Entry] = {}
         self._queue: list[tuple[Order, int, Hashable]] = []
@@ -101,11 +102,6 @@ class LeaseTable:
     def __len__(self) -> int:
         """How many tasks have not ended."""
         return len(self._entries)
-
-    @property
-    def running(self) -> int:
-        """How many tasks are leased and not cancelled."""
-        return sum(self._is_current(lease) for lease in self.leases.values())
 
     def held_by(self, worker: Hashable) -> int:
         """How many leases a worker holds."""
@@ -157,6 +153,7 @@ class LeaseTable:
         self.leases[lease.number] = lease
         self._held[worker].add(lease.number)
         self._free[worker] -= 1
+        self.running += 1
         return lease
 
     def finish(self, number: int, result: Hashable = None) -> list[Ended]:
@@ -197,6 +194,7 @@ class LeaseTable:
         for task in tasks:
             self._entries[task].lease = None
             self._entries[task].losses += 1
+            self.running -= 1
         ends = []
         for task in tasks:
             if task in self._entries:  # a task that had started it may just have been taken back
@@ -244,6 +242,7 @@ class LeaseTable:
         if not self._is_current(lease):
             return None
         self._entries[lease.task].lease = None
+        self.running -= 1
         return lease
 
     def _again(self, task: Hashable, masked: str | None) -> list[Ended]:
@@ -261,6 +260,7 @@ class LeaseTable:
             siblings.discard(task)
         self.ended += 1
         lease = None if entry.lease is None else self.leases[entry.lease]
+        self.running -= lease is not None
         return [*ends, Ended(task, end, result, reason, lease)]
 
     def _end_children(self, task: Hashable) -> list[Ended]:

@@ -113,10 +113,13 @@ class TrajectoryStore:
         self._retain(step)
         return path
 
-    def append(self, step: int, trajectory: Trajectory) -> None:
+    def append(self, step: int, trajectory: Trajectory) -> int:
         """Adds a trajectory to an iteration; once this returns, no death of the process loses it.
 
         An incomplete last record of an earlier process is reported and cut off first.
+
+        Returns:
+            The offset of its record in the file, for ``read_trajectory``.
 
         Raises:
             EncodingError: the trajectory cannot be stored; the file is as before.
@@ -135,6 +138,7 @@ class TrajectoryStore:
                 file.truncate(end)
                 raise
         self._open = step, file, index + 1
+        return end
 
     def read(self, step: int) -> Iterator[Trajectory]:
         """The trajectories of an iteration in the order of writing, one at a time in memory.
@@ -222,6 +226,26 @@ def _read(path: Path, report: Report) -> Iterator[Trajectory]:
 def _file_header(step: int, count: int) -> bytes:
     fields = _FILE.pack(_FILE_MAGIC, FORMAT, step, count, 0)[:-_CRC_BYTES]
     return fields + zlib.crc32(fields).to_bytes(_CRC_BYTES, "little")
+
+
+def read_trajectory(path: Path | str, offset: int) -> Trajectory:
+    """The trajectory whose record begins at an offset of a file of a store, as ``TrajectoryStore.append`` returned it.
+
+    Raises:
+        UserError: the file does not exist, or no whole record begins there.
+    """
+    path = Path(path)
+    try:
+        file = open(path, "rb")  # noqa: SIM115 (closed below)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    with file:
+        file.seek(offset)
+        header = file.read(_RECORD.size)
+        if len(header) < _RECORD.size:
+            raise _damaged(path, offset, "no record begins here")
+        stored, decompressed = _body_bytes(header, _RECORD.unpack(header)[1], path, offset)
+        return _body(file.read(stored), header, decompressed, path, offset)
 
 
 def _record(index: int, trajectory: Trajectory) -> bytes:

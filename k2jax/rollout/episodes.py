@@ -1,0 +1,114 @@
+"""The runner of the project's own episodes: tokens, tools and verdicts, all of it in the worker's process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from typing import Any
+
+from k2jax.client import Client, HTTPClient, Sampling
+from k2jax.env.registry import environments, toolsets
+from k2jax.env.rollout import run_episode
+from k2jax.env.scorer import Scorer
+from k2jax.env.task import Task
+from k2jax.env.verifying import VerifierPool
+from k2jax.env.wiring import EnvironmentMaker
+from k2jax.rollout.engine_client import EngineSocketClient
+from k2jax.rollout.messages import Key
+from k2jax.sandbox.backends import make_backend
+from k2jax.text.chat import configured_chat
+from k2jax.text.tokenizer import load_tokenizer
+from k2jax.trajectory import Trajectory
+
+
+class EpisodeRunner:
+    """Runs episodes of ``k2jax.env`` and judges them.
+
+    Args:
+        tokenizer: folder of the vocabulary.
+        chat: chat format, see ``configured_chat``.
+        seed: of the run.
+        sampling: of each class of tasks, the fields of ``Sampling`` by name.
+        engine: path of an engine's socket, or empty.
+        url: of an OpenAI-compatible server that takes token ids, or empty.
+        model: its name on the server.
+        token_cap: tokens after which an episode pauses and its worker takes the oldest one; 0 is no cap.
+        sandbox: backend of tools and verifiers.
+        scoring: workers, timeout and retries of verifiers; None judges nothing.
+        added: paths of environments and toolsets that no package declares, by the registry's noun and their names.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: str,
+        chat: str,
+        seed: int,
+        sampling: Mapping[str, Mapping[str, Any]],
+        engine: str = "",
+        url: str = "",
+        model: str = "",
+        token_cap: int = 0,
+        sandbox: str = "bubblewrap",
+        scoring: Mapping[str, Any] | None = None,
+        added: Sequence[tuple[str, str, str]] = (),
+    ):
+        for noun, name, path in added:
+            {"environment": environments, "toolset": toolsets}[noun].add(name, path)
+        self._tokenizer = load_tokenizer(tokenizer)
+        self._chat = configured_chat(self._tokenizer, chat)
+        self._seed, self._token_cap = seed, token_cap
+        self._sampling = {kind: Sampling(**fields) for kind, fields in sampling.items()}
+        self._engine, self._url, self._model = engine, url, model
+        self._sandbox, self._scoring = sandbox, scoring
+        self._environments = EnvironmentMaker(sandbox)
+        self._scorer: Scorer | None = None
+        self._preparing = asyncio.Lock()
+
+    async def __aenter__(self) -> EpisodeRunner:
+        self._opened = contextlib.AsyncExitStack()
+        self._client = await self._open_client()
+        if self._scoring is not None:
+            self._pool = self._opened.enter_context(VerifierPool(**self._scoring))
+            self._scorer = Scorer(self._pool)
+            self._with_sandbox = False
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._opened.aclose()
+
+    async def run(self, key: Key, kind: str, task: Task, trajectory: Trajectory | None) -> Trajectory:
+        """See ``Runner.run``."""
+        trajectory = await run_episode(
+            task,
+            self._client,
+            self._chat,
+            self._tokenizer,
+            self._environments.make(task),
+            key=key,
+            seed=self._seed,
+            sampling=self._sampling[kind],
+            token_cap=self._token_cap,
+            trajectory=trajectory,
+        )
+        if self._scorer is not None and task.verifier and trajectory.status in ("finished", "truncated"):
+            await self._prepare_scoring(task)
+            await self._scorer.judge(task, trajectory)
+        return trajectory
+
+    async def _open_client(self) -> Client:
+        if self._engine:
+            client = EngineSocketClient(self._engine)
+            self._opened.push_async_callback(client.close)
+            return client
+        key = os.environ.get("OPENAI_API_KEY")
+        return await self._opened.enter_async_context(HTTPClient(self._url, self._model, api_key=key))
+
+    async def _prepare_scoring(self, task: Task) -> None:
+        """Gives the scorer a backend of sandboxes when the first verifier needs one."""
+        async with self._preparing:
+            if not self._with_sandbox and await self._pool.needs_sandbox(task.verifier):
+                self._scorer = Scorer(self._pool, backend=make_backend(self._sandbox))
+                self._with_sandbox = True

@@ -1,0 +1,90 @@
+"""How late an event loop is, and what garbage collection takes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+INTERVAL = 0.01
+"""Time between two probes [s]."""
+
+
+class Lag(NamedTuple):
+    """Lateness of an event loop [s].
+
+    Attributes:
+        p50: half of the callbacks that could have been due at any moment ran this late or less.
+        p99: the same for 99 % of them.
+        most: the latest.
+        collecting: the longest garbage collection.
+        collections: how many there were.
+    """
+
+    p50: float
+    p99: float
+    most: float
+    collecting: float
+    collections: int
+
+
+class LagProbe:
+    """Measures the running event loop while ``async with`` lasts.
+
+    A callback is due every ``INTERVAL``. While the loop is blocked, callbacks fall due that nobody sees: each counts
+    with the time that it would have waited, or one long pause would count no more than a short one.
+    """
+
+    def __init__(self):
+        self._late: list[float] = []
+        self._collections: list[float] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._began = 0.0
+
+    async def __aenter__(self) -> LagProbe:
+        gc.callbacks.append(self._on_collection)
+        self._loop = asyncio.get_running_loop()
+        self._schedule()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        gc.callbacks.remove(self._on_collection)
+        self._timer.cancel()
+
+    @property
+    def lag(self) -> Lag:
+        """What was measured so far."""
+        late = np.array(self._late or [0.0])
+        p50, p99 = np.quantile(late, (0.5, 0.99))
+        collecting = max(self._collections, default=0.0)
+        return Lag(float(p50), float(p99), float(late.max()), collecting, len(self._collections))
+
+    def _schedule(self) -> None:
+        self._due = self._loop.time() + INTERVAL
+        self._timer = self._loop.call_at(self._due, self._probe)
+
+    def _probe(self) -> None:
+        late = max(0.0, self._loop.time() - self._due)
+        self._late += [late - missed * INTERVAL for missed in range(int(late / INTERVAL) + 1)]
+        self._schedule()
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._began = now
+        else:
+            self._collections.append(now - self._began)
+
+
+def calm_collector() -> None:
+    """Collects once, exempts everything that lives now, and makes later collections rare.
+
+    Most of what a process of the manager allocates lives as long as its task, and reference counts free it. The
+    collector of the oldest generation would look at all of it again and again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1000)

@@ -1,0 +1,261 @@
+"""The scheduling process of a collection: it gives tasks to worker processes and hands on their ends, once each.
+
+It reads no token, scores nothing and parses no JSON of trajectories: tasks are offsets in a file, results are places in
+the workers' stores, and everything between is the lease table's decisions. A worker that dies is replaced, and its
+leases go to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+import contextlib
+import json
+import os
+from pathlib import Path
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from k2jax.errors import UserError
+from k2jax.report.files import write_atomic
+from k2jax.rollout.admission import Admission
+from k2jax.rollout.journal import SHARDS, Emission, Journal
+from k2jax.rollout.lag import LagProbe, calm_collector
+from k2jax.rollout.lease_table import Ended, Lease, LeaseTable
+from k2jax.rollout.messages import NUMBER, Key, LeaseOrder, LeaseReport, Said
+from k2jax.rollout.queue_file import QueuedTask
+from k2jax.rollout.wire import FrameConnection
+from k2jax.rollout.worker import JOB
+
+GRANTS = 256
+"""Leases that are given in one turn of the event loop."""
+_STILLBORN = 3
+"""So many workers in a row that die before they are ready end the run."""
+_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+_WORKER = "k2jax.rollout.worker"
+
+
+class _WorkerProcess:
+    """A worker as the scheduler sees it."""
+
+    def __init__(self, folder: Path, shard: int):
+        self.shard = shard
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argv = [sys.executable, "-m", _WORKER, str(folder), str(theirs.fileno()), str(shard)]
+            environment = os.environ | _ONE_THREAD
+            self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
+        self.socket, self.connection, self.ready = ours, None, False
+
+
+class RolloutManager:
+    """Collects the trajectories of tasks in a folder; a folder whose collection was killed goes on.
+
+    Example:
+        >>> async with RolloutManager("runs/rollouts", runner="k2jax.rollout.episodes:EpisodeRunner", options={}) as m:
+        ...     async for emission in m.collect(queued_samples("runs/rollouts", samples=8)):
+        ...         print(emission.key, emission.reward)
+
+    Args:
+        folder: of the collection; the file of tasks is there.
+        runner: path ``module:attribute`` of what makes a runner in every worker, see ``k2jax.rollout.runner``.
+        options: of the maker, JSON values.
+        workers: processes.
+        capacity: coroutines of each.
+        attempts: failures of the infrastructure after which a task is masked.
+        admission: how many tasks may run at a time; None for as many as the workers hold.
+
+    Attributes:
+        emitted: keys of all tasks that have ended, in this process or an earlier one.
+        probe: lateness of this process while it collects.
+        most_running: the most tasks that ran at a time.
+        lost_workers: workers that died.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        runner: str,
+        options: Mapping[str, Any],
+        workers: int = 2,
+        capacity: int = 4096,
+        attempts: int = 3,
+        admission: Admission | None = None,
+    ):
+        if workers < 1 or capacity < 1:
+            raise UserError("a collection needs at least one worker, and each a capacity of at least one")
+        self._folder, self._workers, self._capacity = Path(folder), workers, capacity
+        self._job = {"runner": runner, "options": dict(options)}
+        self._table = LeaseTable(attempts)
+        self._admission = admission
+        self._lines: dict[Key, int] = {}
+        self._processes: dict[int, _WorkerProcess] = {}
+        self._ends: asyncio.Queue[Emission | BaseException] = asyncio.Queue()
+        self._stillborn = self.lost_workers = self.most_running = 0
+        self._pumping = self._closing = False
+        self.probe = LagProbe()
+
+    async def __aenter__(self) -> RolloutManager:
+        self._journal = Journal(self._folder)
+        self.emitted = {emission.key for emission in self._journal.emissions}
+        self.earlier = self._journal.emissions
+        write_atomic(self._folder / JOB, json.dumps(self._job).encode())
+        shards = self._folder / SHARDS
+        shards.mkdir(exist_ok=True)
+        self._shards = 1 + max((int(path.name) for path in shards.iterdir() if path.name.isdecimal()), default=-1)
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Ends the workers; what they are doing is not lost, since it never counted."""
+        self._closing = True
+        for worker in self._processes.values():
+            if worker.connection is not None:
+                worker.connection.close()
+            worker.socket.close()
+        waiting = [asyncio.to_thread(_wait_or_kill, worker.process) for worker in self._processes.values()]
+        await asyncio.gather(*waiting)
+        self._processes.clear()
+        self._journal.close()
+
+    async def collect(self, tasks: Iterable[QueuedTask]) -> AsyncIterator[Emission]:
+        """Runs tasks and yields the end of each as it comes; those that have ended before are left out.
+
+        Raises:
+            UserError: a task cannot be run, or workers do not start.
+            RuntimeError: a worker met an error that is a mistake of the program.
+        """
+        for key, line in tasks:
+            if key not in self.emitted:
+                self._lines[key] = line
+                self._table.add(key, key)
+        calm_collector()
+        async with self.probe:
+            while len(self._processes) < self._workers and len(self._table):
+                await self._hire()
+            while len(self._table) or not self._ends.empty():
+                item = await self._ends.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+
+    def cancel(self, key: Key) -> None:
+        """Ends a task that has not ended; its worker stops it."""
+        self._hand_on(self._table.cancel(key))
+
+    def worker_processes(self) -> list[int]:
+        """Process ids of the workers, for tests that kill them."""
+        return [worker.process.pid for worker in self._processes.values() if worker.ready]
+
+    @property
+    def running(self) -> int:
+        """Tasks that workers have."""
+        return self._table.running
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that have not ended and that no worker has."""
+        return len(self._table) - self._table.running
+
+    async def _hire(self) -> None:
+        shard, self._shards = self._shards, self._shards + 1
+        worker = _WorkerProcess(self._folder, shard)
+        self._processes[shard] = worker
+        connection = FrameConnection(
+            lambda kind, body: self._on_frame(worker, kind, body), lambda: self._on_end(worker)
+        )
+        worker.connection = connection
+        await self._loop.create_unix_connection(lambda: connection, sock=worker.socket)
+
+    def _on_frame(self, worker: _WorkerProcess, kind: int, body: bytes) -> None:
+        if kind == Said.READY:
+            worker.ready, self._stillborn = True, 0
+            self._table.join(worker.shard, self._capacity)
+        elif kind == Said.DONE:
+            self._done(LeaseReport.unpack(body))
+        elif kind == Said.RELEASED:
+            self._hand_on(self._table.fail(*NUMBER.unpack(body), "the worker gave the lease back"))
+        elif kind == Said.FAILED:
+            reason = body[NUMBER.size :].decode(errors="replace")
+            self._hand_on(self._table.fail(*NUMBER.unpack_from(body), reason))
+        elif kind == Said.FATAL:
+            text = body[1:].decode(errors="replace")
+            self._ends.put_nowait(UserError(text) if body[:1] == b"u" else RuntimeError(f"in a worker:\n{text}"))
+        self._pump_soon()
+
+    def _done(self, report: LeaseReport) -> None:
+        if report.status == "unfinished":
+            lease = self._table.leases.get(report.number)
+            self._hand_on(self._table.pause(report.number, report.place))
+            if lease is not None:
+                self._table.wake(lease.task)
+        else:
+            self._hand_on(self._table.finish(report.number, report))
+
+    def _on_end(self, worker: _WorkerProcess) -> None:
+        if self._closing:
+            return
+        del self._processes[worker.shard]
+        worker.socket.close()
+        self._loop.run_in_executor(None, _wait_or_kill, worker.process)
+        self.lost_workers += 1
+        if worker.ready:
+            self._hand_on(self._table.lose(worker.shard))
+        else:
+            self._stillborn += 1
+        if self._stillborn >= _STILLBORN:
+            self._ends.put_nowait(UserError("workers end before they are ready; their error output says why"))
+        elif len(self._table):
+            self._loop.create_task(self._hire())
+
+    def _hand_on(self, ends: list[Ended]) -> None:
+        for ended in ends:
+            if ended.lease is not None:
+                worker = self._processes[ended.lease.worker]
+                worker.connection.send(Said.REVOKE, NUMBER.pack(ended.lease.number))
+            if ended.end == "done":
+                emission = Emission.of_report(ended.task, ended.result)
+            else:
+                emission = Emission(ended.task, ended.end)
+            try:
+                self._journal.append(emission)
+            except OSError as error:  # a full disk; what is not in the journal has not happened
+                self._ends.put_nowait(error)
+                return
+            self.emitted.add(emission.key)
+            self._lines.pop(emission.key, None)
+            self._ends.put_nowait(emission)
+
+    def _pump_soon(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Gives leases while there is room, some at a time."""
+        self._pumping = False
+        for _ in range(GRANTS):
+            if self._admission is not None and self._table.running >= self._admission.limit:
+                break
+            lease = self._table.grant()
+            if lease is None:
+                break
+            self._give(lease)
+        else:
+            self._pump_soon()
+        self.most_running = max(self.most_running, self._table.running)
+
+    def _give(self, lease: Lease) -> None:
+        order = LeaseOrder(lease.number, lease.task, self._lines[lease.task], lease.paused)
+        self._processes[lease.worker].connection.send(Said.LEASE, order.pack())
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout)
+        return
+    process.kill()
+    process.wait()

@@ -1,0 +1,102 @@
+"""What the scheduler and its workers say to each other: fixed records, in which no token is."""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+from typing import NamedTuple, get_args
+
+from k2jax.trajectory.types import Status
+
+Key = tuple[int, int, int]
+"""(step, prompt, sample) of an episode."""
+_STATUSES = get_args(Status)
+
+
+class Said(enum.IntEnum):
+    """Kinds of frames."""
+
+    READY = 1  # worker: it may be given leases
+    LEASE = 2  # scheduler: LeaseOrder
+    REVOKE = 3  # scheduler: the number of a lease to be given back
+    DONE = 4  # worker: LeaseReport
+    FAILED = 5  # worker: number, and why there is no trajectory
+    RELEASED = 6  # worker: number of a lease that was revoked
+    FATAL = 7  # worker: a mistake of the user, or a traceback; the run ends
+
+
+class Place(NamedTuple):
+    """Where a trajectory lies: the shard of a worker, and the offset of its record."""
+
+    shard: int
+    offset: int
+
+
+class LeaseOrder(NamedTuple):
+    """A lease as a worker gets it.
+
+    Attributes:
+        number: of the lease.
+        key: of the episode.
+        line: offset of the task's line in the file of tasks.
+        paused: where the episode goes on; None to begin.
+    """
+
+    number: int
+    key: Key
+    line: int
+    paused: Place | None = None
+
+    def pack(self) -> bytes:
+        """The record; ``unpack`` is the inverse."""
+        shard, offset = (-1, 0) if self.paused is None else self.paused
+        return _ORDER.pack(self.number, *self.key, self.line, shard, offset)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> LeaseOrder:
+        """Reads a record."""
+        number, step, prompt, sample, line, shard, offset = _ORDER.unpack(data)
+        return cls(number, (step, prompt, sample), line, None if shard < 0 else Place(shard, offset))
+
+
+class LeaseReport(NamedTuple):
+    """What became of a lease: an episode that is stored, with what a reader of progress wants to know of it.
+
+    Attributes:
+        number: of the lease.
+        place: of the trajectory.
+        status: of the trajectory; an unfinished one is paused.
+        reward: its value; None where there is none.
+        tokens: that were sampled.
+        turns: calls of the model.
+        calls: of tools.
+        seconds: from the lease's arrival to the report [s].
+    """
+
+    number: int
+    place: Place
+    status: Status
+    reward: float | None
+    tokens: int
+    turns: int
+    calls: int = 0
+    seconds: float = 0.0
+
+    def pack(self) -> bytes:
+        """The record; ``unpack`` is the inverse."""
+        reward = math.nan if self.reward is None else self.reward
+        status = _STATUSES.index(self.status)
+        return _REPORT.pack(self.number, *self.place, status, reward, self.tokens, self.turns, self.calls, self.seconds)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> LeaseReport:
+        """Reads a record."""
+        number, shard, offset, status, reward, *counts = _REPORT.unpack(data)
+        reward = None if math.isnan(reward) else reward
+        return cls(number, Place(shard, offset), _STATUSES[status], reward, *counts)
+
+
+NUMBER = struct.Struct("<Q")
+_ORDER = struct.Struct("<QqqqQiQ")
+_REPORT = struct.Struct("<QIQBdIIId")

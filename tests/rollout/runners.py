@@ -1,0 +1,66 @@
+"""A runner of episodes without a model: what a task's domain says happens to it."""
+
+import asyncio
+import os
+
+import numpy as np
+
+from k2jax.env.task import Task
+from k2jax.errors import InfrastructureError, UserError
+from k2jax.trajectory import Node, Reward, Trajectory
+
+FOLDER = "K2JAX_TEST_ROLLOUT_FOLDER"
+
+
+class BrokenError(InfrastructureError):
+    """Whatever failed, the task is not to blame."""
+
+
+def task(name: str, domain: str = "good") -> Task:
+    return Task(name, domain, (), "")
+
+
+def expected(key, name: str) -> Trajectory:
+    """What an episode comes to: a function of its key and its task alone."""
+    trajectory = Trajectory(name, "good", key, status="finished", reward=Reward(key[2] / 2))
+    tokens = np.arange(key[1] + 1, dtype=np.int32)
+    logprobs = -np.arange(key[1] + 1, dtype=np.float32)
+    count = len(tokens)
+    trajectory.add(Node(-1, tokens, np.ones(count, bool), logprobs, np.zeros(count, np.int64), turn=0, finish="stop"))
+    return trajectory
+
+
+class ScriptedRunner:
+    """Options: ``seconds`` that an episode takes."""
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *error):
+        pass
+
+    async def run(self, key, kind, task, trajectory):
+        if task.domain == "user mistake":
+            raise UserError("a mistake of the user")
+        if task.domain == "endless":
+            await asyncio.sleep(1000)
+        await asyncio.sleep(self._seconds * (1 + key[1] % 3))
+        if task.domain == "broken" or (task.domain == "broken once" and _first_time(key)):
+            raise BrokenError("no luck")
+        whole = expected(key, task.id)
+        if task.domain == "pauses" and trajectory is None:
+            whole.status, whole.reward, whole.nodes = "unfinished", None, []
+        elif task.domain == "pauses":
+            assert trajectory.status == "unfinished" and trajectory.key == key
+        return whole
+
+
+def _first_time(key) -> bool:
+    path = os.path.join(os.environ[FOLDER], "-".join(map(str, key)))
+    if os.path.exists(path):
+        return False
+    open(path, "w").close()
+    return True
