@@ -33,8 +33,8 @@ def main(values: flags.FlagValues) -> None:
     cli.require(values, "checkpoint", "prompt")
     runtime.prepare()
     from k2jax.client import Sampling
-    from k2jax.convert.loading import load_pretrained, tokenizer_of
-    from k2jax.inference.engine import Engine
+    from k2jax.convert.loading import tokenizer_of
+    from k2jax.inference.loading import load_engine
     from k2jax.inference.mesh import make_engine_mesh
     from k2jax.inference.request import Request
     from k2jax.text.chat import ChatBuilder, chat_format
@@ -60,9 +60,8 @@ def main(values: flags.FlagValues) -> None:
         print("" if last in ends else text.feed(last), end="", flush=True)
 
     mesh = make_engine_mesh(expert=values.expert)
-    loaded = load_pretrained(values.checkpoint, values.dtype, mesh)
-    longest = len(prompt) + values.max_tokens
-    engine = Engine(loaded.model, loaded.params, slots=values.expert, max_length=longest, mesh=mesh, donate=True)
+    sizes = {"slots": values.expert, "max_length": len(prompt) + values.max_tokens}
+    engine = load_engine(values.checkpoint, values.dtype, mesh, **sizes)
     sampling = Sampling(**vars(sampling) | {"stop_tokens": tuple(ends)})
     began = time.perf_counter()
     engine.submit(prompt, sampling, on_token=show)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 import functools
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 
 Region = tuple[slice, ...]  # part of a weight: a slice with both ends for every axis
 Read = Callable[[str, ParamSpec, Region], np.ndarray]
+_ALIGNMENT = 64  # bytes
 
 
 class Pretrained(NamedTuple):
@@ -71,9 +73,36 @@ class Opened(NamedTuple):
         """
         every = multimodal_specs(self.model)
         specs = {group: every[group] for group in shardings}
-        named = zip(named_specs(specs), jax.tree.leaves(shardings), strict=True)
-        leaves = [_place(self.read, name, spec, sharding, dtype) for (name, spec), sharding in named]
+        leaves = [array for _, array in self.leaves(shardings, dtype)]
         return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
+
+    def leaves(self, shardings: Any, dtype: Any = None) -> Iterator[tuple[str, jax.Array]]:
+        """Reads one weight after the other, see ``params``; yields names and arrays that nobody else holds."""
+        every = multimodal_specs(self.model)
+        specs = {group: every[group] for group in shardings}
+        for (name, spec), sharding in zip(named_specs(specs), jax.tree.leaves(shardings), strict=True):
+            yield name, _place(self.read, name, spec, sharding, self._kept(spec, dtype))
+
+    def host_leaves(self, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
+        """As ``leaves``, of the decoder alone and whole in this process' memory."""
+        for name, spec in named_specs(model_specs(self.model)):
+            array = self.read(name, spec, tuple(slice(0, size) for size in spec.shape))
+            kept = self._kept(spec, dtype)
+            yield name, array if kept is None else array.astype(kept, copy=False)
+
+    def abstract(self, dtype: Any = None) -> Any:
+        """Shapes and dtypes of the decoder's weights, a tree of ShapeDtypeStructs."""
+        specs = model_specs(self.model)
+        leaves = [
+            jax.ShapeDtypeStruct(spec.shape, self._kept(spec, dtype) or self.dtype(name, spec))
+            for name, spec in named_specs(specs)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
+
+    @staticmethod
+    def _kept(spec: ParamSpec, dtype: Any) -> Any:
+        """The dtype that a weight is cast to, or None."""
+        return None if spec.role == "router_bias" else dtype
 
 
 def from_pretrained(
@@ -104,12 +133,17 @@ def from_pretrained(
 def load_pretrained(path: str | Path, dtype: Any = None, mesh: Mesh | None = None, vision: bool = False) -> Pretrained:
     """Loads architecture and parameters of the decoder, with ``vision`` also of the tower; see ``from_pretrained``."""
     opened = open_pretrained(path)
-    specs, default = model_specs(opened.model), SingleDeviceSharding(jax.devices()[0])
-    shardings = param_shardings(specs, mesh) if mesh else map_specs(lambda spec: default, specs)
+    shardings = shardings_on(opened.model, mesh)
     if vision and opened.model.vision.layers:
-        tower = vision_specs(opened.model)
+        tower, default = vision_specs(opened.model), SingleDeviceSharding(jax.devices()[0])
         shardings["vision"] = param_shardings(tower, mesh, {}) if mesh else map_specs(lambda spec: default, tower)
     return Pretrained(opened.model, opened.params(shardings, dtype), opened.origin)
+
+
+def shardings_on(model: ModelConfig, mesh: Mesh | None) -> Any:
+    """Shardings of every weight of a decoder on a mesh; None is the default device."""
+    specs, default = model_specs(model), SingleDeviceSharding(jax.devices()[0])
+    return param_shardings(specs, mesh) if mesh else map_specs(lambda spec: default, specs)
 
 
 def open_pretrained(path: str | Path) -> Opened:
@@ -183,12 +217,12 @@ def _check_exists(path: str | Path) -> None:
 
 
 def _place(read: Read, name: str, spec: ParamSpec, sharding: Sharding, dtype: Any) -> jax.Array:
-    """Reads a weight and puts it on its devices."""
+    """Reads a weight and puts it on its devices; None keeps its dtype."""
 
     @functools.cache  # devices that hold the same region ask for it one after the other
     def region(*bounds: tuple[int, int]) -> np.ndarray:
         array = read(name, spec, tuple(slice(*pair) for pair in bounds))
-        return array if dtype is None or spec.role == "router_bias" else array.astype(dtype)
+        return array if dtype is None else array.astype(dtype, copy=False)
 
     def of_device(index: tuple[slice, ...]) -> np.ndarray:
         return region(*(part.indices(size)[:2] for part, size in zip(index, spec.shape, strict=True)))
@@ -207,7 +241,7 @@ def _stored(reader: ParamsReader, name: str, spec: ParamSpec, region: Region) ->
 
 def _gather(source: Source, name: str, spec: ParamSpec, region: Region) -> np.ndarray:
     """A region of a weight from the blocks of Hugging Face tensors that reach into it."""
-    array = np.empty([bounds.stop - bounds.start for bounds in region], source.dtype(spec))
+    array = aligned_empty([bounds.stop - bounds.start for bounds in region], source.dtype(spec))
     for block in blocks(spec):
         common = [_overlap(entry, bounds) for entry, bounds in zip(block.index, region, strict=True)]
         if None in common:
@@ -217,6 +251,14 @@ def _gather(source: Source, name: str, spec: ParamSpec, region: Region) -> np.nd
         kept = tuple(cut for cut, entry in zip(part, block.index, strict=True) if isinstance(entry, slice))
         array[into] = to_region(spec, rows)[kept]
     return array
+
+
+def aligned_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """As ``np.empty``, at an address at which a CPU backend takes the array over without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def _overlap(entry: int | slice, bounds: slice) -> tuple[int | slice, slice] | None:

@@ -203,7 +203,8 @@ class Engine:
                 parameter tree. The arrays are of NumPy or JAX, on any devices; a generator may delete or overwrite each
                 of them when it is asked for the next.
             version: number of the new weights.
-            donate: gives the JAX arrays away: the engine keeps those that need no cast and no move, without a copy.
+            donate: gives the arrays away: the engine keeps those that need no cast and no move, without a copy. NumPy
+                arrays must not be written again.
 
         Raises:
             UserError: a name or shape that is not the model's, or a missing weight. A sequence or mapping is checked

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from k2jax.config.schema import ModelConfig
-from k2jax.inference.mesh import CACHE, ROWS, make_experts, param_specs
+from k2jax.inference.mesh import CACHE, ROWS, default_sharding, make_experts, param_specs
 from k2jax.model import head_weight, run_layers, token_logprobs
 from k2jax.model.attention import attention_of
 from k2jax.model.cached_attention import Visible
@@ -95,8 +95,10 @@ def cache_shape(config: ModelConfig, pages: int, page_size: int) -> tuple[int, i
 
 def empty_cache(config: ModelConfig, pages: int, page_size: int, dtype: Any, mesh: Mesh | None = None) -> Array:
     """Zeros of ``cache_shape``; on a mesh each device holds an equal part of the pages."""
+    # On its devices as what programs return: the second program would be compiled for another kind of cache.
+    sharding = NamedSharding(mesh, CACHE) if mesh else default_sharding()
     make = functools.partial(jnp.zeros, cache_shape(config, pages, page_size), dtype)
-    return jax.jit(make, out_shardings=NamedSharding(mesh, CACHE))() if mesh else make()
+    return jax.jit(make, out_shardings=sharding)()
 
 
 def forward_cached(

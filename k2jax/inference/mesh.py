@@ -56,6 +56,12 @@ def make_engine_mesh(data: int = 1, expert: int = 1, devices: Sequence[Any] | No
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def default_sharding() -> Sharding:
+    """Of arrays on the default device."""
+    with jax.ensure_compile_time_eval():
+        return jnp.zeros(()).sharding
+
+
 def device_count(mesh: Mesh | None) -> int:
     """Number of devices that have slots."""
     return mesh.size if mesh else 1
@@ -93,10 +99,13 @@ def spread(array: Any, sharding: Sharding) -> Array:
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
-def place(array: Any, spec: PartitionSpec, mesh: Mesh | None) -> Array:
-    """An array of the host on the devices; each process provides the shards of its own devices."""
+def place(array: np.ndarray, spec: PartitionSpec, mesh: Mesh | None) -> Array | np.ndarray:
+    """An array of the host on the devices; each process provides the shards of its own devices.
+
+    Without a mesh it stays as it is: a program takes it to its device, in less time than a transfer of its own.
+    """
     if mesh is None:
-        return jnp.asarray(array)
+        return array
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
 
 

@@ -21,7 +21,7 @@ from k2jax.config.build import nearest
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference.checksum import combine, replica_sums, seed_of
-from k2jax.inference.mesh import fetch, spread
+from k2jax.inference.mesh import default_sharding, fetch, spread
 from k2jax.model import cast_params, model_specs
 from k2jax.params import ParamSpec, Specs, is_spec, map_specs, named_specs
 from k2jax.sharding import param_shardings
@@ -63,7 +63,7 @@ class EngineWeights:
     ):
         specs = model_specs(model)
         self._specs: dict[str, ParamSpec] = dict(named_specs(specs))
-        default = jnp.zeros(()).sharding  # of the default device
+        default = default_sharding()
         shardings = map_specs(lambda spec: default, specs) if mesh is None else param_shardings(specs, mesh)
         self._shardings: dict[str, Sharding] = dict(named_leaves(shardings))
         named = named_leaves(params)
@@ -97,7 +97,8 @@ class EngineWeights:
 
         Args:
             leaves: names and arrays.
-            donate: gives the JAX arrays away: those that lie in their places in their dtypes are kept, not copied.
+            donate: gives the arrays away: those that lie in their places in their dtypes are kept, not copied. NumPy
+                arrays lie in their places on a CPU, and must not be written again.
         """
         for name, array in leaves:
             self.complete = False
@@ -213,8 +214,8 @@ class EngineWeights:
     def _owned(self, name: str, array: Any, is_layer: bool, donate: bool) -> Array:
         """A copy of an array in its place, complete before the caller may change or delete the array."""
         placed = self._placed(name, array, is_layer)
-        # A row of a JAX array is an array of its own. NumPy's memory is the caller's in any case.
-        return placed if donate and isinstance(array, Array) else jax.block_until_ready(placed.copy())
+        # A row of a JAX array is an array of its own, that of a NumPy array is part of what was given away.
+        return placed if donate else jax.block_until_ready(placed.copy())
 
     def _placed(self, name: str, array: Any, is_layer: bool) -> Array:
         """A weight or a layer in its dtype and on its devices, possibly in the caller's own memory."""

@@ -50,8 +50,8 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.api.model_card import ModelCard, chat_format_or_none
     from k2jax.checkpoint import run_folder
     from k2jax.client import Sampling
-    from k2jax.convert.loading import load_pretrained, tokenizer_of
-    from k2jax.inference.engine import Engine
+    from k2jax.convert.loading import tokenizer_of
+    from k2jax.inference.loading import load_engine
     from k2jax.inference.mesh import make_engine_mesh
     from k2jax.inference.worker import Worker
     from k2jax.serve.service import Service
@@ -63,11 +63,10 @@ def main(values: flags.FlagValues) -> None:
     sock = open_socket(values.host, values.port)
     tokenizer = tokenizer_of(values.checkpoint)
     mesh = make_engine_mesh(values.data, values.expert)
-    loaded = load_pretrained(values.checkpoint, values.dtype, mesh)
     sizes = {"slots": values.slots, "max_length": values.max_length}
-    engine = Engine(loaded.model, loaded.params, **sizes, mesh=mesh, donate=True)
+    engine = load_engine(values.checkpoint, values.dtype, mesh, **sizes)
     name = values.model_name or run_folder(values.checkpoint).name
-    card = ModelCard(name, tokenizer, loaded.model.vocab, values.max_length, chat_format_or_none(tokenizer))
+    card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat_format_or_none(tokenizer))
     print("compiling the first programs", file=sys.stderr)
     engine.generate([[tokenizer.bos]], Sampling(max_tokens=2))
     worker = Worker(engine)

@@ -42,3 +42,10 @@ def test_a_sequence_that_is_not_finite_harms_none_that_gets_its_pages(name):
     [expected] = engine(model).generate([[1, 2, 3]], GREEDY)
     assert good.tokens.tolist() == expected.tokens.tolist()
     np.testing.assert_allclose(good.prompt_logprobs, [oracle(model, [1, 2, 3])[i, i + 2] for i in range(2)], atol=1e-4)
+
+
+def test_programs_are_compiled_once_for_the_first_cache_and_for_those_that_they_return():
+    one = engine(MODELS["gqa-bias-llama3"], slots=3, max_length=208)  # sizes of no other test
+    before = run_chunk._cache_size()
+    one.generate([[1]], Sampling(max_tokens=5, temperature=0.0))
+    assert run_chunk._cache_size() == before + 1

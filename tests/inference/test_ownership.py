@@ -126,6 +126,14 @@ def test_weights_of_numpy_are_put_on_the_device_once(stacked, axes):
     assert_holds(held, 0, stacked)
 
 
+def test_arrays_of_numpy_that_are_given_away_are_not_copied():
+    params = aligned(1)
+    held = hold(weights(MLA), False, None)
+    held.update(held.check(named_leaves(params)), donate=True)
+    assert held.params["embed"].unsafe_buffer_pointer() == params["embed"].ctypes.data
+    assert_holds(held, 1, False)
+
+
 @pytest.mark.parametrize(("stacked", "axes"), LAYOUTS)
 def test_weights_that_lie_in_their_places_already_are_copied(stacked, axes):
     params = hold(weights(MLA), True, axes).params

@@ -1,0 +1,30 @@
+"""An engine of a checkpoint, filled as its weights are read, so that memory never holds the model twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from k2jax.convert.loading import open_pretrained, shardings_on
+from k2jax.inference.engine import Engine
+
+
+def load_engine(path: str | Path, dtype: Any = None, mesh: Mesh | None = None, **sizes: int) -> Engine:
+    """Opens a checkpoint argument, makes an engine, and reads the weights into it one by one.
+
+    Args:
+        path: as of ``from_pretrained``.
+        dtype: of weights and computation; None keeps what is stored.
+        mesh: of ``inference.mesh.make_engine_mesh``; None is the default device.
+        **sizes: of the engine, such as ``slots`` and ``max_length``.
+
+    Raises:
+        UserError: it cannot be read, or the sizes are invalid; those are checked before any weight is read.
+    """
+    opened = open_pretrained(path)
+    engine = Engine(opened.model, opened.abstract(dtype), mesh=mesh, **sizes)
+    leaves = opened.leaves(shardings_on(opened.model, mesh), dtype) if mesh else opened.host_leaves(dtype)
+    engine.update_params(leaves, engine.version, donate=True)
+    return engine
