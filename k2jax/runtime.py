@@ -11,6 +11,8 @@ from pathlib import Path
 import platform
 import shutil
 import sys
+from typing import Any
+import warnings
 
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.errors import UserError
@@ -70,6 +72,23 @@ def keep_compiled_programs() -> None:
             print(f"{folder} has less than {room} left: no compiled programs are kept", file=sys.stderr)
             return
         _set_default("JAX_COMPILATION_CACHE_DIR", str(folder / _processor()))
+    _warn_once()
+
+
+def _warn_once() -> None:
+    """Lets JAX say once, in a line, that it cannot write or read compiled programs, and not again for each of them."""
+    show, told = warnings.showwarning, False
+
+    def show_once(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        nonlocal told
+        if "persistent compilation cache entry" not in str(message):
+            show(message, category, *where, **more)
+        elif not told:
+            told = True
+            reason = str(message).partition("': ")[2].replace("\n", " ")
+            print(f"compiled programs cannot be kept, so later starts compile again: {reason}", file=sys.stderr)
+
+    warnings.showwarning = show_once
 
 
 def _free_bytes(folder: Path) -> int:

@@ -70,3 +70,25 @@ def test_nothing_is_kept_on_a_disk_that_is_nearly_full(tmp_path, monkeypatch, ca
     runtime.keep_compiled_programs()
     assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
     assert "no compiled programs are kept" in capsys.readouterr().err
+
+
+WITHOUT_ROOM = """
+import resource, sys
+from k2jax import runtime
+runtime.prepare()
+import jax, jax.numpy as jnp
+if "full" in sys.argv:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+print([float(jax.jit(lambda x, i=i: x + i)(jnp.float32(1))) for i in range(3)])
+"""
+
+
+def test_programs_that_cannot_be_written_are_one_line(tmp_path):
+    """The disk may fill while a server runs, after the room was looked at."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "K2JAX_CACHE": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ROOM, "full"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[1.0, 2.0, 3.0]\n"
+    assert done.stderr.startswith("compiled programs cannot be kept") and done.stderr.count("\n") == 1
