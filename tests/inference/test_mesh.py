@@ -1,8 +1,10 @@
 """The engine on a mesh of 8 emulated devices gives what one device gives."""
 
+import dataclasses
 import json
 
 import jax
+import numpy as np
 import pytest
 
 from k2jax.client import Sampling
@@ -11,7 +13,7 @@ from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import make_engine_mesh
 from k2jax.inference.weights import named_leaves
 from tests.inference.mesh import GREEDY, PROMPTS, ids_of, largest_error, mesh_engine
-from tests.inference.tiny import GQA, MLA, weights
+from tests.inference.tiny import GQA, MLA, oracle, weights
 from tests.train.together import end, free_port, python
 
 
@@ -42,6 +44,19 @@ def test_every_position_equals_one_pass_on_one_device(model, axes, experts):
     assert largest_error(model, first + second, 0.8) <= 1e-4
     assert min(request.cached_tokens for request in second) >= 32  # the pages are on the device that computed them
     assert engine.stats().pages_in_use == 0
+
+
+@pytest.mark.devices(8)
+def test_alternatives_of_prompts_on_a_mesh_are_the_best_of_one_pass_on_one_device():
+    asked = [dataclasses.replace(GREEDY, max_tokens=1, top_logprobs=top) for top in (5, 0, 1)]
+    engine = mesh_engine(MLA, make_engine_mesh(data=2, expert=4))
+    for request in engine.generate(PROMPTS[2:5], asked):
+        wanted = request.sampling.top_logprobs
+        assert len(request.prompt_top_logprobs) == (len(request.prompt) - 1 if wanted else 0)
+        for row, top in zip(oracle(MLA, request.ids), request.prompt_top_logprobs, strict=False):
+            assert len(top) == wanted
+            np.testing.assert_allclose([p for _, p in top], np.sort(row)[::-1][:wanted], atol=1e-4)
+            np.testing.assert_allclose([row[token] for token, _ in top], [p for _, p in top], atol=1e-4)
 
 
 @pytest.mark.slow
