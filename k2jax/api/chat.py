@@ -39,7 +39,9 @@ def parse_chat(body: Any, card: ModelCard) -> GenerationRequest:
     Raises:
         ApiError: a field is wrong, unknown or not supported; the error names it.
     """
-    return render(read_chat(body, card), card)
+    conversation = read_chat(body, card)
+    new_name = "max_completion_tokens"
+    return render(conversation, card, new_name if body.get(new_name) is not None else "max_tokens")
 
 
 def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:

@@ -17,6 +17,7 @@ from k2jax.api.requests import (
     GenerationRequest,
     api_errors,
     check_prompt_length,
+    check_room,
     read_options,
 )
 from k2jax.api.response_builder import ResponseBuilder, ResponseChoice, finite
@@ -40,7 +41,8 @@ def parse_completion(body: Any, card: ModelCard) -> GenerationRequest:
         prompt, with_bos = fields.take("prompt"), fields.flag("add_special_tokens", True)
         echo = fields.flag("echo")
         top_logprobs = fields.integer("logprobs", None, 0, MAX_TOP_LOGPROBS)
-        max_tokens = fields.integer("max_tokens", DEFAULT_MAX_TOKENS, 0)
+        limit = fields.integer("max_tokens", None, 0)
+        max_tokens = DEFAULT_MAX_TOKENS if limit is None else limit
         if max_tokens == 0 and not echo:
             raise bad_request("max_tokens", "max_tokens 0 makes sense only with echo")
         logprobs = top_logprobs is not None
@@ -55,7 +57,8 @@ def parse_completion(body: Any, card: ModelCard) -> GenerationRequest:
             raise unsupported("best_of")
         fields.finish(IGNORED, _NEUTRAL)
         prompts = _encode_prompts(prompt, card, with_bos)
-        return dataclasses.replace(options, prompts=prompts, max_tokens=max_tokens, logprobs=logprobs, echo=echo)
+        options = dataclasses.replace(options, prompts=prompts, max_tokens=max_tokens, logprobs=logprobs, echo=echo)
+        return options if limit is None else check_room("max_tokens", options, card)
 
 
 class CompletionResponse(ResponseBuilder):

@@ -14,7 +14,7 @@ from k2jax.api.encoding import dump_json
 from k2jax.api.errors import bad_request, unsupported
 from k2jax.api.fields import Fields
 from k2jax.api.model_card import ModelCard
-from k2jax.api.requests import GenerationRequest, api_errors, check_prompt_length, read_options
+from k2jax.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
 from k2jax.errors import UserError
 from k2jax.text.chat import ChatBuilder
 from k2jax.text.messages import without_old_reasoning
@@ -87,15 +87,22 @@ def read_shared(
     return dataclasses.replace(options, **reasoning), {k: v for k, v in asked.items() if v is not None}
 
 
-def render(conversation: Conversation, card: ModelCard) -> GenerationRequest:
+def render(conversation: Conversation, card: ModelCard, limit_field: str = "max_tokens") -> GenerationRequest:
     """Returns the request of a conversation whose every message is encoded anew.
 
+    Args:
+        conversation: of a reader.
+        card: the served model.
+        limit_field: name of the field with the most tokens of the answer, for the error.
+
     Raises:
-        ApiError: a message or tool is wrong, or the conversation is too long; the error names it.
+        ApiError: a message or tool is wrong, or the conversation is too long, alone or with the longest answer that
+            it asks for; the error names it.
     """
     with api_errors():
         prompt = _render(conversation, card)
-        return dataclasses.replace(conversation.options, prompts=(prompt,), tools=bool(conversation.tools))
+        request = dataclasses.replace(conversation.options, prompts=(prompt,), tools=bool(conversation.tools))
+        return check_room(limit_field, request, card)
 
 
 def start_builder(tools: tuple[Mapping[str, Any], ...], card: ModelCard) -> ChatBuilder:

@@ -139,6 +139,23 @@ def check_prompt_length(param: str, length: int, card: ModelCard) -> None:
         raise bad_request(param, message, "context_length_exceeded")
 
 
+def check_room(param: str, request: GenerationRequest, card: ModelCard) -> GenerationRequest:
+    """Returns a request whose limit the client has set; a shorter response than asked for would be a surprise.
+
+    Raises:
+        ApiError: a prompt leaves less room than ``max_tokens``; the error names ``param``.
+    """
+    longest, asked = max(map(len, request.prompts)), request.max_tokens or 0
+    if longest + asked > card.max_length:
+        raise bad_request(
+            param,
+            f"this model's longest sequence is {card.max_length} tokens, the request asks for {longest + asked}: "
+            f"{longest} of the prompt and {asked} by {param}; leave {param} out for as many as fit",
+            "context_length_exceeded",
+        )
+    return request
+
+
 @contextlib.contextmanager
 def api_errors() -> Iterator[None]:
     """Turns errors of other packages into ApiErrors: sampling parameters out of range, and bodies nested too deeply."""

@@ -36,7 +36,7 @@ def parse_response(body: Any, card: ModelCard) -> GenerationRequest:
     Raises:
         ApiError: a field is wrong, unknown or not supported; the error names it.
     """
-    return render(read_response(body, card), card)
+    return render(read_response(body, card), card, "max_output_tokens")
 
 
 def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:

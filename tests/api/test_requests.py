@@ -3,9 +3,11 @@
 import pytest
 
 from k2jax.api import ApiError
+from k2jax.api.anthropic import parse_messages
 from k2jax.api.chat import parse_chat
 from k2jax.api.completions import parse_completion
 from k2jax.api.encoding import parse_json
+from k2jax.api.responses import parse_response
 from tests.api.sample import CARD, NAME, TOKENIZER, USER
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -113,12 +115,46 @@ def test_another_model_is_not_found():
 
 
 def test_choices_have_their_own_prompts_and_seeds():
-    request = completion(prompt=[[5, 6], [7, 8, 9]], n=2, seed=2**32 - 1, max_tokens=1000, add_special_tokens=False)
+    request = completion(prompt=[[5, 6], [7, 8, 9]], n=2, seed=2**32 - 1, max_tokens=253, add_special_tokens=False)
     assert request.choices == 4
     assert [request.choice_prompt(i) for i in range(4)] == [(5, 6), (5, 6), (7, 8, 9), (7, 8, 9)]
     sampling = [request.choice_sampling(i, 256) for i in range(4)]
     assert [choice.seed for choice in sampling] == [2**32 - 1, 0, 2**32 - 1, 0]
-    assert [choice.max_tokens for choice in sampling] == [254, 254, 253, 253]
+    assert [choice.max_tokens for choice in sampling] == [253, 253, 253, 253]
+
+
+def responses(**fields):
+    return parse_response({"model": NAME, "input": "Hi", **fields}, CARD)
+
+
+def messages(**fields):
+    return parse_messages({"model": NAME, "messages": USER, **fields}, CARD)
+
+
+@pytest.mark.parametrize(
+    ("parse", "name"),
+    [
+        (completion, "max_tokens"), (chat, "max_tokens"), (chat, "max_completion_tokens"),
+        (responses, "max_output_tokens"), (messages, "max_tokens"),
+    ],
+)  # fmt: skip
+def test_no_more_tokens_can_be_asked_for_than_the_prompt_leaves(parse, name):
+    prompt = len(parse().prompts[0])
+    room = CARD.max_length - prompt
+    assert parse(**{name: room}).choice_sampling(0, CARD.max_length).max_tokens == room
+    with pytest.raises(ApiError) as caught:
+        parse(**{name: room + 1})
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, name, "context_length_exceeded")
+    numbers = f"is 256 tokens, the request asks for 257: {prompt} of the prompt and {room + 1} by {name}"
+    assert numbers in str(caught.value)
+
+
+def test_the_longest_of_several_prompts_counts_and_a_default_is_cut_to_what_fits():
+    long = {"prompt": [[5], [5] * 250], "add_special_tokens": False}
+    with pytest.raises(ApiError, match="asks for 257: 250 of the prompt and 7"):
+        completion(**long, max_tokens=7)
+    assert completion(**long).choice_sampling(1, CARD.max_length).max_tokens == 6
+    assert completion(prompt=[5] * 255, add_special_tokens=False, max_tokens=0, echo=True, logprobs=0)
 
 
 def test_a_chat_ends_at_the_end_of_its_message():

@@ -35,6 +35,7 @@ class FakeEngine:
         self.generated = 0
         self.broken = None
         self.asked = []
+        self.logprob = -0.25
 
     def make_request(self, prompt, sampling, generated=(), *, on_token=None):
         sampling.check()
@@ -76,7 +77,7 @@ class FakeEngine:
             request.cached_tokens = len(request.prompt) // 2
             script = self.script(request)
             token = script[len(request.tokens) % len(script)]
-            request.append(token, -0.25, 0)
+            request.append(token, self.logprob, 0)
             request.top_logprobs.append(alternatives(request))
             self.generated += 1
             if token in request.sampling.stop_tokens:

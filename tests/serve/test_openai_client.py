@@ -1,5 +1,8 @@
 """Every feature through the official client, against an engine with scripted tokens."""
 
+import json
+
+import openai
 import pytest
 
 from tests.api.sample import CALLING, NAME, TEXT, TOKENIZER, TOOLS, answer_ids, special
@@ -63,8 +66,11 @@ def test_a_chat_without_limit_may_fill_the_sequence(server, client):
     chat(client)
     prompt, sampling = asked(server)
     assert sampling.max_tokens == 256 - len(prompt)
-    chat(client, max_completion_tokens=10**9)
+    chat(client, max_completion_tokens=256 - len(prompt))
     assert asked(server)[1].max_tokens == 256 - len(prompt)
+    with pytest.raises(openai.BadRequestError, match=f"{10**9} by max_completion_tokens") as caught:
+        chat(client, max_completion_tokens=10**9)
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_a_streamed_chat_is_the_same_answer(client):
@@ -253,6 +259,21 @@ def test_echo_with_logprobs(server, client, stream):
     )
     for offset, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True):
         assert token.startswith("bytes:") or text[offset:].startswith(token)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize(("logprob", "told"), [(float("nan"), "null"), (-float("inf"), "-9999.0")])
+def test_log_probabilities_that_are_no_numbers_are_json_too(server, monkeypatch, path, stream, logprob, told):
+    monkeypatch.setattr(server.engine, "logprob", logprob)
+    asks = {"messages": [{"role": "user", "content": "a"}], "logprobs": True} if "chat" in path else {"prompt": "a"}
+    answer = server.post(path, max_tokens=2, stream=stream, **({"logprobs": 0} | asks))
+    assert answer.status_code == 200
+    bodies = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    for body in bodies if stream else [answer.text]:
+        json.loads(body, parse_constant=pytest.fail)
+    found = f'"logprob":{told}' if "chat" in path else f'"token_logprobs":[{told}'
+    assert found in answer.text
 
 
 def test_a_prompt_can_be_scored_alone(client):
