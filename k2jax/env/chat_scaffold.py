@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k2jax.client import Sampling
 from k2jax.env import context
-from k2jax.env.environment import Environment, Step
+from k2jax.env.environment import OUTCOME, Environment, Step
 from k2jax.env.errors import EpisodePausedError, EpisodeTruncatedError, ReplayError
 from k2jax.env.rollout import Rollout
 from k2jax.errors import UserError
@@ -47,6 +47,8 @@ class ChatScaffold:
                 if not (step.terminated or step.truncated):
                     node = rollout.observe(node, step.observation.messages)
             trajectory.status = "truncated" if step.truncated else "finished"
+            if step.info:
+                trajectory.metadata[OUTCOME] = dict(step.info)
         except EpisodeTruncatedError:
             trajectory.status = "truncated"
         except EpisodePausedError:

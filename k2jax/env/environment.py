@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 from k2jax.env.task import Task
 
 Message = Mapping[str, Any]
+OUTCOME = "outcome"
+"""Key of a trajectory's metadata: the ``info`` of the step that ended the episode, for its verifier."""
 
 
 class Observation(NamedTuple):
@@ -28,7 +30,7 @@ class Step(NamedTuple):
         reward: of this step alone; the verifier judges the episode.
         terminated: the episode has come to its end.
         truncated: the environment has ended it early.
-        info: JSON values for logs.
+        info: JSON values for logs; that of the last step reaches the verifier, see ``OUTCOME``.
     """
 
     observation: Observation

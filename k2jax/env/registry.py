@@ -1,8 +1,8 @@
 """Datasets, environments, toolsets, verifiers by name: the built-in ones, and those that installed packages declare.
 
 A package adds one by an entry point of the group ``k2jax.datasets``, ``k2jax.environments``, ``k2jax.toolsets``,
-``k2jax.scaffolds``, ``k2jax.components`` or ``k2jax.verifiers``, whose name is used in configs and tasks and whose
-value is ``module:attribute``. Modules are imported when a name is first used.
+``k2jax.scaffolds``, ``k2jax.components``, ``k2jax.oracles`` or ``k2jax.verifiers``, whose name is used in configs and
+tasks and whose value is ``module:attribute``. Modules are imported when a name is first used.
 
 Where a config or a task names what has options, they stand behind the name: ``"search corpus=docs.jsonl results=3"``.
 """
@@ -109,8 +109,10 @@ datasets = Registry(
     {
         "characters": "k2jax.env.tasks.characters:CharacterTasks",
         "code": "k2jax.env.tasks.code:CodeTasks",
+        "human_eval": "k2jax.env.tasks.human_eval:HumanEvalTasks",
         "instructions": "k2jax.env.tasks.instructions:InstructionTasks",
         "math": "k2jax.env.tasks.mathematics:MathTasks",
+        "mbpp": "k2jax.env.tasks.mbpp:MBPPTasks",
         "reasoning_gym": "k2jax.env.tasks.reasoning:ReasoningGymTasks",
         "running_totals": "k2jax.env.tasks.dialogues:RunningTotals",
         "tables": "k2jax.env.tasks.tables:TableTasks",
@@ -118,6 +120,18 @@ datasets = Registry(
     },
 )
 """Makers of datasets: called with the options and ``split``."""
+
+oracles = Registry(
+    "oracle",
+    "k2jax.oracles",
+    {
+        "human_eval": "k2jax.env.tasks.oracles:canonical_program",
+        "mbpp": "k2jax.env.tasks.oracles:canonical_program",
+        "tables": "k2jax.env.tasks.oracles:answer_line",
+        "tool_use": "k2jax.env.tasks.oracles:tool_use",
+    },
+)
+"""Policies that solve every task of the dataset of the same name; see ``k2jax.env.scripted``."""
 
 environments = Registry(
     "environment",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import zlib
 
+from k2jax.env.environment import OUTCOME
 from k2jax.env.task import Task
 from k2jax.errors import UserError
 from k2jax.trajectory import Reward, Trajectory
@@ -121,7 +122,8 @@ def _read(path: Path) -> dict[tuple[int, ...], Verdict]:
 
 
 def digest_of(task: Task, trajectory: Trajectory) -> str:
-    """Checksum of a task and of the messages that were sampled for it, and of whether the episode was cut."""
+    """Checksum of a task, the messages that were sampled for it, whether the episode was cut, and its outcome."""
     messages = [node.message for node in trajectory.nodes if node.turn != NO_TURN]
-    content = json.dumps([task.to_json(), trajectory.status, messages], sort_keys=True)
+    outcome = [trajectory.metadata[OUTCOME]] if OUTCOME in trajectory.metadata else []
+    content = json.dumps([task.to_json(), trajectory.status, messages, *outcome], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

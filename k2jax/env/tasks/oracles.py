@@ -1,0 +1,25 @@
+"""Oracles of the datasets: policies that solve every task from what its metadata know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k2jax.env.environment import Message
+from k2jax.env.scripted import play_actions, said
+from k2jax.env.task import Task
+from k2jax.env.tasks.tool_teacher import solved
+
+
+def answer_line(task: Task, messages: Sequence[Message]) -> Message:
+    """The answer in the form that the verifier ``answer_line`` reads."""
+    return said(f"Answer: {task.metadata['answer']}")
+
+
+def canonical_program(task: Task, messages: Sequence[Message]) -> Message:
+    """The canonical solution of a programming task, as a block of code."""
+    return said(f"```python\n{task.metadata['solution']}\n```")
+
+
+def tool_use(task: Task, messages: Sequence[Message]) -> Message:
+    """The calls of a solution, and then the answer."""
+    return play_actions([message for message in solved(task) if message["role"] == "assistant"], messages)
