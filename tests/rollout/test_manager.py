@@ -45,7 +45,7 @@ def test_workers_that_are_killed_lose_nothing_and_a_collection_that_is_stopped_g
                 if len(stopped) == 20:
                     os.kill(opened.worker_processes()[0], signal.SIGKILL)
                 if len(stopped) == 50:
-                    assert opened.most_running == 32
+                    assert 0 < opened.most_running <= 32
                     break
 
     asyncio.run(until_stopped())
