@@ -7,12 +7,13 @@ The record names the ``socket`` to listen on and either ``simulation`` (fields o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 import json
 import os
 import sys
 from typing import Any
 
-from k2jax.client import Client
+from k2jax.client import Client, Completion, Sampling
 from k2jax.errors import UserError
 from k2jax.rollout.engine_messages import EngineLoad
 from k2jax.rollout.engine_server import EngineServer
@@ -46,7 +47,27 @@ def open_client(record: dict[str, Any]) -> tuple[Client, Any]:
         stats = worker.stats()
         return EngineLoad(stats.pages_in_use / max(1, stats.pages), stats.running, stats.waiting, 0)
 
-    return EngineClient(worker), load
+    client = EngineClient(worker)
+    return AloneClient(client, worker) if record.get("deterministic") else client, load
+
+
+class AloneClient:
+    """One request at a time, with an empty cache: what it comes to does not depend on what came before or beside it.
+
+    Args:
+        client: over the worker.
+        worker: of the engine.
+    """
+
+    def __init__(self, client: Client, worker: Any):
+        self._client, self._worker = client, worker
+        self._alone = asyncio.Lock()
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
+        """Generates after a prompt; see ``Client.generate``."""
+        async with self._alone:
+            await asyncio.to_thread(self._worker.call, lambda engine: engine.drop_prefixes())
+            return await self._client.generate(prompt, sampling, **options)
 
 
 async def serve(record: dict[str, Any]) -> None:

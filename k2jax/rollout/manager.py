@@ -146,6 +146,10 @@ class RolloutManager:
         """Ends a task that has not ended; its worker stops it."""
         self._hand_on(self._table.cancel(key))
 
+    def fail(self, error: Exception) -> None:
+        """Ends ``collect`` with an error."""
+        self._ends.put_nowait(error)
+
     def worker_processes(self) -> list[int]:
         """Process ids of the workers, for tests that kill them."""
         return [worker.process.pid for worker in self._processes.values() if worker.ready]

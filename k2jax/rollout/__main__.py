@@ -1,0 +1,109 @@
+r"""Collects and scores trajectories of the tasks of a config, with a checkpoint or an OpenAI-compatible server.
+
+Example:
+    python -m k2jax.rollout --config=experiments/rl/tools_nano.py --checkpoint=runs/sft-tools-nano \
+        --workdir=runs/rollouts --tasks=200 --samples=4
+    python -m k2jax.rollout --config=experiments/rl/tools_nano.py --url=http://localhost:8000 --model=k2 \
+        --tokenizer=runs/sft-tools-nano --workdir=runs/rollouts-served --tasks=200
+
+A command that was stopped or killed goes on when it is given again; nothing is lost or doubled. What it has collected
+is in the workdir, where python -m k2jax.trajectories finds it. The server has to take and return token ids, as
+python -m k2jax.serve and vLLM do; $OPENAI_API_KEY is sent to it.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+import time
+
+from absl import flags
+
+from k2jax import cli, runtime
+from k2jax.errors import UserError
+
+INTERRUPTED = 130
+_INTERVAL = 5.0  # between two lines of progress [s]
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    to = {"flag_values": values}
+    cli.define_config(values)
+    flags.DEFINE_string("workdir", None, "Folder of the collection.", **to)
+    flags.DEFINE_string("checkpoint", None, "A workdir, one of its steps, a Hugging Face folder, or smollm2.", **to)
+    flags.DEFINE_string("url", None, "An OpenAI-compatible server instead, without /v1.", **to)
+    flags.DEFINE_string("model", None, "The server's name for its model.", **to)
+    flags.DEFINE_string("tokenizer", None, "With --url: a checkpoint or file with the model's vocabulary.", **to)
+    flags.DEFINE_enum("split", "train", ("train", "test"), "Tasks to train on, or held-out ones.", **to)
+    flags.DEFINE_integer("tasks", 100, "Number of tasks, drawn from config.rl.tasks.", **to, lower_bound=1)
+    flags.DEFINE_integer("samples", 1, "Episodes of each task.", **to, lower_bound=1)
+    flags.DEFINE_integer("workers", 2, "Processes that run episodes.", **to, lower_bound=1)
+    flags.DEFINE_integer("capacity", 1024, "Episodes that a process runs at a time.", **to, lower_bound=1)
+    flags.DEFINE_bool("deterministic", False, "Answer one request at a time: every run gives the same bits.", **to)
+
+
+def main(values: flags.FlagValues) -> int:
+    """Runs the command; returns its exit code."""
+    cli.require(values, "config", "workdir")
+    if (values.checkpoint is None) == (values.url is None):
+        raise UserError("give either --checkpoint or --url; --help shows an example")
+    if values.url is not None:
+        cli.require(values, "model", "tokenizer")
+    runtime.prepare()
+    from k2jax.rollout.collection import Collection, Source
+    from k2jax.rollout.loops import run
+    from k2jax.rollout.progress import CollectionProgress
+
+    config, folder = cli.config_of(values), Path(values.workdir)
+    source = Source(values.checkpoint or "", values.url or "", values.model or "")
+    collection = Collection(
+        config,
+        folder,
+        source,
+        _tokenizer(values),
+        samples=values.samples,
+        workers=values.workers,
+        capacity=values.capacity,
+        deterministic=values.deterministic,
+    )
+    total = collection.prepare(_tasks(config, values.split, values.tasks))
+    progress = CollectionProgress(total, config.rl.correct_reward, collection.emissions())
+    printed = time.monotonic()
+
+    def report(emission: object) -> None:
+        nonlocal printed
+        progress.add(emission)
+        if time.monotonic() - printed >= _INTERVAL:
+            printed = time.monotonic()
+            print(progress.line(), flush=True)
+
+    try:
+        run(collection.run(report))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print(f"\ninterrupted at {progress.line()}; the same command goes on")
+        return INTERRUPTED
+    path = collection.write_trajectories()
+    (folder / "results.json").write_text(json.dumps(progress.record(), indent=1) + "\n")
+    print(progress.line())
+    print(path)
+    return 0
+
+
+def _tokenizer(values: flags.FlagValues):
+    """The vocabulary of the model that answers."""
+    from k2jax.convert.loading import tokenizer_of
+
+    return tokenizer_of(values.tokenizer or values.checkpoint)
+
+
+def _tasks(config, split: str, count: int) -> list:
+    """Tasks with their classes, the same ones at every start."""
+    from k2jax.rl.tasks import TaskMixture
+
+    mixture = TaskMixture(config.rl.tasks, config.train.seed)
+    drawn = mixture.held_out(count) if split == "test" else [mixture.prompt(number) for number in range(count)]
+    return [(each.kind, each.task) for each in drawn]
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__)
