@@ -114,7 +114,7 @@ async def work(folder: Path, connection: socket.socket, shard: int) -> None:
 def main() -> None:
     """Serves the socket whose descriptor is the second argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is the scheduler's business
-    os.nice(10)  # the scheduler comes first
+    os.nice(5)  # the scheduler comes first
     folder, descriptor, shard = sys.argv[1:]
     with socket.socket(fileno=int(descriptor)) as connection:
         run(work(Path(folder), connection, int(shard)))
