@@ -107,7 +107,7 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
         "chat": "compact",
         "seed": 0,
         "sampling": {"simulated": {"max_tokens": 400}},
-        "engine": record["socket"],
+        "engines": [record["socket"]],
         "added": [("toolset", "simulated", "k2jax.rollout.simulated:SimulatedTools")],
     }
     argv = [sys.executable, "-m", "k2jax.rollout.engine_process", json.dumps(record)]

@@ -98,7 +98,8 @@ class Collection:
             options = self._options()
             engine = None
             if self._source.checkpoint:
-                options["engine"], engine = opened.enter_context(self._engine())
+                path, engine = opened.enter_context(self._engine())
+                options["engines"] = [path]
             else:
                 options |= {"url": self._source.url, "model": self._source.model}
             manager = RolloutManager(

@@ -17,6 +17,8 @@ from k2jax.env.verifying import VerifierPool
 from k2jax.env.wiring import EnvironmentMaker
 from k2jax.rollout.engine_client import EngineSocketClient
 from k2jax.rollout.messages import Key
+from k2jax.rollout.routed_client import RoutedClient
+from k2jax.rollout.routing import Policy, Router
 from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import load_tokenizer
@@ -31,7 +33,8 @@ class EpisodeRunner:
         chat: chat format, see ``configured_chat``.
         seed: of the run.
         sampling: of each class of tasks, the fields of ``Sampling`` by name.
-        engine: path of an engine's socket, or empty.
+        engines: paths of the sockets of engines with the same weights, or none.
+        routing: which of several engines gets a request.
         url: of an OpenAI-compatible server that takes token ids, or empty.
         model: its name on the server.
         token_cap: tokens after which an episode pauses and its worker takes the oldest one; 0 is no cap.
@@ -47,7 +50,8 @@ class EpisodeRunner:
         chat: str,
         seed: int,
         sampling: Mapping[str, Mapping[str, Any]],
-        engine: str = "",
+        engines: Sequence[str] = (),
+        routing: Policy = "cache_aware",
         url: str = "",
         model: str = "",
         token_cap: int = 0,
@@ -61,7 +65,7 @@ class EpisodeRunner:
         self._chat = configured_chat(self._tokenizer, chat)
         self._seed, self._token_cap = seed, token_cap
         self._sampling = {kind: Sampling(**fields) for kind, fields in sampling.items()}
-        self._engine, self._url, self._model = engine, url, model
+        self._engines, self._routing, self._url, self._model = engines, routing, url, model
         self._sandbox, self._scoring = sandbox, scoring
         self._environments = EnvironmentMaker(sandbox)
         self._scorer: Scorer | None = None
@@ -99,10 +103,11 @@ class EpisodeRunner:
         return trajectory
 
     async def _open_client(self) -> Client:
-        if self._engine:
-            client = EngineSocketClient(self._engine)
-            self._opened.push_async_callback(client.close)
-            return client
+        if self._engines:
+            clients = [EngineSocketClient(path) for path in self._engines]
+            for client in clients:
+                self._opened.push_async_callback(client.close)
+            return RoutedClient(clients, Router(len(clients), self._routing)) if len(clients) > 1 else clients[0]
         key = os.environ.get("OPENAI_API_KEY")
         return await self._opened.enter_async_context(HTTPClient(self._url, self._model, api_key=key))
 

@@ -1,0 +1,126 @@
+"""Routing, admission, the ratio of instances and the stream of groups, each against what it promises."""
+
+import asyncio
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+
+from k2jax.client import Sampling, ScriptedClient
+from k2jax.rollout.admission import Admission
+from k2jax.rollout.journal import Emission
+from k2jax.rollout.routed_client import RoutedClient
+from k2jax.rollout.routing import BLOCK, Router, shared_instances
+from k2jax.rollout.streaming import GroupStream
+
+
+def tokens(count, seed):
+    return np.random.default_rng(seed).integers(0, 1000, count).astype(np.int32)
+
+
+def longest_shared(prompt, sequences):
+    """Whole blocks of the longest prefix that a prompt shares with one of the sequences, by comparing tokens."""
+    shared = [int(np.argmin(np.append(prompt[: len(s)] == s[: len(prompt)], False))) for s in sequences]
+    return max(shared, default=0) // BLOCK * BLOCK
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(0, 3))
+def test_a_request_goes_where_its_longest_prefix_is_unless_that_engine_is_busier_than_the_bound(seed, engines, bound):
+    rng = random.Random(seed)
+    router = Router(engines, bound=bound)
+    held, running = [[] for _ in range(engines)], [0] * engines
+    for number in range(12):
+        owned = [s for part in held for s in part]
+        base = rng.choice(owned) if owned and rng.random() < 0.8 else tokens(BLOCK * 2, number)
+        prompt = np.concatenate([base[: rng.randrange(1, len(base) + 1)], tokens(rng.randrange(3 * BLOCK), number)])
+        free = [e for e in range(engines) if running[e] <= min(running) + bound]
+        engine, cached = router.choose(prompt)
+        lengths = {e: longest_shared(prompt, held[e]) for e in free}
+        assert engine in free and cached == lengths[engine] == max(lengths.values())
+        held[engine].append(prompt)
+        running[engine] += 1
+        if rng.random() < 0.5:
+            sequence = np.concatenate([prompt, tokens(BLOCK, number + 1)])
+            router.done(engine, sequence)
+            held[engine].append(sequence)
+            running[engine] -= 1
+        assert router.running == running
+
+
+def test_an_engine_forgets_the_end_of_what_was_unused_for_longest():
+    router = Router(1, tokens=4 * BLOCK)
+    old, new = tokens(3 * BLOCK, 0), tokens(2 * BLOCK, 1)
+    for prompt in (old, new):
+        router.done(router.choose(prompt)[0])
+    assert router.choose(new)[1] == 2 * BLOCK
+    assert router.choose(old)[1] == 2 * BLOCK
+
+
+def test_all_turns_of_an_episode_go_to_one_engine_and_episodes_to_different_ones():
+    clients = [ScriptedClient(lambda prompt, sampling: range(BLOCK)) for _ in range(3)]
+    routed = RoutedClient(clients, Router(3))
+
+    async def episode(number):
+        prompt = tokens(BLOCK, number).tolist()
+        for _ in range(4):
+            answer = await routed.generate(prompt, Sampling(max_tokens=BLOCK))
+            prompt = [*prompt, *answer.tokens.tolist(), *range(5)]
+
+    async def episodes():
+        await asyncio.gather(*(episode(number) for number in range(3)))
+
+    asyncio.run(episodes())
+    beginnings = [{prompt[:BLOCK] for prompt, _ in client.calls} for client in clients]
+    assert [len(each) for each in beginnings] == [1, 1, 1] and [len(each.calls) for each in clients] == [4, 4, 4]
+
+
+def test_admission_settles_below_the_pressure_of_a_cache():
+    admission, room = Admission(4, increase=2, decrease=0.7), 100
+    limits = []
+    for _ in range(300):
+        admission.observe(admission.limit / room, admission.limit)
+        limits.append(admission.limit)
+    assert max(limits[100:]) <= 97 and min(limits[100:]) >= 60
+    room = 20
+    for _ in range(20):
+        admission.observe(admission.limit / room, admission.limit)
+    assert admission.limit <= 20
+    before = admission.limit
+    admission.observe(0.0, running=0)
+    assert admission.limit == before, "a limit that is not reached says nothing"
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=4), st.integers(0, 20))
+def test_the_ratio_of_instances_comes_to_that_of_the_queues_and_stays(queues, more):
+    engines = len(queues) + more
+    now = [1 + more, *[1] * (len(queues) - 1)]
+    for _ in range(engines + 1):
+        later = shared_instances(engines, queues, now)
+        assert sum(later) == engines and min(later) >= 1
+        assert sum(abs(a - b) for a, b in zip(now, later, strict=True)) in (0, 2)
+        now, before = later, now
+    assert now == before, "it does not swing"
+    if len(queues) == 2 and sum(queues) > 0:
+        wanted = np.clip(engines * queues[0] / sum(queues), 1, engines - 1)
+        assert abs(now[0] - wanted) <= 0.5 + 1e-6
+
+
+@settings(max_examples=30)
+@given(st.permutations([(step, prompt, sample) for step in range(2) for prompt in range(3) for sample in range(2)]))
+def test_groups_come_once_when_they_are_complete_or_in_the_order_of_their_keys(arrivals):
+    streamed, ordered = GroupStream(arrivals, False), GroupStream(arrivals, True)
+    groups, kept, seen = [], [], set()
+    for key in arrivals:
+        emission = Emission(key, "done")
+        seen.add(key)
+        for group in streamed.add(emission):
+            assert [each.key for each in group.emissions] == [(*group.key, 0), (*group.key, 1)]
+            assert set(arrivals) & {each.key for each in group.emissions} <= seen
+            groups.append(group.key)
+        complete = [key[:2] for key in sorted(seen) if key[2] == 0 and (*key[:2], 1) in seen]
+        assert sorted(groups) == complete, "a complete group waits for nobody"
+        kept += [group.key for group in ordered.add(emission)]
+    assert kept == sorted({key[:2] for key in arrivals}) == sorted(groups)
