@@ -115,6 +115,7 @@ datasets = Registry(
         "mbpp": "k2jax.env.tasks.mbpp:MBPPTasks",
         "reasoning_gym": "k2jax.env.tasks.reasoning:ReasoningGymTasks",
         "running_totals": "k2jax.env.tasks.dialogues:RunningTotals",
+        "swe": "k2jax.env.tasks.swe:SWETasks",
         "tables": "k2jax.env.tasks.tables:TableTasks",
         "tool_use": "k2jax.env.tasks.tool_use:ToolUseTasks",
     },
@@ -127,6 +128,7 @@ oracles = Registry(
     {
         "human_eval": "k2jax.env.tasks.oracles:canonical_program",
         "mbpp": "k2jax.env.tasks.oracles:canonical_program",
+        "swe": "k2jax.env.tasks.oracles:reference_patch",
         "tables": "k2jax.env.tasks.oracles:answer_line",
         "tool_use": "k2jax.env.tasks.oracles:tool_use",
     },
@@ -138,6 +140,7 @@ environments = Registry(
     "k2jax.environments",
     {
         "dialogue": "k2jax.env.tasks.dialogues:Dialogue",
+        "repository": "k2jax.env.repository:RepositoryEnvironment",
         "single_turn": "k2jax.env.single_turn:SingleTurn",
         "tools": "k2jax.env.tool_environment:ToolEnvironment",
     },
@@ -180,6 +183,7 @@ verifiers = Registry(
         "known_verdict": "k2jax.env.critic.refinement:known_verdict",
         "math": "k2jax.env.tasks.mathematics_scoring:math",
         "reasoning_gym": "k2jax.env.tasks.reasoning_scoring:reasoning_gym",
+        "swe": "k2jax.env.tasks.swe_scoring:SWEVerifier",
         "unit_tests": "k2jax.env.tasks.code_scoring:UnitTests",
     },
 )

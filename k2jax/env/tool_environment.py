@@ -38,6 +38,7 @@ class ToolEnvironment:
         """
         self._backend = backend
         self._toolsets: list[Toolset] = []
+        self._task: Task | None = None
         self._sandbox: Sandbox | None = None
         self._toolbox = Toolbox(())
         self._turns: list[str] = []
@@ -56,7 +57,8 @@ class ToolEnvironment:
         """
         await self.close()
         made = [toolsets.make(text) for text in task.tools]
-        self._sandbox = await self._open_sandbox(task, made)
+        self._task, self._sandbox = task, await self._open_sandbox(task, made)
+        await self.prepare(task, self._sandbox)
         for toolset in made:
             self._toolsets.append(toolset)  # closed even if it opens halfway
             await toolset.open(Workplace(task, seed, self._sandbox))
@@ -75,7 +77,26 @@ class ToolEnvironment:
             return Step(Observation(tuple([await self._result(call) for call in calls])))
         if self._turns:
             return Step(Observation(({"role": "user", "content": self._turns.pop(0)},)))
-        return Step(Observation(), terminated=True)
+        return Step(Observation(), terminated=True, info=await self.outcome(self._task, self._sandbox))
+
+    def spec(self, task: Task, read_only: tuple[str, ...]) -> SandboxSpec:
+        """What the episode's sandbox is made of; ``read_only`` is what the toolsets need of the host."""
+        return SandboxSpec(image=task.image, read_only=read_only)
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Fills the sandbox before the toolsets are opened; nothing here.
+
+        Raises:
+            InfrastructureError: it cannot be filled.
+        """
+
+    async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
+        """What the verifier needs of the sandbox, read when the agent is done: JSON values; nothing here.
+
+        Raises:
+            InfrastructureError: it cannot be read.
+        """
+        return {}
 
     async def close(self) -> None:
         """Closes the toolsets and the sandbox; everything is closed, whatever fails."""
@@ -94,7 +115,7 @@ class ToolEnvironment:
         if self._backend is None:
             raise UserError(f"the toolset {needing[0]!r} of the task {task.id!r} needs a sandbox; name a backend")
         shown = dict.fromkeys(path for toolset in made for path in toolset.read_only)
-        return await self._backend().open(SandboxSpec(image=task.image, read_only=tuple(shown)))
+        return await self._backend().open(self.spec(task, tuple(shown)))
 
     async def _result(self, call: Mapping[str, Any]) -> Message:
         result = await self._toolbox.call(call)

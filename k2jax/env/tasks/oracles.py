@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k2jax.env.environment import Message
-from k2jax.env.scripted import play_actions, said
+from k2jax.env.repository import TREE
+from k2jax.env.scripted import called, play_actions, said
 from k2jax.env.task import Task
 from k2jax.env.tasks.tool_teacher import solved
 
@@ -18,6 +19,12 @@ def answer_line(task: Task, messages: Sequence[Message]) -> Message:
 def canonical_program(task: Task, messages: Sequence[Message]) -> Message:
     """The canonical solution of a programming task, as a block of code."""
     return said(f"```python\n{task.metadata['solution']}\n```")
+
+
+def reference_patch(task: Task, messages: Sequence[Message]) -> Message:
+    """Applies the reference patch of a task in a repository."""
+    command = f"cd {TREE} && git apply - <<'END-OF-PATCH'\n{task.metadata['patch']}\nEND-OF-PATCH"
+    return play_actions([called("shell", command=command)], messages)
 
 
 def tool_use(task: Task, messages: Sequence[Message]) -> Message:

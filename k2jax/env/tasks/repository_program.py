@@ -1,0 +1,207 @@
+"""Runs inside sandboxes, as text, with the standard library and git: work trees of a base commit, patches, and tests.
+
+The first line of stdin is a JSON header, the rest a git pack or a tar archive. The mode is the header's ``mode``:
+``checkout`` makes the agent's repository, ``diff`` prints its changes, ``compose`` puts base, patch and tests together,
+and ``run`` runs one file of tests in a tree that no code of the agent has touched before.
+"""
+
+import base64
+import ctypes
+import io
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tarfile
+
+TEST_FOLDERS = ("test", "tests", "testing", "e2e")
+CONFIGURATION = (
+    "conftest.py",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "pytest.py",
+    "_pytest",
+    "pytest",
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    "tox.ini",
+    "setup.cfg",
+    "pyproject.toml",
+    "noxfile.py",
+    ".coveragerc",
+    ".gitattributes",
+    ".gitmodules",
+    "__pycache__",
+)
+CHILD = r"""
+import json, os, sys
+pipe = int(sys.argv[1])
+sys.path += [sys.argv[2]] if sys.argv[2] else [p for p in json.loads(sys.argv[3]) if p not in sys.path]
+import pytest, unittest, unittest.mock, doctest, pdb, _pytest.assertion.util
+sys.pycache_prefix = sys.argv[4]  # compiled code that a patch has planted is not read
+class Reporter:
+    def pytest_runtest_logreport(self, report, write=os.write, dumps=json.dumps, pipe=pipe):
+        passed = report.outcome == "passed" and not hasattr(report, "wasxfail")
+        write(pipe, (dumps([report.nodeid, report.when, passed]) + "\n").encode())
+    def pytest_collectreport(self, report):
+        if report.failed:
+            print(report.longreprtext[-2000:], file=sys.stderr)
+options = ["-q", "-p", "no:cacheprovider", "--rootdir=" + os.getcwd()]
+for plugin in sys.argv[6:]:
+    options += ["-p", plugin]
+os.write(pipe, b'["", "ready", true]\n')
+sys.path.insert(0, os.getcwd())
+sys.exit(pytest.main([*options, sys.argv[5]], plugins=[Reporter()]))
+"""
+
+
+def is_protected(path: str) -> bool:
+    """Whether a path of a repository is a test or configures tests: patches of agents do not reach it."""
+    *folders, name = path.split("/")
+    stem = name.rpartition(".")[0] or name
+    is_test = stem in TEST_FOLDERS or stem.startswith("test_") or stem.endswith(("_test", "_tests"))
+    special = is_test or name.endswith((".pth", ".pyc", ".dist-info", ".egg-info"))
+    return special or any(part in CONFIGURATION or part in TEST_FOLDERS for part in (*folders, name))
+
+
+class Repository:
+    """A git directory of our own, made from a pack, over a work tree that need not be trusted."""
+
+    def __init__(self, folder: str, tree: str, pack: bytes, base: str):
+        """Unpacks; ``folder`` becomes the git directory."""
+        self.tree, self.base = tree, base
+        self._arguments = ["git", f"--git-dir={folder}", f"--work-tree={tree}", "-c", "core.hooksPath=/dev/null"]
+        self._environment = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": "/nowhere",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            "GIT_TEMPLATE_DIR": "",
+        }
+        os.makedirs(tree, exist_ok=True)
+        subprocess.run(["git", "init", "-q", "--bare", folder], check=True, env=self._environment)
+        self.git("config", "core.bare", "false")
+        self.git("index-pack", "--stdin", stdin=pack)
+
+    def git(self, *words: str, stdin: bytes = b"") -> bytes:
+        """The output of a git command; raises CalledProcessError."""
+        command = [*self._arguments, *words]
+        return subprocess.run(
+            command, input=stdin, capture_output=True, check=True, env=self._environment, cwd=self.tree
+        ).stdout
+
+
+def checkout(header: dict, payload: bytes) -> None:
+    """The agent's repository, whose only branch ends at the base commit."""
+    repository = Repository(f"{header['tree']}/.git", header["tree"], payload, header["base"])
+    repository.git("update-ref", "refs/heads/main", header["base"])
+    repository.git("symbolic-ref", "HEAD", "refs/heads/main")
+    repository.git("reset", "-q", "--hard")
+    unpack_packages(header["packages"], header["folder"])
+
+
+def unpack_packages(packages: str, folder: str) -> None:
+    """Unpacks Python packages, a tar archive in Base64; nothing where it is empty."""
+    if packages:
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packages))) as archive:
+            archive.extractall(folder, filter="data")
+
+
+def diff(header: dict, payload: bytes) -> None:
+    """Prints what the work tree changes, whatever has become of the agent's own git directory."""
+    if os.path.islink(header["tree"]):
+        sys.exit("the work tree is a link")
+    folder = f"/tmp/{secrets.token_hex(8)}"
+    repository = Repository(folder, header["tree"], payload, header["base"])
+    repository.git("read-tree", header["base"])
+    repository.git("add", "-A")
+    sys.stdout.buffer.write(repository.git("diff", "--cached", "--binary", "--no-renames", header["base"]))
+
+
+def compose(header: dict, payload: bytes) -> None:
+    """Writes a tar archive of the base with the patch, less what is protected, and the task's tests."""
+    repository = Repository("/work/git", "/work/tree", payload, header["base"])
+    repository.git("read-tree", header["base"])
+    repository.git("checkout-index", "-a", "-f", "-u")
+    told = {"applied": True, "dropped": []}
+    try:
+        patch = base64.b64decode(header["patch"])
+        if patch.strip():
+            repository.git("apply", "--index", "--whitespace=nowarn", "-", stdin=patch)
+    except subprocess.CalledProcessError as error:
+        told = {"applied": False, "reason": error.stderr.decode(errors="replace")[-300:]}
+    else:
+        changed = repository.git("diff", "--cached", "--name-only", "--no-renames", "-z", header["base"])
+        for path in os.fsdecode(changed).split("\0")[:-1]:
+            if is_protected(path):
+                told["dropped"].append(path)
+                repository.git("rm", "-q", "-r", "--cached", "--ignore-unmatch", "--", path)
+        _write_index_tree(repository, told["dropped"])
+        repository.git("apply", "--index", "--whitespace=nowarn", "-", stdin=base64.b64decode(header["test_patch"]))
+        with tarfile.open("/work/tree.tar", "w") as archive:
+            archive.add("/work/tree", ".")
+    print(json.dumps(told))
+
+
+def _write_index_tree(repository: Repository, dropped: list) -> None:
+    """The work tree as the index has it, with the base's version of what was dropped where there is one."""
+    for path in dropped:
+        entry = repository.git("ls-tree", "-z", repository.base, "--", path)
+        if entry:
+            repository.git("update-index", "-z", "--index-info", stdin=entry)
+    shutil.rmtree(repository.tree)
+    os.makedirs(repository.tree)
+    repository.git("checkout-index", "-a", "-f", "-u")
+
+
+def run(header: dict, payload: bytes) -> None:
+    """Runs a file of tests, and prints the secret with the outcomes that were reported."""
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: the tests' process cannot open this one in /proc
+    folder = f"/work/{secrets.token_hex(8)}"
+    with tarfile.open(fileobj=io.BytesIO(payload)) as archive:
+        archive.extractall(folder, filter="fully_trusted")
+    with open(f"{folder}/{header['file']}", "a") as file:
+        file.write(header["canaries"])
+    source, sink = os.pipe()
+    packages = f"/tmp/{secrets.token_hex(8)}" if header["packages"] else ""
+    unpack_packages(header["packages"], packages)
+    words = [str(sink), packages, json.dumps(_site_folders()), f"/tmp/{secrets.token_hex(8)}", header["file"]]
+    home = f"/tmp/{secrets.token_hex(8)}"
+    os.mkdir(home)
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", "-c", CHILD, *words, *header["plugins"]],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        pass_fds=(sink,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    os.close(sink)
+    with open(source, errors="replace") as lines:
+        reports = [line for line in lines]
+    reason = child.stderr.read()[-1000:].decode(errors="replace")
+    shutil.rmtree(folder, ignore_errors=True)
+    verdict = {"secret": header["secret"], "reports": reports, "code": child.wait(), "reason": reason}
+    print("\n" + json.dumps(verdict))
+
+
+def _site_folders() -> list:
+    """Where an image has its packages; ``-S`` leaves them out, and with them what runs unasked at a start."""
+    import site
+
+    return site.getsitepackages()
+
+
+def main() -> None:
+    """Does what the header says."""
+    header = json.loads(sys.stdin.buffer.readline())
+    payload = sys.stdin.buffer.read()
+    {"checkout": checkout, "diff": diff, "compose": compose, "run": run}[header["mode"]](header, payload)
+
+
+if __name__ == "__main__":
+    main()
