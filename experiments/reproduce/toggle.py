@@ -6,8 +6,8 @@ then checks its sums by subtracting, once or twice, in four solutions of five. S
 that a model of its demonstrations is as often right with as without checks: whether P(right | length) is flat at the
 start is measured first. Reinforcement learning without Toggle then has no reason to shorten anything. Nothing in the
 data is filler: every token is a step of a working or of a check.
-Expected: with Toggle responses of 25 % fewer tokens and more, at an accuracy that is not lower by more than 1 point and
-2 standard errors, on 2,000 held-out problems. Not measured yet.
+Expected: with Toggle responses of at least 25 % fewer tokens, at an accuracy that is not lower by more than 1 point and
+2 standard errors, on 2,000 held-out problems.
 
     python -m k2jax.reproduce toggle --workdir=runs/toggle
 """
@@ -34,9 +34,10 @@ DEMONSTRATIONS = 24_000
 CHECKS = (0.2, 0.4, 0.4)  # shares of solutions with no check, one and two
 PROMPTS = 512  # of reinforcement learning, each of which has a budget
 HELD_OUT, SAMPLES = 2000, 2
-SFT_STEPS, ITERATIONS, PERIOD = 240, 60, 5
+SFT_STEPS, ITERATIONS, PERIOD = 480, 60, 5
 EDGES = (0, 34, 57, 97)  # solutions without a check take 22 to 30 tokens, with one 40 to 55, with two 58 to 80
 BIN = 4  # tokens of a bar
+FEW = 20  # samples: the shares of shorter bars are not drawn
 LEAST_CUT, MOST_LOSS = 0.25, 0.01
 LABELS = {"sft": "SFT, the start", "rl": "RL without Toggle", "toggle": "RL with Toggle"}
 COLORS = {"sft": PALETTE[5], "rl": PALETTE[0], "toggle": PALETTE[1]}
@@ -148,9 +149,9 @@ def _cuts(found: dict, tokens: str) -> str:
 
 
 def _shares(evaluation: dict, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The share of right samples by their length, NaN without any, and its standard error."""
+    """The share of right samples by their length, NaN of fewer than ``FEW``, and its standard error."""
     right, wrong = (np.array(evaluation[f"{name}_{kind}"], float) for kind in ("right", "wrong"))
-    count = np.where(right + wrong > 0, right + wrong, np.nan)
+    count = np.where(right + wrong >= FEW, right + wrong, np.nan)
     share = right / count
     return share, np.sqrt(share * (1 - share) / count)
 
@@ -160,7 +161,10 @@ def _flatness(starts: list[dict], seeds: list[int]) -> list[tuple]:
     for seed, start in zip(seeds, starts, strict=True):
         share, error = _shares(start, "bucket")
         count = np.add(start["bucket_right"], start["bucket_wrong"])
-        cells = [f"{s:.3f} ± {e:.3f} of {n:,}" if n else "none" for s, e, n in zip(share, error, count, strict=True)]
+        cells = [
+            f"{s:.3f} ± {e:.3f} of {n:,}" if n >= FEW else f"{n}, too few"
+            for s, e, n in zip(share, error, count, strict=True)
+        ]
         low, high = np.nanargmin(share), np.nanargmax(share)
         rows.append((seed, *cells, f"{share[high] - share[low]:.3f} ± {math.hypot(error[high], error[low]):.3f}"))
     return rows
@@ -174,8 +178,9 @@ def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
             seed_curves(axes[0, 0], results, run, f"length_{kind}", **line)
     for begin in range(0, results[f"seed{seeds[0]}_toggle"].config.train.steps, 2 * PERIOD):
         axes[0, 0].axvspan(begin + 0.5, begin + PERIOD + 0.5, color=COLORS["toggle"], alpha=0.08, linewidth=0)
+    axes[0, 0].set_ylim(0, EDGES[-1])
     style_axes(axes[0, 0], title="Length of sampled responses, budgets shaded", x="iteration", y="tokens")
-    legend(axes[0, 0], fontsize=8)
+    legend(axes[0, 0], fontsize=8, ncols=2, loc="lower center")
     middles = (np.arange(len(found["sft"][0]["tokens_right"])) + 0.5) * BIN
     for seed, start in zip(seeds, found["sft"], strict=True):
         axes[0, 1].errorbar(
@@ -191,7 +196,8 @@ def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
                 panel.step(middles, np.maximum(counts, 0.5), style, where="mid", color=COLORS[run],
                            label=f"{LABELS[run]}, {kind}")  # fmt: skip
         panel.set_yscale("log")
-        legend(panel, fontsize=8)
+        panel.set_ylim(top=1e6)
+        legend(panel, fontsize=8, loc="upper center", ncols=2)
     style_axes(axes[1, 0], title="Sampled lengths at the start", x="tokens", y="samples of all seeds")
     style_axes(axes[1, 1], title="Sampled lengths at the end", x="tokens", y="samples of all seeds")
     return figure
