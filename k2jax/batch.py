@@ -32,6 +32,7 @@ class PackedBatch:
             ``{"weights": float32 [B, S]}``, 0 on prompts and on tokens without a parent.
         experts: int16 ``[B, S, expert layers, active experts]``, the experts that each token goes to, or NO_EXPERTS
             where the router chooses; None where it always does.
+        media: images and clips of the rows, or None; inside a step's decoder int32 ``[B, S]``, ``Media.feature``.
     """
 
     tokens: Array | np.ndarray
@@ -40,6 +41,7 @@ class PackedBatch:
     parent: Array | np.ndarray
     targets: Any
     experts: Array | np.ndarray | None = None
+    media: Media | Array | None = None
 
 
 @struct.dataclass

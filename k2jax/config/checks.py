@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k2jax.config.activations import check_activations
-from k2jax.config.schema import CONVERSATIONS, Config, ModelConfig, PolicyLossConfig, RLConfig
+from k2jax.config.schema import CONVERSATIONS, IMAGE_SOURCES, Config, ModelConfig, PolicyLossConfig, RLConfig
 from k2jax.errors import UserError
 
 TOKEN_LOSSES = ("k2.5", "reinforce")
@@ -37,11 +37,12 @@ def check_combinations(config: Config) -> None:
 def _check_sources(config: Config) -> None:
     """Rules about the kinds of sources of a stage that trains on them."""
     conversations = [name for name, source in config.data.sources.items() if source.kind in CONVERSATIONS]
-    texts = [name for name in config.data.sources if name not in conversations]
+    images = [name for name, source in config.data.sources.items() if source.kind in IMAGE_SOURCES]
+    texts = [name for name in config.data.sources if name not in conversations + images]
     if config.stage == "sft" and texts:
         raise UserError(
             f"config.data.sources.{texts[0]}.kind is {config.data.sources[texts[0]].kind!r}, and stage sft trains on "
-            f"{' and '.join(CONVERSATIONS)}; set its kind and path"
+            f"{', '.join((*CONVERSATIONS, *IMAGE_SOURCES))}; set its kind and path"
         )
     if config.stage == "pretrain" and conversations:
         raise UserError(
@@ -53,6 +54,13 @@ def _check_sources(config: Config) -> None:
             "config.data.tokenizer.kind bpe is trained on texts, which conversations are not; set it to file and "
             "config.data.tokenizer.path to the checkpoint that init_from names"
         )
+    if images and not config.model.vision.layers:
+        raise UserError(
+            f"config.data.sources.{images[0]} has images, and config.model.vision.layers is 0; take a tower, e.g. "
+            "vision_preset('nano_vision')"
+        )
+    if config.data.images.patches % 4:
+        raise UserError(f"config.data.images.patches {config.data.images.patches} is no multiple of 4")
     for name, source in config.data.sources.items():
         if source.filters and source.kind != "trajectories":
             raise UserError(f"config.data.sources.{name}.filters are for kind trajectories, not {source.kind}")

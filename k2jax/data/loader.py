@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 import hashlib
 import math
+from typing import TYPE_CHECKING
 
 import grain
 import numpy as np
@@ -12,15 +13,20 @@ import numpy as np
 from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.config.fields import check_fields
 from k2jax.config.schema import SourceConfig
-from k2jax.data.conversation_rows import ConversationRows
 from k2jax.data.mixture import MixturePlan
-from k2jax.data.packing import RowSource, bits_per_byte
+from k2jax.data.packing import bits_per_byte
 from k2jax.errors import UserError
+
+if TYPE_CHECKING:
+    from k2jax.data.conversation_rows import ConversationRows
+    from k2jax.data.images.batches import ImageBatches
+    from k2jax.data.images.rows import PlannedRow, VisualRows
+    from k2jax.data.packing import RowSource
+
+    SplitRows = RowSource | ConversationRows | VisualRows  # by the source's kind
 
 READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
 PREFETCHED_BATCHES = 4
-SplitRows = RowSource | ConversationRows
-"""Rows of a split of a source, by the source's kind."""
 
 
 class DataLoader:
@@ -35,6 +41,7 @@ class DataLoader:
         seed: int,
         steps: int,
         local_rows: Sequence[int] | None = None,
+        images: ImageBatches | None = None,
     ):
         """Plans the whole run.
 
@@ -46,6 +53,7 @@ class DataLoader:
             steps: number of batches.
             local_rows: indices of a batch's rows that this process reads, all by default; rows from ``batch_size`` on
                 are padding.
+            images: how images of a batch are laid out; None where there are none.
 
         Raises:
             UserError: if a weight is not positive, there are no rows, or the data do not suffice for all steps.
@@ -55,7 +63,7 @@ class DataLoader:
         if batch_size < 1:
             raise UserError(f"train.batch_size is {batch_size}: a batch needs at least one row")
         self._local_rows = range(batch_size) if local_rows is None else local_rows
-        self._batch_size, self._steps = batch_size, steps
+        self._batch_size, self._steps, self._seed, self._images = batch_size, steps, seed, images
         self._length = next(iter(rows.values())).length
         self._source_rows = [len(rows[name]) for name in self._names]
         limits = [_limit(sources[name].max_epochs, len(rows[name])) for name in self._names]
@@ -74,7 +82,10 @@ class DataLoader:
         """This process's rows of a step's batch, NumPy arrays ``[rows, sequence]``."""
         start = step * self._batch_size
         padding = pack_row([], self._length)
-        return stack_rows([self._rows[start + row] if row < self._batch_size else padding for row in self._local_rows])
+        row_of = lambda row: self._rows[start + row] if row < self._batch_size else padding  # noqa: E731
+        if self._images is None:
+            return stack_rows([row_of(row) for row in self._local_rows])
+        return self._images.batch(row_of, self._local_rows, (self._seed, step))
 
     def batches(self, start_step: int = 0) -> Iterator[PackedBatch]:
         """Iterates over the batches from ``start_step`` to the last; threads prefetch them from this call on.
@@ -107,14 +118,21 @@ class HeldOut:
         targets: number of predicted tokens: all tokens but the first of each document.
     """
 
-    def __init__(self, rows: Mapping[str, SplitRows], *, local_rows: Sequence[int] | None = None):
+    def __init__(
+        self,
+        rows: Mapping[str, SplitRows],
+        *,
+        local_rows: Sequence[int] | None = None,
+        images: ImageBatches | None = None,
+    ):
         """Takes the rows of every source.
 
         Args:
             rows: held-out rows of each source.
             local_rows: indices of a batch's rows that this process reads, all by default.
+            images: how images of a batch are laid out; None where there are none.
         """
-        self._local_rows = local_rows
+        self._local_rows, self._images = local_rows, images
         self._sources = [rows[name] for name in sorted(rows)]
         self._length = self._sources[0].length
         self._starts = np.cumsum([0] + [len(source) for source in self._sources])
@@ -138,23 +156,24 @@ class HeldOut:
         local_rows = range(batch_size) if self._local_rows is None else self._local_rows
         count = min(rows, self.rows) if rows else self.rows
         chosen = [i * self.rows // count for i in range(count)]
-        return (
-            stack_rows([self._row(chosen, start + row if row < batch_size else count) for row in local_rows])
-            for start in range(0, count, batch_size)
-        )
+        return (self._batch(chosen, start, batch_size, local_rows) for start in range(0, count, batch_size))
 
     def beginnings(self, count: int, tokens: int) -> list[np.ndarray]:
         """The first tokens of documents, or the prompts of conversations, evenly spaced over all sources.
+
+        Sources with images have none: their prompts are not tokens alone.
 
         Args:
             count: number of documents, at most those that there are.
             tokens: most tokens of each document.
         """
-        ends = np.cumsum([source.stream.documents for source in self._sources])
-        count, parts = min(count, self.documents), []
-        for number in (np.arange(count) * self.documents // max(count, 1)).tolist():
+        sources = [source for source in self._sources if hasattr(source, "beginning")]
+        ends = np.cumsum([source.stream.documents for source in sources])
+        total = sum(source.stream.documents for source in sources)
+        count, parts = min(count, total), []
+        for number in (np.arange(count) * total // max(count, 1)).tolist():
             index = int(np.searchsorted(ends, number, side="right"))
-            source = self._sources[index]
+            source = sources[index]
             parts.append(source.beginning(number - int(ends[index]) + source.stream.documents, tokens))
         return parts
 
@@ -162,7 +181,13 @@ class HeldOut:
         """Bits per byte from the negative log-likelihood summed over ``targets`` targets [nats]; see ``packing``."""
         return bits_per_byte(nll, targets, self.targets, self.bytes)
 
-    def _row(self, chosen: list[int], number: int) -> PackedBatch:
+    def _batch(self, chosen: list[int], start: int, batch_size: int, local_rows: Sequence[int]) -> PackedBatch:
+        row_of = lambda row: self._row(chosen, start + row if row < batch_size else len(chosen))  # noqa: E731
+        if self._images is None:
+            return stack_rows([row_of(row) for row in local_rows])
+        return self._images.batch(row_of, local_rows, None)
+
+    def _row(self, chosen: list[int], number: int) -> PackedBatch | PlannedRow:
         """Row ``chosen[number]``; a row of padding beyond the end of ``chosen``."""
         if number >= len(chosen):
             return pack_row([], self._length)

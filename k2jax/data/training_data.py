@@ -7,17 +7,38 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from k2jax.config.fields import check_fields
-from k2jax.config.schema import CONVERSATIONS, DataConfig
+from k2jax.config.schema import CONVERSATIONS, IMAGE_SOURCES, DataConfig, VisionConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.conversation_rows import ConversationRows
 from k2jax.data.loader import DataLoader, HeldOut, check_shares
+from k2jax.data.manifest import HELD_OUT, TRAIN
 from k2jax.data.packing import RowSource
 from k2jax.data.shards import Shards
 from k2jax.data.split_writer import BLOCKS
 from k2jax.data.vocabulary import prepare_tokenizer
+from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from k2jax.data.images.batches import ImageBatches
+    from k2jax.data.images.corpus import VisualCorpus
+    from k2jax.data.images.placement import PatchRows
+    from k2jax.data.loader import SplitRows
+
+
+class ImageShape(NamedTuple):
+    """What a model with vision asks of its data.
+
+    Attributes:
+        vision: the tower.
+        rows: static shape of a step's patches.
+    """
+
+    vision: VisionConfig
+    rows: PatchRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +68,7 @@ def prepare_data(
     steps: int,
     local_rows: Sequence[int] | None = None,
     tokenizer: Tokenizer | None = None,
+    images: ImageShape | None = None,
     builder: bool = True,
     log: Callable[[str], None] | None = None,
     wait_seconds: float = 3600.0,
@@ -62,6 +84,7 @@ def prepare_data(
         steps: optimizer steps of the run; the data must suffice for them.
         local_rows: indices of a batch's rows that this process reads, all by default; see ``DataLoader``.
         tokenizer: takes the place of the configured one, which is then not read.
+        images: of a model with vision, whose batches all have ``media``; None of a model of text.
         builder: whether this process builds missing folders.
         log: receives lines of progress.
         wait_seconds: how long the other processes wait for each folder [s].
@@ -74,29 +97,55 @@ def prepare_data(
     check_shares(config.sources)
     options = {"builder": builder, "wait_seconds": wait_seconds, "log": log}
     tokenizer = tokenizer or prepare_tokenizer(config, **options)
-    shards = {name: prepare_shards(name, config, tokenizer, **options) for name in sorted(config.sources)}
-    rows_of = {name: _rows_of(source.kind) for name, source in config.sources.items()}
-    length = config.sequence_length
+    shards: dict[str, Shards | VisualCorpus] = {}
+    for name in sorted(config.sources):
+        if config.sources[name].kind not in IMAGE_SOURCES:
+            shards[name] = prepare_shards(name, config, tokenizer, **options)
+        elif images is None:
+            raise UserError(f"data.sources.{name} has images, and the model no vision: set model.vision.layers")
+        else:
+            shards[name] = _prepare_visual(name, config, tokenizer, images.vision, **options)
+    batches = _image_batches(images) if images else None
     loader = DataLoader(
-        {name: rows_of[name](source.train, length) for name, source in shards.items()},
+        {name: _rows(config, name, source, TRAIN) for name, source in shards.items()},
         config.sources,
         batch_size=batch_size,
         seed=seed,
         steps=steps,
         local_rows=local_rows,
+        images=batches,
     )
     held_out = HeldOut(
-        {name: rows_of[name](source.held_out, length) for name, source in shards.items()}, local_rows=local_rows
+        {name: _rows(config, name, source, HELD_OUT) for name, source in shards.items()},
+        local_rows=local_rows,
+        images=batches,
     )
     manifests = {name: source.manifest for name, source in shards.items()}
     return TrainingData(tokenizer, loader, held_out, manifests, _fingerprint(tokenizer, shards))
 
 
-def _rows_of(kind: str) -> type[RowSource] | type[ConversationRows]:
-    return ConversationRows if kind in CONVERSATIONS else RowSource
+def _rows(config: DataConfig, name: str, source: Shards | VisualCorpus, split: str) -> SplitRows:
+    """Rows of a split, by the kind of its source."""
+    kind = config.sources[name].kind
+    if kind in IMAGE_SOURCES:
+        return source.rows(split, config)
+    stream = source.train if split == TRAIN else source.held_out
+    return (ConversationRows if kind in CONVERSATIONS else RowSource)(stream, config.sequence_length)
 
 
-def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards]) -> str:
+def _prepare_visual(*arguments: Any, **options: Any) -> VisualCorpus:
+    from k2jax.data.images.corpus import prepare_visual  # needs the extra ``vision``, as text does not
+
+    return prepare_visual(*arguments, **options)
+
+
+def _image_batches(images: ImageShape) -> ImageBatches:
+    from k2jax.data.images.batches import ImageBatches
+
+    return ImageBatches(images.rows, images.vision)
+
+
+def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards | VisualCorpus]) -> str:
     """Hash of contents, not of paths or dates: a corpus may move to another machine before a run is resumed.
 
     The checksums of blocks follow from the contents. They are left out, so that their size may change.

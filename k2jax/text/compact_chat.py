@@ -13,6 +13,7 @@ import json
 from typing import Any
 
 from k2jax.text.common_chat import CommonChat
+from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, function_of, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ class CompactChat(CommonChat):
     def render(self, message: Message, calls_before: int = 0) -> list[int]:
         """Returns the text of a message, after the token that begins a document unless it is the assistant's."""
         if message["role"] != "assistant":
-            return [*self._begin, *self._text(content_text(message))]
+            return [*self._begin, *content_ids(self._tokenizer, message)]
         text = content_text(message)
         lines = [*([text] if text else []), *(_line(call) for call in tool_calls(message))]
         return self._text("\n".join(lines))

@@ -7,7 +7,8 @@ from typing import Any
 
 from k2jax.errors import UserError
 from k2jax.text.common_chat import CommonChat
-from k2jax.text.messages import Message, content_text, tool_calls
+from k2jax.text.media import content_ids
+from k2jax.text.messages import Message, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
 _ORDER = ("user", "assistant")
@@ -31,8 +32,8 @@ class PlainChat(CommonChat):
         """Returns the message's text, after the beginning-of-document token if it is the user's."""
         if tool_calls(message):
             self.declare_tools([])
-        text = self._text(content_text(message))
-        return [*self._begin, *text] if message["role"] == "user" else text
+        ids = content_ids(self._tokenizer, message)
+        return [*self._begin, *ids] if message["role"] == "user" else ids
 
     def closing(self, role: str) -> list[int]:
         """Returns the ``end`` of the assistant's message; the user's has none."""

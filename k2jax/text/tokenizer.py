@@ -9,7 +9,7 @@ Special tokens enter a sequence by id (``bos``, ``eos``), never through ``encode
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import difflib
 import hashlib
 import json
@@ -232,14 +232,18 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
     return Tokenizer(backend.to_str())
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Returns the tokenizer whose ids are bytes: ``[BOS]`` is 0, ``[EOS]`` is 1, byte b is 2 + b."""
+def byte_tokenizer(special: Sequence[str] = ()) -> Tokenizer:
+    """Returns the tokenizer whose ids are bytes: ``[BOS]`` is 0, ``[EOS]`` is 1, byte b is 2 + b.
+
+    Args:
+        special: names of further special tokens, from id 258 on.
+    """
     letters = byte_letters()
     vocab = {BOS: 0, EOS: 1} | {letters[byte]: 2 + byte for byte in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([BOS, EOS])
+    backend.add_special_tokens([BOS, EOS, *special])
     return Tokenizer(backend.to_str())
 
 

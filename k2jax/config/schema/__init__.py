@@ -8,8 +8,10 @@ of one part of an experiment; ``experiment`` puts them together.
 
 from k2jax.config.schema.data import (
     CONVERSATIONS,
+    IMAGE_SOURCES,
     ChatKind,
     DataConfig,
+    ImagesConfig,
     OnCorrupt,
     SourceConfig,
     SourceKind,
@@ -76,6 +78,7 @@ from k2jax.config.schema.training import (
 
 __all__ = [
     "CONVERSATIONS",
+    "IMAGE_SOURCES",
     "AdvantageBaseline",
     "AdvantageConfig",
     "AdvantageScale",
@@ -93,6 +96,7 @@ __all__ = [
     "ExpertBackend",
     "GQAConfig",
     "IcePopConfig",
+    "ImagesConfig",
     "Kernels",
     "Llama3RopeConfig",
     "LogConfig",

@@ -6,14 +6,26 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Literal
 
-from k2jax.config.ranges import IntFromTwo, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne
+from k2jax.config.ranges import (
+    IntFromTwo,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    ShareBelowOne,
+)
 
 ChatKind = Literal["auto", "plain", "compact"]
 OnCorrupt = Literal["skip", "fail"]
-SourceKind = Literal["stdlib", "text", "jsonl", "parquet", "huggingface", "chat", "trajectories"]
+SourceKind = Literal[
+    "stdlib", "text", "jsonl", "parquet", "huggingface", "chat", "trajectories", "image_chat", "synthetic_images"
+]
 TokenizerKind = Literal["bpe", "file", "bytes"]
 CONVERSATIONS = ("chat", "trajectories")
 """Kinds of sources whose records are conversations."""
+IMAGE_SOURCES = ("image_chat", "synthetic_images")
+"""Kinds of sources whose records are conversations with images, for models with vision."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +41,8 @@ class SourceConfig:
     max_epochs: NonNegativeFloat = 0.0  #: passes over the source before the others take its share; 0 is no limit
     max_documents: NonNegativeInt = 0  #: read at most this many documents; 0 is all
     filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass; empty is all
+    pictures: tuple[str, ...] = ()  #: of synthetic_images: what is asked (read, count, locate); empty is all
+    side: PositiveInt = 112  #: of synthetic_images: side of a picture, at least 64 [pixels]
 
 
 def _default_sources() -> dict[str, SourceConfig]:
@@ -44,6 +58,19 @@ class TokenizerConfig:
     path: str = ""  #: for kind=file: a tokenizer.json, or the checkpoint that has it
     vocab: PositiveInt = 4096  #: vocabulary to train, special tokens included, for kind=bpe
     train_bytes: PositiveInt = 16_000_000  #: text read to train on, for kind=bpe [bytes]
+    media: bool = False  #: for kind=bytes: adds the special tokens of images and video
+
+
+@dataclasses.dataclass(frozen=True)
+class ImagesConfig:
+    """Images and clips of conversations; read where ``model.vision`` has layers."""
+
+    patches: PositiveInt = 4096  #: of the images of a row of tokens, and of a row of the tower; a multiple of 4
+    image_patches: PositiveInt = 16384  #: images with more are reduced to so many
+    frame_patches: PositiveInt = 4096  #: frames of clips with more are reduced to so many
+    megapixels: PositiveFloat = 90.0  #: larger images are corrupt records [10^6 pixels]
+    megabytes: PositiveFloat = 50.0  #: larger files are corrupt records [10^6 bytes]
+    augment: Share = 0.0  #: share of the samples that are augmented, where their record permits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +80,7 @@ class DataConfig:
     sources: Mapping[str, SourceConfig] = dataclasses.field(default_factory=_default_sources)  #: corpora by name
     tokenizer: TokenizerConfig = TokenizerConfig()  #: text to tokens
     sequence_length: IntFromTwo = 512  #: tokens per row
+    images: ImagesConfig = ImagesConfig()  #: of conversations
     chat_format: ChatKind = "auto"  #: of conversations; auto is the tokenizer's, plain and compact need no chat tokens
     held_out: ShareBelowOne = 0.05  #: share of documents kept for validation, by a hash of their content
     on_corrupt: OnCorrupt = "skip"  #: what to do about a corrupt record; skip reports and counts it

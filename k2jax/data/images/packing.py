@@ -97,12 +97,29 @@ def pack_chunks(chunks: Sequence[PatchChunk], *, rows: int, length: int, patch: 
         UserError: they do not fit.
         ValueError: the length is no multiple of 4, or a chunk is malformed.
     """
-    if length % GROUP:
-        raise ValueError(f"rows of {length} patches do not divide into groups of {GROUP}")
     filled = fill_rows([chunk.patches for chunk in chunks], length)
     if len(filled) > rows:
         raise UserError(f"{len(chunks)} images and chunks of video need {len(filled)} rows of {length:,}, not {rows}")
-    batch = empty_rows(rows, length, patch)
+    return pack_rows(chunks, filled + [[]] * (rows - len(filled)), length=length, patch=patch)
+
+
+def pack_rows(
+    chunks: Sequence[PatchChunk], filled: Sequence[Sequence[int]], *, length: int, patch: int
+) -> PackedChunks:
+    """Packs chunks into the rows that are chosen for them.
+
+    Args:
+        chunks: images and chunks of video.
+        filled: the chunks' indices, row by row; each is in one row, which holds them.
+        length: patches of a row, a multiple of 4.
+        patch: side of a patch [pixels].
+
+    Raises:
+        ValueError: the length is no multiple of 4, or a chunk is malformed.
+    """
+    if length % GROUP:
+        raise ValueError(f"rows of {length} patches do not divide into groups of {GROUP}")
+    batch = empty_rows(len(filled), length, patch)
     features: list[np.ndarray] = [np.zeros(0, np.int32)] * len(chunks)
     for row, indices in enumerate(filled):
         start = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import functools
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 import zlib
 
 import numpy as np
@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 Kind = Literal["read", "count", "locate"]
 Split = Literal["train", "held_out"]
+KINDS = get_args(Kind)
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 160, 60), "blue": (40, 70, 220), "orange": (250, 150, 20)}
 SHAPES = ("circle", "square", "triangle")

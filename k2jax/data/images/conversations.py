@@ -1,0 +1,227 @@
+"""Conversations with images before they are tokens: read from a record or drawn, augmented, and rendered.
+
+A record is a JSON object of ``messages`` whose content may have parts ``image``, ``image_url``, ``video``, and labels
+(``boxes``, ``points``, ``polygons``). ``augment`` lists what may be done to its pictures (``augment.OPERATIONS``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import hashlib
+import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+import numpy as np
+from PIL import Image
+
+from k2jax.config.schema import ImagesConfig, VisionConfig
+from k2jax.data.chat import messages_and_tools
+from k2jax.data.images.augment import OPERATIONS, Augmentation, draw_augmentation, has_direction
+from k2jax.data.images.frames import Clip, read_clip
+from k2jax.data.images.labels import is_label, label_points, label_text
+from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.processor import MEDIA_TYPES, ImageProcessor, feature_index
+from k2jax.data.images.reading import ImageError, ReadLimits, decode_data_url, is_data_url, read_image
+from k2jax.data.images.resize import ResizeLimits
+from k2jax.data.images.synthetic import VisualSample
+from k2jax.errors import UserError, abbreviate
+from k2jax.text.chat import ChatFormat, render_history
+from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD
+from k2jax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class VisualConversation:
+    """A conversation whose images are decoded.
+
+    Attributes:
+        messages: content with Pillow images and clips in its parts.
+        tools: tools to declare, or None.
+        permitted: augmentations that leave it true.
+        digests: sha256 of every image's bytes, in order.
+    """
+
+    messages: list[Any]
+    tools: list[Any] | None
+    permitted: tuple[str, ...]
+    digests: tuple[str, ...]
+
+
+class RenderedConversation(NamedTuple):
+    """A conversation as tokens and patches.
+
+    Attributes:
+        ids: int32 ``[tokens]``.
+        trained: bool ``[tokens]``, whether each is a target: the assistant's, tokens of media excepted.
+        chunks: patches of its images and chunks of clips.
+        feature: int32 ``[tokens]``, which feature, counted over its chunks, stands for the token; -1 for text.
+    """
+
+    ids: np.ndarray
+    trained: np.ndarray
+    chunks: list[PatchChunk]
+    feature: np.ndarray
+
+    @property
+    def patches(self) -> int:
+        """Patches of all its chunks."""
+        return sum(chunk.patches for chunk in self.chunks)
+
+
+def read_conversation(record: Any, folder: str | Path, limits: ReadLimits) -> VisualConversation:
+    """Decodes the images of a record.
+
+    Args:
+        record: the JSON value.
+        folder: where relative paths of images begin.
+        limits: largest file and image.
+
+    Raises:
+        UserError: the record is malformed.
+        ImageError: an image is missing, damaged or beyond the limits.
+    """
+    messages, tools = messages_and_tools(record)
+    permitted = record.get("augment") or ()
+    if not isinstance(permitted, list | tuple) or not set(permitted) <= set(OPERATIONS):
+        raise UserError(f"augment is {abbreviate(permitted)}; it may list {', '.join(OPERATIONS)}")
+    digests: list[str] = []
+
+    def decoded(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in MEDIA_TYPES:
+            return part
+        value = part.get(kind)
+        value = value.get("url") if kind == "image_url" and isinstance(value, Mapping) else value
+        name = f"image {len(digests) + 1}" if kind != "video" else "video"
+        data = _bytes(value, folder, limits, name)
+        digests.append(hashlib.sha256(data).hexdigest())
+        read = read_clip if kind == "video" else read_image
+        return {"type": kind, kind: read(data, limits, name)}
+
+    return VisualConversation(_with_parts(messages, decoded), tools, tuple(permitted), tuple(digests))
+
+
+def drawn_conversation(sample: VisualSample) -> VisualConversation:
+    """A synthetic sample as a question and its answer; shapes may be flipped and turned, words may not."""
+    question = [{"type": "image", "image": sample.image}, {"type": "text", "text": sample.question}]
+    answer = {"type": "text", "text": sample.answer}
+    if sample.kind == "locate":
+        answer = {"type": "boxes", "boxes": sample.boxes.tolist()}
+    permitted = ("light",) if sample.kind == "read" else ("flip", "turn", "shrink", "light")
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": [answer]}]
+    return VisualConversation(messages, None, permitted, ())
+
+
+class ConversationRenderer:
+    """From conversations to tokens and patches; nothing in it changes.
+
+    Args:
+        chat: the chat format.
+        tokenizer: its vocabulary, with the special tokens of media.
+        vision: the tower.
+        images: limits.
+    """
+
+    def __init__(self, chat: ChatFormat, tokenizer: Tokenizer, vision: VisionConfig, images: ImagesConfig):
+        sizes = {"images": ResizeLimits(images.image_patches), "frames": ResizeLimits(images.frame_patches)}
+        self._processor = ImageProcessor(vision, **sizes, open_urls=False)
+        self._chat, self._pad = chat, tokenizer.special_id(MEDIA_PAD)
+        markup = (MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD)
+        self._markup = [tokenizer.special_id(name) for name in markup]
+
+    def render(
+        self, conversation: VisualConversation, augmentation: Augmentation | None = None
+    ) -> RenderedConversation:
+        """Renders a conversation, transformed or as it is.
+
+        Raises:
+            UserError: a message is malformed, or the chat format does not support it.
+        """
+        parts = lambda part: _rendered_part(part, augmentation)  # noqa: E731
+        prepared = self._processor.prepare(_with_parts(conversation.messages, parts))
+        builder = render_history(self._chat, prepared.messages, conversation.tools, strip=False)
+        ids = np.array(builder.tokens, np.int32)
+        counts = [chunk.features for chunk in prepared.chunks]
+        ends = np.cumsum([0, *counts])
+        own = [np.arange(start, stop) for start, stop in itertools.pairwise(ends)]
+        trained = np.array(builder.by_assistant, bool) & ~np.isin(ids, self._markup)
+        return RenderedConversation(ids, trained, prepared.chunks, feature_index(ids, self._pad, own))
+
+    def draw(self, conversation: VisualConversation, rng: np.random.Generator) -> Augmentation | None:
+        """An augmentation that the conversation permits; None where it permits none."""
+        if not conversation.permitted:
+            return None
+        parts = [part for message in conversation.messages for part in _parts(message)]
+        sizes = [size for part in parts for size in _sizes(part)]
+        points = [label_points(part) for part in parts if is_label(part)]
+        return draw_augmentation(
+            rng,
+            conversation.permitted,
+            square=all(width == height for width, height in sizes),
+            directed=any(has_direction(_text(part)) for part in parts),
+            points=np.concatenate([np.zeros((0, 2)), *points]),
+        )
+
+
+def _rendered_part(part: Any, augmentation: Augmentation | None) -> Any:
+    """A part with its label as text, and transformed."""
+    if is_label(part):
+        label_points(part)  # checks it
+        return {"type": "text", "text": label_text(part, augmentation)}
+    if augmentation is None:
+        return part
+    if isinstance(part, str):
+        return augmentation.text(part)
+    kind = part.get("type")
+    if kind == "text":
+        return {**part, "text": augmentation.text(part.get("text"))}
+    if kind == "video":
+        clip = part[kind]
+        return {**part, kind: Clip([augmentation.picture(frame) for frame in clip.frames], clip.times)}
+    return {**part, kind: augmentation.picture(part[kind])} if kind in MEDIA_TYPES else part
+
+
+def _with_parts(messages: Sequence[Any], change) -> list[Any]:
+    """The messages with every part of their content, or their text, changed by a function."""
+    changed = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list | tuple):
+            message = {**message, "content": [change(part) for part in content]}
+        elif isinstance(content, str):
+            message = {**message, "content": change(content)}
+        changed.append(message)
+    return changed
+
+
+def _parts(message: Any) -> Sequence[Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return [content] if isinstance(content, str) else content or []
+
+
+def _text(part: Any) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else part
+    return text if isinstance(text, str) else ""
+
+
+def _sizes(part: Any) -> list[tuple[int, int]]:
+    values = part.values() if isinstance(part, Mapping) else ()
+    pictures = [value for value in values if isinstance(value, Image.Image)]
+    return [picture.size for picture in [*pictures, *(v.frames[0] for v in values if isinstance(v, Clip))]]
+
+
+def _bytes(value: Any, folder: str | Path, limits: ReadLimits, name: str) -> bytes:
+    """The bytes of an image, at most one more than are read."""
+    if not isinstance(value, str) or not value:
+        raise UserError(f"{name} must be a path or a URL, not {abbreviate(value)}")
+    if is_data_url(value):
+        return decode_data_url(value)
+    place = value if "://" in value else str(Path(folder) / value)
+    try:
+        with fsspec.open(place, "rb") as file:
+            return file.read(int(limits.megabytes * 1e6) + 1)
+    except (OSError, ValueError, ImportError) as error:
+        raise ImageError(f"{name} cannot be read from {abbreviate(place)}: {abbreviate(str(error))}") from error

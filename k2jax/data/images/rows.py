@@ -1,0 +1,138 @@
+"""Rows of whole conversations with images: packed under two budgets, tokens and patches, by sizes alone.
+
+What a row holds is decided once. Its images are decoded, and augmented as a function of seed, step and conversation,
+when a batch is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from k2jax.batch import PackedBatch, pack_row
+
+if TYPE_CHECKING:
+    from k2jax.data.images.corpus import VisualSplit
+    from k2jax.data.images.packing import PatchChunk
+
+_OPEN_ROWS = 512  # that a conversation may still join: packing stays linear
+
+
+class ImageRow(NamedTuple):
+    """A row of tokens with its images.
+
+    Attributes:
+        tokens: a PackedBatch of NumPy arrays ``[S]``.
+        chunks: patches of its images and chunks of clips.
+        feature: int32 ``[S]``, which feature, counted over ``chunks``, stands for the token; -1 for text.
+    """
+
+    tokens: PackedBatch
+    chunks: list[PatchChunk]
+    feature: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRow:
+    """A row whose images are not decoded yet.
+
+    Attributes:
+        split: where its conversations are.
+        numbers: of its conversations.
+        length: tokens of the row.
+        augment: share of conversations that are augmented.
+    """
+
+    split: VisualSplit
+    numbers: tuple[int, ...]
+    length: int
+    augment: float
+
+    def build(self, key: tuple[int, int] | None = None) -> ImageRow:
+        """Decodes and renders the row.
+
+        Args:
+            key: seed and step, of which augmentation is a function; None augments nothing.
+        """
+        parts, start = [], 0
+        for number in self.numbers:
+            conversation = self.split.conversation(number)
+            rendered, renderer = None, self.split.renderer
+            rng = np.random.default_rng([*key, number]) if key else None
+            if rng and rng.random() < self.augment and (drawn := renderer.draw(conversation, rng)):
+                rendered = renderer.render(conversation, drawn)
+                if len(rendered.ids) > self.split.tokens[number]:  # coordinates with more digits have no room
+                    rendered = None
+            parts.append(rendered or renderer.render(conversation))
+        row = pack_row([part.ids for part in parts], self.length)
+        feature = np.full(self.length, -1, np.int32)
+        chunks: list[PatchChunk] = []
+        for part in parts:
+            stop, before = start + len(part.ids), sum(chunk.features for chunk in chunks)
+            row.targets["weights"][start:stop] *= part.trained
+            feature[start:stop] = np.where(part.feature < 0, -1, part.feature + before)
+            chunks += part.chunks
+            start = stop
+        return ImageRow(row, chunks, feature)
+
+
+class VisualRows:
+    """Rows of ``length`` tokens and at most ``patches`` patches of a split; a random-access source for grain.
+
+    Attributes:
+        stream: the split.
+        length: tokens of a row.
+    """
+
+    def __init__(self, stream: VisualSplit, length: int, *, patches: int, augment: float = 0.0):
+        """Packs the conversations, each of which fits a row."""
+        self.stream, self.length, self._augment = stream, length, augment
+        self._rows = fit_two_budgets(stream.tokens, stream.patches, length, patches)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> PlannedRow:
+        """Row ``index``.
+
+        Raises:
+            IndexError: if the index is outside ``[0, len)``.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return PlannedRow(self.stream, tuple(self._rows[index]), self.length, self._augment)
+
+
+def fit_two_budgets(tokens: np.ndarray, patches: np.ndarray, length: int, most: int) -> list[list[int]]:
+    """Packs conversations into rows, the longest first, each into the row with the fewest free tokens that has room.
+
+    Args:
+        tokens: int ``[n]``, tokens of each, at most ``length``.
+        patches: int ``[n]``, patches of each, at most ``most``.
+        length: tokens of a row.
+        most: patches of a row.
+
+    Returns:
+        The conversations of every row, ascending, and the rows in the order of their first conversations.
+    """
+    rows: list[list[int]] = []
+    free_tokens, free_patches = np.zeros(0, np.int64), np.zeros(0, np.int64)  # of the rows from ``first`` on
+    first = 0
+    share = np.maximum(np.asarray(tokens) / length, np.asarray(patches) / most)
+    for item in np.argsort(-share, kind="stable").tolist():
+        room = (free_tokens >= tokens[item]) & (free_patches >= patches[item])
+        if room.any():
+            at = int(np.where(room, free_tokens, length + 1).argmin())
+        else:
+            rows.append([])
+            free_tokens, free_patches = np.append(free_tokens, length), np.append(free_patches, most)
+            at = len(free_tokens) - 1
+            if len(free_tokens) > _OPEN_ROWS:
+                free_tokens, free_patches, first, at = free_tokens[1:], free_patches[1:], first + 1, at - 1
+        rows[first + at].append(item)
+        free_tokens[at] -= tokens[item]
+        free_patches[at] -= patches[item]
+    return sorted(sorted(row) for row in rows)

@@ -1,0 +1,204 @@
+"""Sources of conversations with images: measured, packed, augmented and resumed; broken images are one line each."""
+
+import io
+import json
+import struct
+import zlib
+
+import jax
+import numpy as np
+from PIL import Image
+import pytest
+
+from k2jax.batch import PatchBatch
+from k2jax.config import defaults, resolve, source
+from k2jax.config.presets import vision_preset
+from k2jax.data.images.placement import PatchRows, chunk_load, place_chunks
+from k2jax.data.images.rows import fit_two_budgets
+from k2jax.data.training_data import ImageShape, prepare_data
+from k2jax.errors import UserError
+from k2jax.text.media import MEDIA_PAD
+
+VISION = vision_preset("nano_vision")
+
+
+def prepared(folder, sources, *, devices=1, rows=4, log=None, **overrides):
+    config = defaults("sft", model="micro")
+    config.model.vision.layers = 1
+    config.data.sources = sources
+    config.data.tokenizer.update({"kind": "bytes", "media": True})
+    config.data.update({"chat_format": "plain", "sequence_length": 192, "cache_dir": str(folder / "cache")})
+    config.data.images.patches = 256
+    config.data.update_from_flattened_dict(overrides)
+    shape = PatchRows(4, rows, config.data.images.patches, devices)
+    images = ImageShape(VISION, shape)
+    return prepare_data(resolve(config).data, batch_size=4, seed=3, steps=9, images=images, log=log)
+
+
+def encoded(image, form="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def picture(side=56, mode="RGB", value=90):
+    return Image.new(mode, (side, side), value if mode in ("L", "I;16") else (value, 40, 200, 10)[: len(mode)])
+
+
+def bomb():
+    """A PNG whose header promises a hundred megapixels."""
+    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))  # noqa: E731
+    header = struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
+    )
+
+
+GOOD = {
+    "plain.png": encoded(picture()),
+    "mislabelled.jpg": encoded(picture(value=10)),
+    "one_pixel.png": encoded(picture(1)),
+    "animated.gif": encoded(picture(), "GIF", save_all=True, append_images=[picture(value=1), picture(value=2)]),
+    "cmyk.jpg": encoded(picture(mode="CMYK"), "JPEG"),
+    "sixteen.png": encoded(Image.fromarray(np.full((56, 56), 40_000, np.uint16))),
+}
+BAD = {
+    "truncated.png": encoded(Image.effect_noise((64, 64), 50))[:1500],
+    "bomb.png": bomb(),
+    "page.png": b"<html>not a picture</html>",
+    "empty.png": b"",
+    "lied.tiff": b"II*\0" + b"\xff" * 60,
+}
+
+
+def write_chat(folder, images, name="chat.jsonl"):
+    lines = []
+    for number, (file, data) in enumerate(images.items()):
+        (folder / file).write_bytes(data)
+        parts = [{"type": "image", "image": file}, {"type": "text", "text": f"Which is number {number}?"}]
+        lines.append([{"role": "user", "content": parts}, {"role": "assistant", "content": file}])
+    lines.append([{"role": "user", "content": [{"type": "image", "image": "missing.png"}]}])
+    lines.append([{"role": "user", "content": "Only words?"}, {"role": "assistant", "content": "Yes."}])
+    (folder / name).write_text("".join(json.dumps({"messages": line}) + "\n" for line in lines))
+    return {"chat": source(kind="image_chat", path=str(folder / name))}
+
+
+def test_broken_images_are_skipped_with_a_line_each_or_fatal_and_odd_ones_are_read(tmp_path):
+    sources, lines = write_chat(tmp_path, GOOD | BAD), []
+    data = prepared(tmp_path, sources, log=lines.append)
+    skipped = data.manifests["chat"]["skipped"]
+    assert skipped["count"] == len(BAD) + 1 and all("\n" not in line for line in skipped["first"])
+    for words in ("100.0 megapixels", "cannot be decoded", "missing.png"):
+        assert any(words in line for line in skipped["first"]), words
+    splits = data.manifests["chat"]["splits"]
+    assert splits["train"]["documents"] + splits["held_out"]["documents"] == len(GOOD) + 1
+    with pytest.raises(UserError, match=r"repair them, or set data\.on_corrupt=skip"):
+        prepared(tmp_path, sources, on_corrupt="fail")
+
+
+def test_an_image_that_changes_after_it_was_measured_ends_the_run_in_one_line(tmp_path):
+    sources = write_chat(tmp_path, GOOD)
+    data = prepared(tmp_path, sources)
+    for name in GOOD:
+        (tmp_path / name).write_bytes(encoded(picture(28)))
+    with pytest.raises(UserError, match="is not the one that was measured"):
+        for step in range(9):
+            data.loader.batch(step)
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    return {"drawn": source(kind="synthetic_images", max_documents=24, side=64)}, tmp_path_factory.mktemp("drawn")
+
+
+def test_batches_are_a_function_of_seed_and_step_and_augmentation_changes_from_step_to_step(drawn):
+    sources, folder = drawn
+    one, two, plain = (prepared(folder, sources, **{"images.augment": share}) for share in (1.0, 1.0, 0.0))
+    ahead = list(one.loader.batches())
+    assert len(ahead) == 9
+    assert all(equal(batch, two.loader.batch(step)) for step, batch in enumerate(ahead))
+    assert not equal(ahead[0].media.patches, plain.loader.batch(0).media.patches)
+    repeated = {}
+    for step in range(9):  # the same conversations come again, with other pixels
+        for row in range(4):
+            repeated.setdefault(plain.loader.batch(step).tokens[row].tobytes(), []).append((step, row))
+    (step, row), (later, other) = next(places for places in repeated.values() if len(places) > 1)[:2]
+    unchanged = [features_of(plain.loader.batch(at), place) for at, place in ((step, row), (later, other))]
+    changed = [features_of(ahead[at], place) for at, place in ((step, row), (later, other))]
+    assert np.array_equal(*unchanged) and not np.array_equal(*changed)
+    assert equal(next(iter(one.held_out.batches(4))), next(iter(plain.held_out.batches(4))))
+
+
+def features_of(batch, row):
+    """The pixels that stand for the tokens of a row, in the order of the tokens."""
+    places = batch.media.feature[row]
+    groups = batch.media.patches.pixels.reshape(-1, 4, batch.media.patches.pixels.shape[-1])
+    return groups[places[places >= 0]]
+
+
+def test_whatever_the_devices_the_same_pixels_stand_for_the_same_tokens_and_media_have_no_weight(drawn):
+    sources, folder = drawn
+    one, four = prepared(folder, sources), prepared(folder, sources, devices=4, rows=8)
+    pad = one.tokenizer.special_id(MEDIA_PAD)
+    for step in range(3):
+        a, b = one.loader.batch(step), four.loader.batch(step)
+        assert np.array_equal(a.tokens, b.tokens) and np.array_equal(a.tokens == pad, a.media.feature >= 0)
+        assert all(np.array_equal(features_of(a, row), features_of(b, row)) for row in range(4))
+        assert not a.targets["weights"][a.media.feature >= 0].any() and a.targets["weights"].any()
+        assert isinstance(b.media.patches, PatchBatch) and b.media.patches.pixels.shape[0] == 8
+
+
+def test_a_process_keeps_its_rows_of_tokens_and_all_patches(drawn):
+    sources, folder = drawn
+    data = prepared(folder, sources)
+    whole = data.loader.batch(2)
+    data.loader._local_rows = (1, 3)
+    part = data.loader.batch(2)
+    assert np.array_equal(part.tokens, whole.tokens[[1, 3]]) and equal(part.media.patches, whole.media.patches)
+    assert np.array_equal(part.media.feature, whole.media.feature[[1, 3]])
+
+
+def test_rows_respect_both_budgets_and_hold_every_conversation_once():
+    rng = np.random.default_rng(0)
+    tokens, patches = rng.integers(1, 100, 700), rng.integers(0, 60, 700)
+    rows = fit_two_budgets(tokens, patches, 100, 64)
+    assert sorted(item for row in rows for item in row) == list(range(700))
+    assert all(tokens[row].sum() <= 100 and patches[row].sum() <= 64 for row in rows)
+    assert len(rows) <= 1.2 * max(tokens.sum() / 100, patches.sum() / 64) + 1
+
+
+def test_work_of_devices_is_balanced_where_no_chunk_is_larger_than_the_mean():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        own = [[int(size) * 4 for size in rng.integers(1, 40, 24)] for _ in range(16)]
+        shape = PatchRows(16, 16, 4096, 8)
+        filled = place_chunks(own, shape, VISION)
+        sizes = [size for row in own for size in row]
+        rows = [sum(chunk_load(sizes[i], VISION) for i in row) for row in filled]
+        sums = np.array(rows).reshape(8, 2).sum(1)
+        assert sorted(i for row in filled for i in row) == list(range(len(sizes)))
+        assert sums.max() / sums.mean() <= 1.05
+
+
+def test_rows_of_tokens_keep_their_chunks_where_the_balanced_order_does_not_fit():
+    own = [[60, 4], [36, 28], [36, 28]]
+    filled = place_chunks(own, PatchRows(3, 3, 64, 3), VISION)
+    assert sorted(map(sorted, filled)) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_conversation_that_no_row_holds_is_reported(tmp_path):
+    sources = write_chat(tmp_path, GOOD | {"large.png": encoded(picture(280))})
+    skipped = prepared(tmp_path, sources).manifests["chat"]["skipped"]
+    assert any("400 patches, more than the 256 of config.data.images.patches" in line for line in skipped["first"])
+
+
+def test_a_source_with_images_needs_a_tower(tmp_path):
+    config = defaults("sft", model="micro")
+    config.data.sources = {"drawn": source(kind="synthetic_images")}
+    config.data.tokenizer.kind = "bytes"
+    with pytest.raises(UserError, match=r"has images, and config\.model\.vision\.layers is 0"):
+        resolve(config)
