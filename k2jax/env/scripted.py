@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 import json
 from typing import Any
 
@@ -97,3 +97,32 @@ def _acted(parent: int, turn: int, message: Message) -> Node:
     empty = np.zeros(0, np.int32)
     floats, versions = empty.astype(np.float32), empty.astype(np.int64)
     return Node(parent, empty, empty.astype(bool), floats, versions, turn, finish="stop", message=dict(message))
+
+
+Script = Generator[Message, list[str], None]
+"""A policy as a program: it yields actions and gets the texts of what each was answered with."""
+
+
+def scripted(script: Callable[[Task], Script]) -> Policy:
+    """The policy of a program; past the program's end it says nothing.
+
+    The program is run again for every action, so that the policy depends on the conversation alone.
+    """
+
+    def policy(task: Task, messages: Sequence[Message]) -> Message:
+        running = script(task)
+        try:
+            action = next(running)
+            answered: list[str] | None = None
+            for message in messages:
+                if message["role"] == "assistant":
+                    if answered is not None:
+                        action = running.send(answered)
+                    answered = []
+                elif answered is not None:
+                    answered.append(str(message.get("content") or ""))
+            return action if answered is None else running.send(answered)
+        except StopIteration:
+            return said("")
+
+    return policy
