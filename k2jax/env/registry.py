@@ -118,6 +118,7 @@ datasets = Registry(
         "search_world": "k2jax.env.tasks.search_tasks:SearchTasks",
         "swe": "k2jax.env.tasks.swe:SWETasks",
         "tables": "k2jax.env.tasks.tables:TableTasks",
+        "terminal": "k2jax.env.tasks.terminal:TerminalTasks",
         "tool_use": "k2jax.env.tasks.tool_use:ToolUseTasks",
     },
 )
@@ -132,6 +133,7 @@ oracles = Registry(
         "search_world": "k2jax.env.tasks.search_policies:serial",
         "swe": "k2jax.env.tasks.oracles:reference_patch",
         "tables": "k2jax.env.tasks.oracles:answer_line",
+        "terminal": "k2jax.env.tasks.oracles:shell_solution",
         "tool_use": "k2jax.env.tasks.oracles:tool_use",
     },
 )
@@ -142,6 +144,7 @@ environments = Registry(
     "k2jax.environments",
     {
         "dialogue": "k2jax.env.tasks.dialogues:Dialogue",
+        "files": "k2jax.env.files:FilesEnvironment",
         "repository": "k2jax.env.repository:RepositoryEnvironment",
         "single_turn": "k2jax.env.single_turn:SingleTurn",
         "tools": "k2jax.env.tool_environment:ToolEnvironment",
@@ -188,6 +191,7 @@ verifiers = Registry(
         "math": "k2jax.env.tasks.mathematics_scoring:math",
         "reasoning_gym": "k2jax.env.tasks.reasoning_scoring:reasoning_gym",
         "swe": "k2jax.env.tasks.swe_scoring:SWEVerifier",
+        "terminal": "k2jax.env.tasks.terminal_scoring:TerminalVerifier",
         "unit_tests": "k2jax.env.tasks.code_scoring:UnitTests",
     },
 )

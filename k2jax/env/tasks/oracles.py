@@ -27,6 +27,11 @@ def reference_patch(task: Task, messages: Sequence[Message]) -> Message:
     return play_actions([called("shell", command=command)], messages)
 
 
+def shell_solution(task: Task, messages: Sequence[Message]) -> Message:
+    """The reference solution of a terminal task, in one command."""
+    return play_actions([called("shell", command=task.metadata["solution"])], messages)
+
+
 def tool_use(task: Task, messages: Sequence[Message]) -> Message:
     """The calls of a solution, and then the answer."""
     return play_actions([message for message in solved(task) if message["role"] == "assistant"], messages)

@@ -1,0 +1,73 @@
+"""The environment of tasks whose outcome is a folder: files to begin with, and an archive of what the agent leaves."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+import json
+from typing import Any
+
+from k2jax.env.errors import EnvironmentFailedError
+from k2jax.env.task import Task
+from k2jax.env.tool_environment import ToolEnvironment
+from k2jax.errors import UserError
+from k2jax.sandbox import Sandbox, SandboxSpec
+from k2jax.sandbox.interpreter import host_python
+
+FILES = "files"
+"""Key of a task's metadata: ``{path: {"text": ..., "mode": ...}}`` below ``/work``; modes are octal texts."""
+LARGEST = 256 << 10
+"""Bytes of the archive, compressed."""
+_UNPACK = """
+import json, os, sys
+for path, file in json.load(sys.stdin).items():
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "w", encoding="utf-8", newline="") as opened:
+        opened.write(file["text"])
+    os.chmod(path, int(file.get("mode", "644"), 8))
+"""
+_PACK = """
+import sys, tarfile
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|gz") as archive:
+    archive.add("/work", ".", filter=lambda item: item if item.isreg() or item.isdir() or item.issym() else None)
+"""
+
+
+class FilesEnvironment(ToolEnvironment):
+    """Tools in a sandbox whose ``/work`` begins with the files of the task.
+
+    The outcome is ``{"archive": text, "too_large": bool}``: all regular files, folders and links below ``/work`` as a
+    compressed tar archive in Base64.
+    """
+
+    def spec(self, task: Task, read_only: tuple[str, ...]) -> SandboxSpec:
+        """With this program's own Python, where the task has no image."""
+        shown = read_only if task.image else tuple(dict.fromkeys((*read_only, *host_python().read_only)))
+        return SandboxSpec(image=task.image, read_only=shown)
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Writes the files.
+
+        Raises:
+            UserError: the task has no tool that needs a sandbox.
+            EnvironmentFailedError: they cannot be written.
+        """
+        if sandbox is None:
+            raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
+        files = json.dumps(task.metadata.get(FILES, {})).encode()
+        result = await sandbox.exec([*isolated_python(task), "-c", _UNPACK], stdin=files)
+        if result.code:
+            reason = result.stderr[-200:].decode(errors="replace")
+            raise EnvironmentFailedError(f"the files of the task {task.id!r} cannot be written: {reason}")
+
+    async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
+        """The archive; empty where the agent's files cannot be packed, or are too many."""
+        result = await sandbox.exec([*isolated_python(task), "-c", _PACK], output_limit=LARGEST, timeout=30.0)
+        if result.code or result.truncated:
+            return {"archive": "", "too_large": result.truncated}
+        return {"archive": base64.b64encode(result.stdout).decode(), "too_large": False}
+
+
+def isolated_python(task: Task) -> list[str]:
+    """The Python of a task's sandboxes, which imports nothing from their folders unasked."""
+    return ["python3" if task.image else host_python().executable, "-I", "-S"]
