@@ -145,6 +145,7 @@ environments = Registry(
     {
         "dialogue": "k2jax.env.tasks.dialogues:Dialogue",
         "files": "k2jax.env.files:FilesEnvironment",
+        "remote": "k2jax.env.remote:RemoteEnvironment",
         "repository": "k2jax.env.repository:RepositoryEnvironment",
         "single_turn": "k2jax.env.single_turn:SingleTurn",
         "tools": "k2jax.env.tool_environment:ToolEnvironment",
@@ -175,7 +176,11 @@ scaffolds = Registry("scaffold", "k2jax.scaffolds", {"chat": "k2jax.env.chat_sca
 components = Registry(
     "prompt component",
     "k2jax.components",
-    {"suffix": "k2jax.env.components:suffix", "system": "k2jax.env.components:system"},
+    {
+        "remote": "k2jax.env.remote:remote",
+        "suffix": "k2jax.env.components:suffix",
+        "system": "k2jax.env.components:system",
+    },
 )
 """Functions of a task, and of options, that return the task with another prompt."""
 
