@@ -39,12 +39,18 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("samples", 1, "Episodes of each task.", **to, lower_bound=1)
     flags.DEFINE_integer("workers", 2, "Processes that run episodes.", **to, lower_bound=1)
     flags.DEFINE_integer("capacity", 1024, "Episodes that a process runs at a time.", **to, lower_bound=1)
+    flags.DEFINE_integer("metrics_port", 0, "Serve Prometheus metrics on 127.0.0.1; 0: do not.", **to, lower_bound=0)
+    flags.DEFINE_bool("trace", False, "Write trace.json for chrome://tracing.", **to)
+    flags.DEFINE_bool("verify", False, "Check the trajectories of the workdir instead.", **to)
     flags.DEFINE_bool("deterministic", False, "Answer one request at a time: every run gives the same bits.", **to)
 
 
 def main(values: flags.FlagValues) -> int:
     """Runs the command; returns its exit code."""
-    cli.require(values, "config", "workdir")
+    cli.require(values, "workdir")
+    if values.verify:
+        return _verify(values.workdir)
+    cli.require(values, "config")
     if (values.checkpoint is None) == (values.url is None):
         raise UserError("give either --checkpoint or --url; --help shows an example")
     if values.url is not None:
@@ -52,6 +58,7 @@ def main(values: flags.FlagValues) -> int:
     runtime.prepare()
     from k2jax.rollout.collection import Collection, Source
     from k2jax.rollout.loops import run
+    from k2jax.rollout.monitoring import ChromeTrace, serve_metrics
     from k2jax.rollout.progress import CollectionProgress
 
     config, folder = cli.config_of(values), Path(values.workdir)
@@ -77,16 +84,35 @@ def main(values: flags.FlagValues) -> int:
             printed = time.monotonic()
             print(progress.line(), flush=True)
 
+    def serve(manager: object) -> None:
+        if values.metrics_port:
+            serve_metrics(manager, progress.record, values.metrics_port)
+
+    trace = ChromeTrace() if values.trace else None
     try:
-        run(collection.run(report))
+        run(collection.run(report, opened_manager=serve, trace=trace))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"\ninterrupted at {progress.line()}; the same command goes on")
         return INTERRUPTED
+    finally:
+        if trace is not None:
+            trace.write(folder / "trace.json")
     path = collection.write_trajectories()
     (folder / "results.json").write_text(json.dumps(progress.record(), indent=1) + "\n")
     print(progress.line())
     print(path)
     return 0
+
+
+def _verify(folder: str) -> int:
+    """Compares the journal with what is stored; returns the exit code."""
+    from k2jax.rollout.monitoring import verify_collection
+
+    count, problems = verify_collection(folder)
+    for problem in problems:
+        print(problem)
+    print(f"{count:,} trajectories, {len(problems):,} problems")
+    return 1 if problems else 0
 
 
 def _tokenizer(values: flags.FlagValues):

@@ -20,8 +20,9 @@ from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
 from k2jax.rollout.journal import Emission, read_journal, stored_trajectory
 from k2jax.rollout.manager import RolloutManager
+from k2jax.rollout.monitoring import ChromeTrace
 from k2jax.rollout.queue_file import queued_samples, write_tasks
-from k2jax.text.tokenizer import Tokenizer, load_tokenizer
+from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import TrajectoryStore
 from k2jax.trajectory.store import FOLDER
 
@@ -88,8 +89,19 @@ class Collection:
         write_tasks(self._folder, tasks)
         return len(tasks) * self._samples
 
-    async def run(self, report: Callable[[Emission], None]) -> None:
-        """Runs what has not ended yet; ``report`` is told of every end.
+    async def run(
+        self,
+        report: Callable[[Emission], None],
+        *,
+        opened_manager: Callable[[RolloutManager], None] = lambda manager: None,
+        trace: ChromeTrace | None = None,
+    ) -> None:
+        """Runs what has not ended yet.
+
+        Args:
+            report: is told of every end.
+            opened_manager: is given the manager before it begins.
+            trace: of leases, or None.
 
         Raises:
             UserError: a mistake in the tasks, or the engine or the server fails for good.
@@ -103,9 +115,15 @@ class Collection:
             else:
                 options |= {"url": self._source.url, "model": self._source.model}
             manager = RolloutManager(
-                self._folder, runner=RUNNER, options=options, workers=self._workers, capacity=self._capacity
+                self._folder,
+                runner=RUNNER,
+                options=options,
+                workers=self._workers,
+                capacity=self._capacity,
+                trace=trace,
             )
             async with manager:
+                opened_manager(manager)
                 watching = asyncio.ensure_future(_watch(engine, manager)) if engine is not None else None
                 async for emission in manager.collect(queued_samples(self._folder, self._samples)):
                     report(emission)
@@ -185,8 +203,3 @@ async def _watch(engine: subprocess.Popen[bytes], manager: RolloutManager) -> No
     while engine.poll() is None:
         await asyncio.sleep(0.2)
     manager.fail(UserError("the engine's process has ended; its error output says why, and the same command goes on"))
-
-
-def kept_tokenizer(folder: Path) -> Tokenizer | None:
-    """The vocabulary of a folder's collection; None where it has none yet."""
-    return load_tokenizer(folder / "tokenizer") if (folder / _IDENTITY).exists() else None

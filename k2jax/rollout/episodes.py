@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 import contextlib
 import os
+import time
 from typing import Any
 
-from k2jax.client import Client, HTTPClient, Sampling
+import numpy as np
+
+from k2jax.client import Client, Completion, HTTPClient, Sampling
+from k2jax.client.types import UNKNOWN_VERSION
+from k2jax.env.environment import Environment, Message, Observation, Step
 from k2jax.env.registry import environments, toolsets
 from k2jax.env.rollout import run_episode
 from k2jax.env.scorer import Scorer
@@ -19,6 +24,7 @@ from k2jax.rollout.engine_client import EngineSocketClient
 from k2jax.rollout.messages import Key
 from k2jax.rollout.routed_client import RoutedClient
 from k2jax.rollout.routing import Policy, Router
+from k2jax.rollout.runner import Waits
 from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import load_tokenizer
@@ -83,24 +89,26 @@ class EpisodeRunner:
     async def __aexit__(self, *error: object) -> None:
         await self._opened.aclose()
 
-    async def run(self, key: Key, kind: str, task: Task, trajectory: Trajectory | None) -> Trajectory:
+    async def run(self, key: Key, kind: str, task: Task, trajectory: Trajectory | None) -> tuple[Trajectory, Waits]:
         """See ``Runner.run``."""
+        client, environment = _TimedClient(self._client), _TimedEnvironment(self._environments.make(task))
         trajectory = await run_episode(
             task,
-            self._client,
+            client,
             self._chat,
             self._tokenizer,
-            self._environments.make(task),
+            environment,
             key=key,
             seed=self._seed,
             sampling=self._sampling[kind],
             token_cap=self._token_cap,
             trajectory=trajectory,
         )
+        began = time.monotonic()
         if self._scorer is not None and task.verifier and trajectory.status in ("finished", "truncated"):
             await self._prepare_scoring(task)
             await self._scorer.judge(task, trajectory)
-        return trajectory
+        return trajectory, Waits(client.seconds, environment.seconds, time.monotonic() - began)
 
     async def _open_client(self) -> Client:
         if self._engines:
@@ -109,7 +117,7 @@ class EpisodeRunner:
                 self._opened.push_async_callback(client.close)
             return RoutedClient(clients, Router(len(clients), self._routing)) if len(clients) > 1 else clients[0]
         key = os.environ.get("OPENAI_API_KEY")
-        return await self._opened.enter_async_context(HTTPClient(self._url, self._model, api_key=key))
+        return _VersionedClient(await self._opened.enter_async_context(HTTPClient(self._url, self._model, api_key=key)))
 
     async def _prepare_scoring(self, task: Task) -> None:
         """Gives the scorer a backend of sandboxes when the first verifier needs one."""
@@ -117,3 +125,55 @@ class EpisodeRunner:
             if not self._with_sandbox and await self._pool.needs_sandbox(task.verifier):
                 self._scorer = Scorer(self._pool, backend=make_backend(self._sandbox))
                 self._with_sandbox = True
+
+
+class _TimedClient:
+    """A client that knows how long one episode has waited for it."""
+
+    def __init__(self, client: Client):
+        self._client, self.seconds = client, 0.0
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
+        began = time.monotonic()
+        try:
+            return await self._client.generate(prompt, sampling, **options)
+        finally:
+            self.seconds += time.monotonic() - began
+
+
+class _VersionedClient:
+    """A server whose weights do not change: its tokens, which come without a version, are those of version 0."""
+
+    def __init__(self, client: Client):
+        self._client = client
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
+        completion = await self._client.generate(prompt, sampling, **options)
+        versions_T = np.where(completion.versions == UNKNOWN_VERSION, 0, completion.versions)
+        return completion._replace(versions=versions_T)
+
+
+class _TimedEnvironment:
+    """An environment that knows how long its episode has waited for it."""
+
+    def __init__(self, environment: Environment):
+        self._environment, self.seconds = environment, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        return await self._timed(self._environment.reset(task, seed))
+
+    async def step(self, action: Message) -> Step:
+        return await self._timed(self._environment.step(action))
+
+    async def close(self) -> None:
+        await self._timed(self._environment.close())
+
+    async def _timed(self, waiting: Awaitable[Any]) -> Any:
+        began = time.monotonic()
+        try:
+            return await waiting
+        finally:
+            self.seconds += time.monotonic() - began

@@ -60,7 +60,7 @@ class Emission(NamedTuple):
     @classmethod
     def of_report(cls, key: Key, report: LeaseReport) -> Emission:
         """The end of a task that is done."""
-        return cls(key, "done", *report[1:])
+        return cls(key, "done", *report[1:8])
 
 
 class Journal:

@@ -25,6 +25,7 @@ from k2jax.rollout.journal import SHARDS, Emission, Journal
 from k2jax.rollout.lag import LagProbe, calm_collector
 from k2jax.rollout.lease_table import Ended, Lease, LeaseTable
 from k2jax.rollout.messages import NUMBER, Key, LeaseOrder, LeaseReport, Said
+from k2jax.rollout.monitoring import ChromeTrace
 from k2jax.rollout.queue_file import QueuedTask
 from k2jax.rollout.wire import FrameConnection
 from k2jax.rollout.worker import JOB
@@ -65,6 +66,7 @@ class RolloutManager:
         workers: processes.
         capacity: coroutines of each.
         attempts: failures of the infrastructure after which a task is masked.
+        trace: receives what happens to leases; None for no trace.
         admission: how many tasks may run at a time; None for as many as the workers hold.
 
     Attributes:
@@ -84,13 +86,14 @@ class RolloutManager:
         capacity: int = 4096,
         attempts: int = 3,
         admission: Admission | None = None,
+        trace: ChromeTrace | None = None,
     ):
         if workers < 1 or capacity < 1:
             raise UserError("a collection needs at least one worker, and each a capacity of at least one")
         self._folder, self._workers, self._capacity = Path(folder), workers, capacity
         self._job = {"runner": runner, "options": dict(options)}
         self._table = LeaseTable(attempts)
-        self._admission = admission
+        self._admission, self._trace = admission, trace
         self._lines: dict[Key, int] = {}
         self._processes: dict[int, _WorkerProcess] = {}
         self._ends: asyncio.Queue[Emission | BaseException] = asyncio.Queue()
@@ -175,9 +178,18 @@ class RolloutManager:
         await self._loop.create_unix_connection(lambda: connection, sock=worker.socket)
 
     def _on_frame(self, worker: _WorkerProcess, kind: int, body: bytes) -> None:
+        """Acts on a frame; an error ends the collection, where asyncio would end the connection and go on."""
+        try:
+            self._act(worker, kind, body)
+        except Exception as error:
+            self._ends.put_nowait(error)
+
+    def _act(self, worker: _WorkerProcess, kind: int, body: bytes) -> None:
         if kind == Said.READY:
             worker.ready, self._stillborn = True, 0
             self._table.join(worker.shard, self._capacity)
+            if self._trace is not None:
+                self._trace.count(running=self.running, waiting=self.waiting)
         elif kind == Said.DONE:
             self._done(LeaseReport.unpack(body))
         elif kind == Said.RELEASED:
@@ -191,6 +203,8 @@ class RolloutManager:
         self._pump_soon()
 
     def _done(self, report: LeaseReport) -> None:
+        if self._trace is not None:
+            self._trace.released(report.number, report._asdict())
         if report.status == "unfinished":
             lease = self._table.leases.get(report.number)
             self._hand_on(self._table.pause(report.number, report.place))
@@ -255,6 +269,8 @@ class RolloutManager:
     def _give(self, lease: Lease) -> None:
         order = LeaseOrder(lease.number, lease.task, self._lines[lease.task], lease.paused)
         self._processes[lease.worker].connection.send(Said.LEASE, order.pack())
+        if self._trace is not None:
+            self._trace.leased(lease.number, lease.worker)
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None:

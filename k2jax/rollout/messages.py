@@ -72,6 +72,9 @@ class LeaseReport(NamedTuple):
         turns: calls of the model.
         calls: of tools.
         seconds: from the lease's arrival to the report [s].
+        engine: of these, waiting for the model [s].
+        environment: of these, waiting for the environment and its tools [s].
+        scoring: of these, waiting for the verifier [s].
     """
 
     number: int
@@ -82,12 +85,15 @@ class LeaseReport(NamedTuple):
     turns: int
     calls: int = 0
     seconds: float = 0.0
+    engine: float = 0.0
+    environment: float = 0.0
+    scoring: float = 0.0
 
     def pack(self) -> bytes:
         """The record; ``unpack`` is the inverse."""
         reward = math.nan if self.reward is None else self.reward
         status = _STATUSES.index(self.status)
-        return _REPORT.pack(self.number, *self.place, status, reward, self.tokens, self.turns, self.calls, self.seconds)
+        return _REPORT.pack(self.number, *self.place, status, reward, *self[4:])
 
     @classmethod
     def unpack(cls, data: bytes) -> LeaseReport:
@@ -99,4 +105,4 @@ class LeaseReport(NamedTuple):
 
 NUMBER = struct.Struct("<Q")
 _ORDER = struct.Struct("<QqqqQiQ")
-_REPORT = struct.Struct("<QIQBdIIId")
+_REPORT = struct.Struct("<QIQBdIIIdddd")

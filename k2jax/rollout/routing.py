@@ -18,7 +18,7 @@ BLOCK = 64
 """Tokens of a block: what shorter prefixes share is computed faster than it is looked for."""
 
 
-class _KnownBlocks:
+class KnownBlocks:
     """Blocks in one engine's cache, by the hash of everything up to their ends; the one unused for longest first."""
 
     def __init__(self, most: int):
@@ -62,7 +62,7 @@ class Router:
         self.running = [0] * engines
         self.cached_tokens = self.prompt_tokens = 0
         self._policy, self._bound, self._next = policy, bound, 0
-        self._known = [_KnownBlocks(max(1, tokens // BLOCK)) for _ in range(engines)]
+        self._known = [KnownBlocks(max(1, tokens // BLOCK)) for _ in range(engines)]
 
     def choose(self, prompt: np.ndarray, among: Sequence[int] | None = None) -> tuple[int, int]:
         """The engine for a prompt; it has one more request until ``done``.

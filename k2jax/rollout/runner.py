@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from k2jax.env.task import Task
 from k2jax.rollout.messages import Key
 from k2jax.trajectory import Trajectory
+
+
+class Waits(NamedTuple):
+    """What an episode waited for, for monitoring [s]."""
+
+    engine: float = 0.0
+    environment: float = 0.0
+    scoring: float = 0.0
 
 
 class Runner(Protocol):
@@ -17,7 +25,7 @@ class Runner(Protocol):
 
     async def __aexit__(self, *error: object) -> None: ...
 
-    async def run(self, key: Key, kind: str, task: Task, trajectory: Trajectory | None) -> Trajectory:
+    async def run(self, key: Key, kind: str, task: Task, trajectory: Trajectory | None) -> tuple[Trajectory, Waits]:
         """Runs an episode to its end and judges it, or until it pauses.
 
         Args:

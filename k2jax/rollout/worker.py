@@ -78,10 +78,10 @@ class RolloutWorker:
         try:
             kind, task = self._tasks.read(order.line)
             known = None if order.paused is None else stored_trajectory(self._folder, order.paused)
-            trajectory = await self._runner.run(order.key, kind, task, known)
+            trajectory, waits = await self._runner.run(order.key, kind, task, known)
             offset = self._store.append(0, trajectory)
             report = _report(order.number, Place(self._shard, offset), trajectory, time.monotonic() - began)
-            self._connection.send(Said.DONE, report.pack())
+            self._connection.send(Said.DONE, report._replace(**waits._asdict()).pack())
         except asyncio.CancelledError:
             self._connection.send(Said.RELEASED, number)
         except InfrastructureError as error:  # some are a UserError too: to a command, which has no other machine

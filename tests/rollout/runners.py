@@ -7,6 +7,7 @@ import numpy as np
 
 from k2jax.env.task import Task
 from k2jax.errors import InfrastructureError, UserError
+from k2jax.rollout.runner import Waits
 from k2jax.trajectory import Node, Reward, Trajectory
 
 FOLDER = "K2JAX_TEST_ROLLOUT_FOLDER"
@@ -55,7 +56,7 @@ class ScriptedRunner:
             whole.status, whole.reward, whole.nodes = "unfinished", None, []
         elif task.domain == "pauses":
             assert trajectory.status == "unfinished" and trajectory.key == key
-        return whole
+        return whole, Waits()
 
 
 def _first_time(key) -> bool:

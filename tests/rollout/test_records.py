@@ -57,7 +57,7 @@ def test_orders_survive_the_wire(order):
     assert LeaseOrder.unpack(order.pack()) == order
 
 
-@given(st.builds(LeaseReport, numbers, places, statuses, rewards, numbers, numbers, numbers, seconds))
+@given(st.builds(LeaseReport, numbers, places, statuses, rewards, *[numbers] * 3, *[seconds] * 4))
 def test_reports_survive_the_wire(report):
     assert LeaseReport.unpack(report.pack()) == report
 
