@@ -51,7 +51,7 @@ class TraceEpisode(NamedTuple):
     waits: np.ndarray
 
 
-class Played(NamedTuple):
+class PlayedTrace(NamedTuple):
     """What a way of scheduling comes to.
 
     Attributes:
@@ -97,7 +97,7 @@ def make_trace(seed: int, groups: int = GROUPS) -> list[TraceEpisode]:
     return episodes
 
 
-def play(trace: list[TraceEpisode], policy: Policy, *, streamed: bool) -> Played:
+def play(trace: list[TraceEpisode], policy: Policy, *, streamed: bool) -> PlayedTrace:
     """Plays a trace and returns what it costs."""
     clock, engines = _Clock(), [_SimulatedEngine() for _ in range(ENGINES)]
     router = Router(ENGINES, policy, bound=BOUND, tokens=CACHE)
@@ -125,7 +125,7 @@ def play(trace: list[TraceEpisode], policy: Policy, *, streamed: bool) -> Played
     clock.run()
     seconds = max(clock.now, last_update)
     asked = sum(engine.asked for engine in engines)
-    return Played(seconds * ENGINES / len(trace), seconds, sum(engine.hits for engine in engines) / asked)
+    return PlayedTrace(seconds * ENGINES / len(trace), seconds, sum(engine.hits for engine in engines) / asked)
 
 
 class _Clock:

@@ -56,13 +56,13 @@ def main(values: flags.FlagValues) -> int:
     if values.url is not None:
         cli.require(values, "model", "tokenizer")
     runtime.prepare()
-    from k2jax.rollout.collection import Collection, Source
+    from k2jax.rollout.collection import AnswerSource, Collection
     from k2jax.rollout.loops import run
     from k2jax.rollout.monitoring import ChromeTrace, serve_metrics
     from k2jax.rollout.progress import CollectionProgress
 
     config, folder = cli.config_of(values), Path(values.workdir)
-    source = Source(values.checkpoint or "", values.url or "", values.model or "")
+    source = AnswerSource(values.checkpoint or "", values.url or "", values.model or "")
     collection = Collection(
         config,
         folder,

@@ -31,7 +31,7 @@ _IDENTITY = "collection.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class AnswerSource:
     """Where answers come from: a checkpoint, or a server.
 
     Attributes:
@@ -66,7 +66,7 @@ class Collection:
         self,
         config: Config,
         folder: Path,
-        source: Source,
+        source: AnswerSource,
         tokenizer: Tokenizer,
         *,
         samples: int,

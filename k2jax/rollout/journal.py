@@ -19,7 +19,7 @@ import zlib
 
 from k2jax.errors import UserError
 from k2jax.rollout.lease_table import End
-from k2jax.rollout.messages import Key, LeaseReport, Place
+from k2jax.rollout.messages import Key, LeaseReport, RecordPlace
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.store import read_trajectory
 
@@ -49,7 +49,7 @@ class Emission(NamedTuple):
 
     key: Key
     end: End
-    place: Place | None = None
+    place: RecordPlace | None = None
     status: str = ""
     reward: float | None = None
     tokens: int = 0
@@ -126,7 +126,7 @@ def shard_path(folder: Path | str, shard: int) -> Path:
     return Path(folder) / SHARDS / str(shard)
 
 
-def stored_trajectory(folder: Path | str, place: Place) -> Trajectory:
+def stored_trajectory(folder: Path | str, place: RecordPlace) -> Trajectory:
     """The trajectory at a place of a collection.
 
     Raises:
@@ -149,6 +149,6 @@ def _records(data: bytes, path: Path) -> Iterator[Emission]:
         step, prompt, sample, end, status, shard, offset, reward, *counts, crc = _RECORD.unpack(record)
         if zlib.crc32(record[:-_CRC_BYTES]) != crc:
             raise UserError(f"{path} is damaged at byte {begin:,}; restore or delete the file")
-        place = None if shard < 0 else Place(shard, offset)
+        place = None if shard < 0 else RecordPlace(shard, offset)
         reward = None if math.isnan(reward) else reward
         yield Emission((step, prompt, sample), _ENDS[end], place, _STATUSES[status], reward, *counts)

@@ -26,7 +26,7 @@ class Said(enum.IntEnum):
     FATAL = 7  # worker: a mistake of the user, or a traceback; the run ends
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a trajectory lies: the shard of a worker, and the offset of its record."""
 
     shard: int
@@ -46,7 +46,7 @@ class LeaseOrder(NamedTuple):
     number: int
     key: Key
     line: int
-    paused: Place | None = None
+    paused: RecordPlace | None = None
 
     def pack(self) -> bytes:
         """The record; ``unpack`` is the inverse."""
@@ -57,7 +57,7 @@ class LeaseOrder(NamedTuple):
     def unpack(cls, data: bytes) -> LeaseOrder:
         """Reads a record."""
         number, step, prompt, sample, line, shard, offset = _ORDER.unpack(data)
-        return cls(number, (step, prompt, sample), line, None if shard < 0 else Place(shard, offset))
+        return cls(number, (step, prompt, sample), line, None if shard < 0 else RecordPlace(shard, offset))
 
 
 class LeaseReport(NamedTuple):
@@ -78,7 +78,7 @@ class LeaseReport(NamedTuple):
     """
 
     number: int
-    place: Place
+    place: RecordPlace
     status: Status
     reward: float | None
     tokens: int
@@ -100,7 +100,7 @@ class LeaseReport(NamedTuple):
         """Reads a record."""
         number, shard, offset, status, reward, *counts = _REPORT.unpack(data)
         reward = None if math.isnan(reward) else reward
-        return cls(number, Place(shard, offset), _STATUSES[status], reward, *counts)
+        return cls(number, RecordPlace(shard, offset), _STATUSES[status], reward, *counts)
 
 
 NUMBER = struct.Struct("<Q")

@@ -21,7 +21,7 @@ from k2jax.errors import InfrastructureError, UserError
 from k2jax.rollout.journal import shard_path, stored_trajectory
 from k2jax.rollout.lag import calm_collector
 from k2jax.rollout.loops import run
-from k2jax.rollout.messages import NUMBER, LeaseOrder, LeaseReport, Place, Said
+from k2jax.rollout.messages import NUMBER, LeaseOrder, LeaseReport, RecordPlace, Said
 from k2jax.rollout.queue_file import TaskReader
 from k2jax.rollout.runner import Runner, make_runner
 from k2jax.rollout.wire import FrameConnection
@@ -80,7 +80,7 @@ class RolloutWorker:
             known = None if order.paused is None else stored_trajectory(self._folder, order.paused)
             trajectory, waits = await self._runner.run(order.key, kind, task, known)
             offset = self._store.append(0, trajectory)
-            report = _report(order.number, Place(self._shard, offset), trajectory, time.monotonic() - began)
+            report = _report(order.number, RecordPlace(self._shard, offset), trajectory, time.monotonic() - began)
             self._connection.send(Said.DONE, report._replace(**waits._asdict()).pack())
         except asyncio.CancelledError:
             self._connection.send(Said.RELEASED, number)
@@ -94,7 +94,7 @@ class RolloutWorker:
             self._connection.send(Said.FATAL, told)
 
 
-def _report(number: int, place: Place, trajectory: Trajectory, seconds: float) -> LeaseReport:
+def _report(number: int, place: RecordPlace, trajectory: Trajectory, seconds: float) -> LeaseReport:
     turns = {node.turn for node in trajectory.nodes} - {NO_TURN}
     calls = sum(len((node.message or {}).get("tool_calls") or ()) for node in trajectory.nodes if node.turn != NO_TURN)
     reward = None if trajectory.reward is None else float(trajectory.reward.value)

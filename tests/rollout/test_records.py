@@ -14,11 +14,11 @@ from k2jax.errors import UserError
 from k2jax.rollout import engine_messages as engine
 from k2jax.rollout.journal import Emission, Journal, read_journal
 from k2jax.rollout.lag import LagProbe
-from k2jax.rollout.messages import LeaseOrder, LeaseReport, Place
+from k2jax.rollout.messages import LeaseOrder, LeaseReport, RecordPlace
 from k2jax.rollout.wire import FrameConnection
 
 numbers = st.integers(0, 2**32 - 1)
-places = st.builds(Place, st.integers(0, 2**31 - 1), st.integers(0, 2**60))
+places = st.builds(RecordPlace, st.integers(0, 2**31 - 1), st.integers(0, 2**60))
 keys = st.tuples(*[st.integers(-(2**62), 2**62)] * 3)
 seconds = st.floats(0, 1e6)
 rewards = st.none() | st.floats(-1e9, 1e9)
@@ -84,7 +84,10 @@ def test_requests_and_completions_survive_the_wire(prompt, count, sampling, laye
 
 @pytest.mark.parametrize("lost", [0, 1, 30, 70])
 def test_a_journal_keeps_its_whole_records(tmp_path, lost):
-    whole = [Emission((0, 1, 2), "done", Place(3, 4), "finished", 0.5, 6, 7, 8, 9.0), Emission((0, 1, 3), "masked")]
+    whole = [
+        Emission((0, 1, 2), "done", RecordPlace(3, 4), "finished", 0.5, 6, 7, 8, 9.0),
+        Emission((0, 1, 3), "masked"),
+    ]
     journal = Journal(tmp_path)
     for emission in whole:
         journal.append(emission)
