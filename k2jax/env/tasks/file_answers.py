@@ -1,0 +1,122 @@
+"""Tasks whose answer is a file: an agent is to leave one in its folder, and its text is compared.
+
+They are the smallest tasks for agents that work in a folder, with any scaffold: one command solves each. ``write`` asks
+for a word in a file, ``copy`` for the text of a file that is there, ``join`` for those of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+import itertools
+import random
+
+from k2jax.env.repository import FILES, PATCH, put_files, repository_files
+from k2jax.env.split import Split, split_of
+from k2jax.env.task import Task
+from k2jax.env.workspace import OUTCOME
+from k2jax.errors import UserError, nearest
+from k2jax.sandbox import Sandbox, SandboxSpec
+from k2jax.trajectory import Reward, Trajectory
+
+KINDS = ("write", "copy", "join")
+EXPECTED = "expected"
+"""Key of a task's metadata: the texts that files are to have in the end, by path, but for a last line break."""
+_TRIES = 200  # for one more distinct task; a tenth of them at least is of the split
+_SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")
+
+
+class FileAnswers:
+    """Distinct tasks of some kinds, in turn."""
+
+    def __init__(self, kinds: tuple[str, ...] = ("write",), count: int = 2000, seed: int = 0, split: Split = "train"):
+        """A set of tasks.
+
+        Args:
+            kinds: of ``KINDS``.
+            count: number of tasks.
+            seed: of their choice; the splits of all seeds are disjoint.
+            split: ``train`` or ``test``.
+
+        Raises:
+            UserError: a kind is unknown, or the count is not positive.
+        """
+        for kind in kinds:
+            if kind not in KINDS:
+                raise UserError(f"file_answers: no kind {kind!r}{nearest(kind, KINDS)}")
+        if not kinds or count < 1:
+            raise UserError("file_answers: name a kind, and a count above 0")
+        self._kinds, self._count, self._seed, self._split = kinds, count, seed, split
+
+    def load(self) -> Iterable[Task]:
+        """The tasks.
+
+        Raises:
+            UserError: there are no more distinct ones.
+        """
+        numbers = random.Random(f"file answers {self._seed}")
+        seen: set[str] = set()
+        for number, kind in zip(range(self._count), itertools.cycle(self._kinds), strict=False):
+            for _ in range(_TRIES):
+                task = _task(kind, numbers, number)
+                text = task.instruction[0]["content"]
+                if split_of(text) == self._split and text not in seen:
+                    break
+            else:
+                raise UserError(f"file_answers: no more than {number} distinct tasks of these kinds; lower count")
+            seen.add(text)
+            yield task
+
+
+def _task(kind: str, numbers: random.Random, number: int) -> Task:
+    first, second, name, other = ("".join(numbers.choices(_SYLLABLES, k=3)) for _ in range(4))
+    instruction, files, text = {
+        "write": (f"Write {first} to {name}", {}, first),
+        "copy": (f"Copy {other} to {name}", {other: f"{first}\n"}, first),
+        "join": (f"Join {other} and {other}2 to {name}", {other: f"{first}\n", f"{other}2": f"{second}\n"},
+                 f"{first}\n{second}"),
+    }[kind]  # fmt: skip
+    return Task(
+        f"{kind}-{number}",
+        f"file_answers/{kind}",
+        ({"role": "user", "content": instruction},),
+        "file_answers",
+        environment="repository",
+        metadata={FILES: files, EXPECTED: {name: text}},
+    )
+
+
+class FilesAsExpected:
+    """The share of the expected files that are there, 1 if all are; the patch is applied in a sandbox of its own.
+
+    Attributes:
+        needs_sandbox: always.
+        spec: of its sandboxes.
+    """
+
+    needs_sandbox = True
+    spec = SandboxSpec()
+
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
+        """The reward of what the agent left.
+
+        Raises:
+            SandboxError: the sandbox failed.
+        """
+        assert sandbox is not None
+        patch = trajectory.metadata.get(OUTCOME, {}).get(PATCH, "")
+        if not patch:
+            return Reward(0.0, info={"patch": False})
+        await put_files(sandbox, repository_files(task))
+        applied = await sandbox.exec(["git", "apply", "-"], stdin=patch.encode())
+        if applied.code:
+            return Reward(0.0, info={"patch": False})
+        found = {path: await _text(sandbox, path) for path in task.metadata[EXPECTED]}
+        right = [found[path] == text for path, text in task.metadata[EXPECTED].items()]
+        share = sum(right) / len(right)
+        return Reward(float(share == 1), {"files": share}, {"patch": True})
+
+
+async def _text(sandbox: Sandbox, path: str) -> str | None:
+    """A file without its last line break; None where there is none."""
+    result = await sandbox.exec(["cat", "--", path])
+    return result.stdout.decode(errors="replace").removesuffix("\n") if result.code == 0 else None

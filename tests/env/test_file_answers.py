@@ -1,0 +1,61 @@
+"""Tasks whose answer is a file: their right commands earn 1, and everything else 0."""
+
+import asyncio
+
+import pytest
+
+from k2jax.env.repository import PATCH, RepositoryEnvironment
+from k2jax.env.tasks.file_answers import EXPECTED, KINDS, FileAnswers, FilesAsExpected
+from k2jax.env.workspace import OUTCOME
+from k2jax.errors import UserError
+from k2jax.sandbox import SandboxSpec
+from k2jax.trajectory import Trajectory
+from tests.sandbox.backends import backend
+
+
+def solution(task):
+    kind, *words = task.instruction[0]["content"].split()
+    command = {"Write": "echo {0} > {2}", "Copy": "cp {0} {2}", "Join": "cat {0} {2} > {4}"}[kind]
+    return command.format(*words)
+
+
+async def outcome_of(task, command):
+    environment = RepositoryEnvironment(lambda: backend("bubblewrap"))
+    sandbox = await environment.open_workspace(task, 0, SandboxSpec())
+    result = await sandbox.exec(["/bin/sh", "-c", command])
+    assert result.code == 0, result.stderr
+    outcome = await environment.collect()
+    await environment.close()
+    return outcome
+
+
+def reward(task, outcome):
+    async def run():
+        async with await backend("bubblewrap").open(FilesAsExpected.spec) as sandbox:
+            return await FilesAsExpected().score(task, trajectory, sandbox)
+
+    trajectory = Trajectory(task.id, task.domain, (0, 0, 0), metadata={OUTCOME: outcome})
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_right_command_earns_one_and_another_none(kind):
+    [task] = FileAnswers(kinds=(kind,), count=1).load()
+    [name] = task.metadata[EXPECTED]
+    commits = f"{solution(task)}; git add -A; git -c user.name=a -c user.email=b commit -qm x"
+    for command in (solution(task), commits, f"{solution(task)}; rm -rf .git"):
+        assert reward(task, asyncio.run(outcome_of(task, command))).value == 1.0
+    for command in ("true", f"echo wrong > {name}", f"{solution(task)}; echo more >> {name}"):
+        assert reward(task, asyncio.run(outcome_of(task, command))).value == 0.0
+    assert reward(task, {PATCH: "no patch"}).value == reward(task, {}).value == 0.0
+
+
+def test_tasks_are_distinct_and_the_splits_share_none():
+    train, test = (
+        [t.instruction[0]["content"] for t in FileAnswers(KINDS, 300, split=s).load()] for s in ("train", "test")
+    )
+    assert len({*train, *test}) == 600 and [text.split()[0] for text in train[:3]] == ["Write", "Copy", "Join"]
+    assert train == [task.instruction[0]["content"] for task in FileAnswers(KINDS, 300).load()]
+    for wrong in ({"kinds": ("writ",)}, {"kinds": ()}, {"count": 0}):
+        with pytest.raises(UserError, match="file_answers"):
+            FileAnswers(**wrong)

@@ -1,0 +1,100 @@
+"""A small Python project with a bug, a hidden test, the edit that mends it, and an agent of a few lines."""
+
+import json
+import textwrap
+
+from k2jax.env.repository import PATCH, put_files, repository_files
+from k2jax.env.task import Task
+from k2jax.env.workspace import OUTCOME
+from k2jax.gateway.agents import BlackBoxAgent
+from k2jax.sandbox import SandboxSpec
+from k2jax.sandbox.interpreter import host_python
+from k2jax.trajectory import Reward
+
+FILES = {
+    "README.md": "# ranges\nMerges ranges of numbers.\n",
+    "ranges/__init__.py": "",
+    "ranges/merge.py": textwrap.dedent('''\
+        def merge(ranges):
+            """Returns the union of closed ranges (low, high), sorted; ranges that touch become one."""
+            merged = []
+            for low, high in ranges:
+                if merged and low <= merged[-1][1]:
+                    merged[-1] = (merged[-1][0], high)
+                else:
+                    merged.append((low, high))
+            return merged
+        '''),
+}  # fmt: skip
+TEST = """\
+import sys
+sys.path.insert(0, "/work")
+from ranges.merge import merge
+assert merge([]) == []
+assert merge([(5, 6), (1, 3)]) == [(1, 3), (5, 6)]
+assert merge([(1, 9), (2, 3)]) == [(1, 9)]
+assert merge([(1, 2), (2, 4)]) == [(1, 4)]
+print("all passed")
+"""
+MEND = "sed -i 's/in ranges:/in sorted(ranges):/; s/\\[0\\], high)/[0], max(merged[-1][1], high))/' ranges/merge.py"
+INSTRUCTION = "merge in ranges/merge.py returns wrong results for unsorted and nested ranges. Mend it."
+
+
+def task(**values):
+    """The task, for whatever scaffold."""
+    fields = {"environment": "repository", "metadata": {"files": FILES}} | values
+    return Task("ranges-1", "swe", ({"role": "user", "content": INSTRUCTION},), "hidden_test", **fields)
+
+
+class HiddenTest:
+    """1 if the hidden test passes after the patch, in a sandbox that the agent never saw."""
+
+    needs_sandbox = True
+
+    def __init__(self):
+        self.spec = SandboxSpec(read_only=host_python().read_only)
+
+    async def score(self, task, trajectory, sandbox):
+        await put_files(sandbox, repository_files(task))
+        patch = trajectory.metadata[OUTCOME][PATCH].encode()
+        applied = await sandbox.exec(["git", "apply", "--allow-empty", "-"], stdin=patch)
+        assert applied.code == 0, applied.stderr
+        result = await sandbox.exec([host_python().executable, "-I", "-S", "-B", "-"], stdin=TEST.encode())
+        return Reward(float(result.code == 0 and result.stdout == b"all passed\n"))
+
+
+SMALL_AGENT = """
+import json, subprocess, sys, urllib.request
+base, key, task = sys.argv[1:]
+messages = [{"role": "system", "content": "Commands in lines that begin with $."}, {"role": "user", "content": task}]
+def ask(messages):
+    body = json.dumps({"model": "any", "messages": messages}).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(base + "/v1/chat/completions", body, headers)) as answer:
+        return json.load(answer)["choices"][0]["message"]
+for _ in range(5):
+    message = ask(messages)
+    lines = [line[1:] for line in (message["content"] or "").splitlines() if line.startswith("$")]
+    messages += [{"role": "assistant", "content": message["content"]}]
+    if not lines: break
+    done = subprocess.run(["/bin/sh", "-c", "\\n".join(lines)], capture_output=True, text=True, errors="replace")
+    messages += [{"role": "user", "content": done.stdout[-200:] + done.stderr[-200:] + "[%d]" % done.returncode}]
+"""
+
+
+def small_agent(**values):
+    """An agent of the standard library alone, which has no tools."""
+    fields = {
+        "name": "small",
+        "argv": (host_python().executable, "-I", "-S", "-B", "${home}/agent.py", "${base}", "${key}", "${task}"),
+        "files": {"${home}/agent.py": SMALL_AGENT.replace("$", "$$")},
+        "turns": "all",
+        "memory": 512,
+    }
+    return BlackBoxAgent(**(fields | values))
+
+
+def write_agent(path, agent):
+    """Writes an agent as users do."""
+    path.write_text(json.dumps({name: value for name, value in vars(agent).items()}))
+    return path

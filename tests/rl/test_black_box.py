@@ -1,0 +1,59 @@
+"""The loop trains on what a black-box agent's model sampled."""
+
+import importlib.util
+
+import pytest
+
+from k2jax.config import resolve
+from k2jax.env.repository import PATCH
+from k2jax.env.workspace import OUTCOME
+from k2jax.gateway.agents import read_agent
+from k2jax.report.metrics import read_metrics
+from k2jax.rl.loop import train
+from k2jax.trajectory import verify
+from k2jax.trajectory.store import TrajectoryStore
+from tests.emulated import ROOT
+from tests.gateway.repository import small_agent, write_agent
+from tests.rl.tiny import tiny_config
+
+
+def experiment():
+    spec = importlib.util.spec_from_file_location("black_box", ROOT / "experiments/rl/black_box.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_experiments_agent_is_well_formed_and_its_prompt_is_short():
+    module = experiment()
+    agent = read_agent(str(module.AGENT))
+    values = dict.fromkeys(("task", "base", "key", "model", "home", "work", "agents"), "x")
+    assert agent.filled(values).argv[0] == "python" and agent.turns == "all"
+    config = resolve(module.get_config())
+    [files] = config.rl.tasks.values()
+    assert files.dataset == "file_answers" and str(module.AGENT) in files.scaffold
+    templates = "".join(line for line in agent.files["${home}/agent.yaml"].splitlines() if "template" in line)
+    assert len(templates) < 200 * 4  # characters of 200 tokens
+
+
+@pytest.mark.slow
+def test_an_iteration_trains_on_episodes_of_an_agent(tmp_path):
+    agent = write_agent(tmp_path / "agent.json", small_agent())
+    config = tiny_config()
+    of = experiment().get_config().rl.tasks.files
+    of.update({"options": ("kinds=write", "count=20"), "max_tokens": 12, "steps": 3})
+    of.scaffold = f"black_box agent={agent}"
+    config.rl.tasks = {"files": of}
+    config.rl.rollout.update({"prompts": 2, "samples": 2, "slots": 4, "max_length": 200})
+    config.data.update({"chat_format": "compact", "sequence_length": 200})
+    config.rl.update({"updates": 1, "eval_prompts": 0})
+    config.train.update({"steps": 1, "batch_size": 2})
+    assert train(resolve(config), tmp_path / "run") == 0
+    trajectories = list(TrajectoryStore(tmp_path / "run/trajectories").read(1))
+    assert len(trajectories) == 4
+    for trajectory in trajectories:
+        assert not verify(trajectory, 258) and trajectory.reward is not None, trajectory.error
+        assert trajectory.sampled_tokens and PATCH in trajectory.metadata[OUTCOME]
+        assert trajectory.metadata["agent"]["name"] == "small"
+    [record] = [record for record in read_metrics(tmp_path / "run") if record["step"] == 1]
+    assert record["loss"] == record["loss"]  # no NaN
