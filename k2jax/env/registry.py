@@ -109,6 +109,7 @@ datasets = Registry(
     {
         "characters": "k2jax.env.tasks.characters:CharacterTasks",
         "code": "k2jax.env.tasks.code:CodeTasks",
+        "file_answers": "k2jax.env.tasks.file_answers:FileAnswers",
         "human_eval": "k2jax.env.tasks.human_eval:HumanEvalTasks",
         "instructions": "k2jax.env.tasks.instructions:InstructionTasks",
         "math": "k2jax.env.tasks.mathematics:MathTasks",
@@ -170,7 +171,11 @@ toolsets = Registry(
 )
 """Makers of toolsets: called with the options, once for every episode."""
 
-scaffolds = Registry("scaffold", "k2jax.scaffolds", {"chat": "k2jax.env.chat_scaffold:ChatScaffold"})
+scaffolds = Registry(
+    "scaffold",
+    "k2jax.scaffolds",
+    {"black_box": "k2jax.gateway.black_box:black_box", "chat": "k2jax.env.chat_scaffold:ChatScaffold"},
+)
 """Makers of scaffolds: called with the options, once for every episode."""
 
 components = Registry(
@@ -189,6 +194,7 @@ verifiers = Registry(
     "k2jax.verifiers",
     {
         "answer_line": "k2jax.env.tasks.answer_line:answer_line",
+        "file_answers": "k2jax.env.tasks.file_answers:FilesAsExpected",
         "final_answer": "k2jax.env.tasks.characters:final_answer",
         "instructions": "k2jax.env.tasks.instructions_scoring:instructions",
         "item_f1": "k2jax.env.tasks.item_f1:item_f1",

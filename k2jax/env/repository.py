@@ -43,6 +43,8 @@ class RepositoryEnvironment(ToolEnvironment):
     files too, whether or not it was committed.
     """
 
+    folder = TREE
+
     def spec(self, task: Task, read_only: tuple[str, ...]) -> SandboxSpec:
         """A larger sandbox, in which pytest can be imported where the task has no image."""
         return repository_spec(task, read_only)

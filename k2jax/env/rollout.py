@@ -42,13 +42,16 @@ class Rollout:
         task: what is asked.
         trajectory: what has happened so far.
         tools: declarations in OpenAI's format, with which the conversation begins.
+        client: the model.
+        chat: format of its conversations.
+        tokenizer: its vocabulary.
     """
 
     def __init__(self, task: Task, client: Client, chat: ChatFormat, tokenizer: Tokenizer, key: tuple[int, int, int]):
         """Begins an episode; ``key`` is (step, prompt, sample)."""
         self.task = task
         self.trajectory = Trajectory(task.id, task.domain, key)
-        self._client, self._chat, self._tokenizer = client, chat, tokenizer
+        self.client, self.chat, self.tokenizer = client, chat, tokenizer
         self.tools: Sequence[Mapping[str, Any]] = ()
         self._token_limit = _UNLIMITED
 
@@ -61,6 +64,11 @@ class Rollout:
         if trajectory.task != self.task.id or trajectory.status != "unfinished":
             raise ValueError(f"a {trajectory.status} trajectory of the task {trajectory.task!r} cannot go on")
         self.trajectory = trajectory
+
+    @property
+    def may_pause(self) -> bool:
+        """Whether the episode may have to stop in its midst and go on later."""
+        return self._token_limit != _UNLIMITED
 
     def pause_after(self, tokens: int) -> None:
         """Lets the episode grow by so many sampled tokens from here on."""
@@ -131,10 +139,10 @@ class Rollout:
             temperature=temperature,
             max_tokens=min(longest, allowed),
             seed=derived_seed(sampling.seed, self.trajectory.key, turn),
-            stop_tokens=(self._chat.end, *sampling.stop_tokens),
+            stop_tokens=(self.chat.end, *sampling.stop_tokens),
         )
         resume = None if begun is None else Completion(*_arrays(begun), begun.finish, self._known_experts(node))
-        completion = await self._client.generate(prompt.tolist(), asked, resume=resume)
+        completion = await self.client.generate(prompt.tolist(), asked, resume=resume)
         paused = completion.finish == "cancelled" or (
             completion.finish == "length" and allowed < longest and len(completion.tokens) >= allowed
         )
@@ -152,7 +160,7 @@ class Rollout:
 
     def _conversation(self, node: int) -> ChatBuilder:
         """The conversation up to a node, whose tokens are those of its path."""
-        builder = ChatBuilder(self._chat, self.tools)
+        builder = ChatBuilder(self.chat, self.tools)
         for index in self.trajectory.path(node):
             part = self.trajectory.nodes[index]
             if is_answer(self.trajectory, index):
@@ -177,7 +185,7 @@ class Rollout:
     def _sampled(self, parent: int, completion: Completion, turn: int, temperature: float) -> Node:
         mask = np.ones(len(completion.tokens), np.bool_)
         arrays = completion.tokens, mask, completion.logprobs, completion.versions
-        message = read_message(self._tokenizer, self._chat, completion.tokens)
+        message = read_message(self.tokenizer, self.chat, completion.tokens)
         return Node(parent, *arrays, turn, temperature, completion.finish, message)
 
     def _known_experts(self, node: int) -> np.ndarray | None:

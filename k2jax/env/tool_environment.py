@@ -11,6 +11,7 @@ from k2jax.env.registry import toolsets
 from k2jax.env.task import Task
 from k2jax.env.toolsets.calling import Toolbox
 from k2jax.env.toolsets.types import Toolset, Workplace
+from k2jax.env.workspace import joined_spec
 from k2jax.errors import UserError
 from k2jax.sandbox import Sandbox, SandboxBackend, SandboxSpec
 
@@ -26,9 +27,14 @@ class ToolEnvironment:
     Calls of one answer are carried out in order. A wrong call shows an error message. What a tool runs on may fail: the
     error is typed, and the episode is rebuilt or masked.
 
+    An agent that brings its own tools works in the same sandbox; see ``k2jax.env.workspace``.
+
     Attributes:
         tools: declarations of all tools of the task, in OpenAI's format; known after ``reset``.
+        folder: where the task's files are, inside.
     """
+
+    folder = "/work"
 
     def __init__(self, backend: Callable[[], SandboxBackend] | None = None):
         """Opens nothing.
@@ -78,6 +84,21 @@ class ToolEnvironment:
         if self._turns:
             return Step(Observation(({"role": "user", "content": self._turns.pop(0)},)))
         return Step(Observation(), terminated=True, info=await self.outcome(self._task, self._sandbox))
+
+    async def open_workspace(self, task: Task, needs: SandboxSpec) -> Sandbox:
+        """See ``Workspace.open_workspace``."""
+        await self.close()
+        if self._backend is None:
+            raise UserError(f"the environment {task.environment!r} needs a sandbox; name a backend")
+        spec = joined_spec(self.spec(task, needs.read_only), needs)
+        self._task, self._sandbox = task, await self._backend().open(spec)
+        await self.prepare(task, self._sandbox)
+        return self._sandbox
+
+    async def collect(self) -> Mapping[str, Any]:
+        """See ``Workspace.collect``."""
+        assert self._task is not None
+        return await self.outcome(self._task, self._sandbox)
 
     def spec(self, task: Task, read_only: tuple[str, ...]) -> SandboxSpec:
         """What the episode's sandbox is made of; ``read_only`` is what the toolsets need of the host."""

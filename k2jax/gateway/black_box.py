@@ -8,7 +8,7 @@ by the environment for the verifier.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 import contextlib
 import os
 from pathlib import Path
@@ -18,11 +18,11 @@ from typing import Any
 
 from k2jax.api import ModelCard
 from k2jax.client import Sampling
-from k2jax.env.environment import Environment
+from k2jax.env.environment import OUTCOME, Environment
 from k2jax.env.errors import EnvironmentFailedError
 from k2jax.env.rollout import Rollout
 from k2jax.env.task import Task
-from k2jax.env.workspace import OUTCOME, Workspace
+from k2jax.env.workspace import Workspace
 from k2jax.errors import UserError, nearest
 from k2jax.gateway.agent_entries import AGENTS
 from k2jax.gateway.agents import HOME, BlackBoxAgent, read_agent, shown_folders
@@ -32,7 +32,7 @@ from k2jax.gateway.gateway import Gateway, RolloutAccess
 from k2jax.gateway.socket import rollout_socket
 from k2jax.gateway.spec import GatewayRollout
 from k2jax.gateway.trees import joined_nodes
-from k2jax.sandbox import Limits, Sandbox, SandboxSpec
+from k2jax.sandbox import Limits, SandboxSpec
 from k2jax.sandbox.forward import forwarded
 from k2jax.sandbox.interpreter import host_python
 from k2jax.sandbox.types import MEBI, ExecResult, SandboxError
@@ -108,7 +108,7 @@ class BlackBoxScaffold:
         if not hasattr(environment, "open_workspace"):
             raise UserError(
                 f"the environment {rollout.task.environment!r} of the task {rollout.task.id!r} has no folder in which "
-                "an agent could work; 'repository' has"
+                "an agent could work; 'files' and 'repository' have"
             )
         client = EpisodeClient(rollout.client)
         card = ModelCard("k2", rollout.tokenizer, rollout.tokenizer.vocab_size, self._context, rollout.chat)
@@ -131,25 +131,25 @@ class BlackBoxScaffold:
         """Lets the agent work; returns how it ended, None where its time was over, and the environment's outcome."""
         async with _served(gateway, access) as socket:
             needs = self._needs(socket)
-            sandbox = await workspace.open_workspace(rollout.task, rollout.trajectory.metadata["seed"], needs)
+            sandbox = await workspace.open_workspace(rollout.task, needs)
             if self.agent.needs_cgroup and sandbox.capabilities.memory != "cgroup":
                 raise UserError(
                     f"the agent {self.agent.name} runs on Node, whose memory only a control group can limit, and this "
                     "machine lets this user make none; see python -m k2jax.sandbox check"
                 )
-            agent = self.agent.filled(self._values(rollout.task, access))
+            agent = self.agent.filled(self._values(rollout.task, access, workspace.folder))
             for path, text in {f"{HOME}/.keep": "", **agent.files}.items():
                 await sandbox.write(path, text.encode())
             command = forwarded(agent.argv, str(socket), port=PORT)
-            result = await self._run(sandbox, command, {"HOME": HOME, "PATH": self._path(), **agent.env}, client)
+            env = {"HOME": HOME, "PATH": self._path(), **agent.env}
+            running = sandbox.exec(command, cwd=workspace.folder, env=env, timeout=_LONGEST, output_limit=MEBI)
+            result = await self._run(running, client)
             return result, await workspace.collect()
 
-    async def _run(
-        self, sandbox: Sandbox, command: Sequence[str], env: dict[str, str], client: EpisodeClient
-    ) -> ExecResult | None:
-        """Runs the agent's command until it ends, its own time is over, or the model fails."""
+    async def _run(self, command: Coroutine[Any, Any, ExecResult], client: EpisodeClient) -> ExecResult | None:
+        """Waits until the agent ends, its own time is over, or the model fails."""
         began, waited = time.monotonic(), client.waited
-        running = asyncio.ensure_future(sandbox.exec(command, env=env, timeout=_LONGEST, output_limit=MEBI))
+        running = asyncio.ensure_future(command)
         try:
             while not running.done():
                 left = self._seconds - (time.monotonic() - began - (client.waited - waited))
@@ -164,11 +164,11 @@ class BlackBoxScaffold:
             with contextlib.suppress(asyncio.CancelledError, SandboxError):
                 await running
 
-    def _values(self, task: Task, access: RolloutAccess) -> dict[str, str]:
+    def _values(self, task: Task, access: RolloutAccess, work: str) -> dict[str, str]:
         """What stands for the placeholders."""
         agents = os.path.abspath(self._folder) if self._folder else ""
         base = f"http://127.0.0.1:{PORT}{access.path}"
-        places = {"home": HOME, "work": "/work", "agents": agents}
+        places = {"home": HOME, "work": work, "agents": agents}
         return {"task": instruction_text(task), "base": base, "key": access.key, "model": "k2", **places}
 
     def _needs(self, socket: Path) -> SandboxSpec:

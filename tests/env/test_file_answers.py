@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from k2jax.env.repository import PATCH, RepositoryEnvironment
-from k2jax.env.tasks.file_answers import EXPECTED, KINDS, FileAnswers, FilesAsExpected
-from k2jax.env.workspace import OUTCOME
+from k2jax.env.environment import OUTCOME
+from k2jax.env.files import FilesEnvironment
+from k2jax.env.tasks.file_answers import EXPECTED, KINDS, FileAnswers, FilesAsExpected, texts_left
 from k2jax.errors import UserError
 from k2jax.sandbox import SandboxSpec
 from k2jax.trajectory import Trajectory
@@ -20,8 +20,8 @@ def solution(task):
 
 
 async def outcome_of(task, command):
-    environment = RepositoryEnvironment(lambda: backend("bubblewrap"))
-    sandbox = await environment.open_workspace(task, 0, SandboxSpec())
+    environment = FilesEnvironment(lambda: backend("bubblewrap"))
+    sandbox = await environment.open_workspace(task, SandboxSpec())
     result = await sandbox.exec(["/bin/sh", "-c", command])
     assert result.code == 0, result.stderr
     outcome = await environment.collect()
@@ -30,24 +30,29 @@ async def outcome_of(task, command):
 
 
 def reward(task, outcome):
-    async def run():
-        async with await backend("bubblewrap").open(FilesAsExpected.spec) as sandbox:
-            return await FilesAsExpected().score(task, trajectory, sandbox)
-
     trajectory = Trajectory(task.id, task.domain, (0, 0, 0), metadata={OUTCOME: outcome})
-    return asyncio.run(run())
+    return asyncio.run(FilesAsExpected().score(task, trajectory, None))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_right_command_earns_one_and_another_none(kind):
     [task] = FileAnswers(kinds=(kind,), count=1).load()
     [name] = task.metadata[EXPECTED]
-    commits = f"{solution(task)}; git add -A; git -c user.name=a -c user.email=b commit -qm x"
-    for command in (solution(task), commits, f"{solution(task)}; rm -rf .git"):
-        assert reward(task, asyncio.run(outcome_of(task, command))).value == 1.0
+    assert reward(task, asyncio.run(outcome_of(task, solution(task)))).value == 1.0
     for command in ("true", f"echo wrong > {name}", f"{solution(task)}; echo more >> {name}"):
         assert reward(task, asyncio.run(outcome_of(task, command))).value == 0.0
-    assert reward(task, {PATCH: "no patch"}).value == reward(task, {}).value == 0.0
+    assert reward(task, {}).value == 0.0
+
+
+def test_texts_that_are_left_follow_no_link_and_broken_archives_hold_none():
+    [task] = FileAnswers(kinds=("write",), count=1).load()
+    outcome = asyncio.run(outcome_of(task, "ln -s /etc/passwd a; mkdir d; echo é > d/e"))
+
+    def left(archive):
+        return texts_left(Trajectory("t", "", (0, 0, 0), metadata={OUTCOME: {"archive": archive}}))
+
+    assert left(outcome["archive"]) == {"d/e": "é\n"}
+    assert left(outcome["archive"][:80]) == left("") == left("aaaa") == {}
 
 
 def test_tasks_are_distinct_and_the_splits_share_none():

@@ -13,7 +13,7 @@ from unittest import mock
 import zlib
 
 from k2jax.client import Sampling, ScriptedClient
-from k2jax.env.repository import RepositoryEnvironment
+from k2jax.env.files import FilesEnvironment
 from k2jax.env.rollout import run_episode
 from k2jax.gateway import app
 from tests.gateway.forced_agents import FOLDER, SHELLS, mend
@@ -51,7 +51,7 @@ async def run_agent(name, client, folder=FOLDER, seconds=300):
         return body
 
     of = dataclasses.replace(task(), scaffold=f"black_box agent={name} folder={folder} seconds={seconds}")
-    environment = RepositoryEnvironment(lambda: backend("bubblewrap"))
+    environment = FilesEnvironment(lambda: backend("bubblewrap"))
     sampling = Sampling(max_tokens=500, temperature=0.7)
     with mock.patch.object(app, "read_json", keep):
         trajectory = await run_episode(

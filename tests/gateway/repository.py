@@ -3,9 +3,9 @@
 import json
 import textwrap
 
-from k2jax.env.repository import PATCH, put_files, repository_files
+from k2jax.env.files import FILES as KEY
 from k2jax.env.task import Task
-from k2jax.env.workspace import OUTCOME
+from k2jax.env.tasks.file_answers import texts_left
 from k2jax.gateway.agents import BlackBoxAgent
 from k2jax.sandbox import SandboxSpec
 from k2jax.sandbox.interpreter import host_python
@@ -42,12 +42,15 @@ INSTRUCTION = "merge in ranges/merge.py returns wrong results for unsorted and n
 
 def task(**values):
     """The task, for whatever scaffold."""
-    fields = {"environment": "repository", "metadata": {"files": FILES}} | values
+    fields = {
+        "environment": "files",
+        "metadata": {KEY: {path: {"text": text} for path, text in FILES.items()}},
+    } | values
     return Task("ranges-1", "swe", ({"role": "user", "content": INSTRUCTION},), "hidden_test", **fields)
 
 
 class HiddenTest:
-    """1 if the hidden test passes after the patch, in a sandbox that the agent never saw."""
+    """1 if the hidden test passes with the files that were left, in a sandbox that the agent never saw."""
 
     needs_sandbox = True
 
@@ -55,10 +58,8 @@ class HiddenTest:
         self.spec = SandboxSpec(read_only=host_python().read_only)
 
     async def score(self, task, trajectory, sandbox):
-        await put_files(sandbox, repository_files(task))
-        patch = trajectory.metadata[OUTCOME][PATCH].encode()
-        applied = await sandbox.exec(["git", "apply", "--allow-empty", "-"], stdin=patch)
-        assert applied.code == 0, applied.stderr
+        for path, text in texts_left(trajectory).items():
+            await sandbox.write(f"/work/{path}", text.encode())
         result = await sandbox.exec([host_python().executable, "-I", "-S", "-B", "-"], stdin=TEST.encode())
         return Reward(float(result.code == 0 and result.stdout == b"all passed\n"))
 

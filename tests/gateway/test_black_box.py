@@ -10,11 +10,15 @@ import pytest
 
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import replace_keys
-from k2jax.env.registry import environments, scaffolds
-from k2jax.env.repository import PATCH, RepositoryEnvironment
+from k2jax.env.environment import OUTCOME
+from k2jax.env.files import FilesEnvironment
+from k2jax.env.registry import environments, load_tasks, scaffolds
+from k2jax.env.repository import TREE, RepositoryEnvironment
 from k2jax.env.rollout import run_episode
 from k2jax.env.task import Budget
-from k2jax.env.workspace import OUTCOME
+from k2jax.env.tasks.file_answers import texts_left
+from k2jax.env.tasks.swe_example import write_example
+from k2jax.env.tasks.swe_scoring import SWEVerifier
 from k2jax.errors import UserError
 from k2jax.gateway.agents import BlackBoxAgent, read_agent
 from k2jax.inference import LockstepClient, Worker
@@ -48,7 +52,7 @@ def tiny_engine():
 
 
 def environment():
-    return RepositoryEnvironment(lambda: backend("bubblewrap"))
+    return FilesEnvironment(lambda: backend("bubblewrap"))
 
 
 async def episode(client, agent, folder, of=None, **options):
@@ -73,8 +77,8 @@ def test_an_edit_through_an_agent_passes_the_hidden_test(tmp_path):
     trajectory = asyncio.run(episode(ScriptedClient(EDIT), small_agent(), tmp_path))
     assert trajectory.status == "finished", trajectory.error
     assert (trajectory.key, trajectory.answer) == ((3, 1, 2), "Done.") and verify(trajectory, MODEL.vocab) == []
-    patch = trajectory.metadata[OUTCOME][PATCH]
-    assert "sorted(ranges)" in patch and "new.txt" in patch and judged(trajectory) == 1.0
+    left = texts_left(trajectory)
+    assert "sorted(ranges)" in left["ranges/merge.py"] and left["new.txt"] == "note\n" and judged(trajectory) == 1.0
     assert [request["kind"] for request in trajectory.metadata["requests"]] == ["start", "extend"]
     assert len(trajectory.leaves()) == 1 and trajectory.sampled_tokens > 100
 
@@ -100,10 +104,30 @@ def assert_logprobs_of_one_forward_pass(trajectory, temperature):
     assert all(n.mask.all() and set(n.versions.tolist()) == {3} for n in nodes if n.turn >= 0) and mask_T.any()
 
 
-def test_a_repository_that_is_left_as_it_was_fails_the_hidden_test(tmp_path):
-    commits = "$git init -q . ; git add -A; git -c user.name=a -c user.email=b commit -qm x; rm -rf .git; echo"
-    trajectory = asyncio.run(episode(ScriptedClient(answers(commits, "Done.")), small_agent(), tmp_path))
-    assert trajectory.metadata[OUTCOME] == {PATCH: ""} and judged(trajectory) == 0.0
+def test_files_that_are_left_as_they_were_fail_the_hidden_test(tmp_path):
+    trajectory = asyncio.run(episode(ScriptedClient(answers("$true", "Done.")), small_agent(), tmp_path))
+    assert texts_left(trajectory) == FILES and judged(trajectory) == 0.0
+
+
+def test_an_issue_of_a_repository_is_solved_through_an_agent(tmp_path):
+    """A task of the dataset ``swe``, whose tests the agent never sees."""
+    tasks = load_tasks("swe", (f"path={write_example(tmp_path / 'swe')}",))
+    of = next(each for each in tasks if each.id == "words-spaces")
+    mend = "$sed -i 's/split(.*))/split())/' words/count.py; pwd; git log --oneline | wc -l"
+    client = ScriptedClient(answers(mend, "Done."))
+    made = RepositoryEnvironment(lambda: backend("bubblewrap"))
+    trajectory = asyncio.run(episode(client, small_agent(), tmp_path, of=of, environment=made))
+    patch = trajectory.metadata[OUTCOME]["patch"]
+    assert "+    return len(text.split())" in patch and patch.count("diff --git") == 1
+    shown = [node.message["content"] for node in trajectory.nodes if (node.message or {}).get("role") == "user"]
+    assert f"{TREE}\n1\n[0]" in shown[-1]
+
+    async def score():
+        verifier = SWEVerifier()
+        async with await backend("bubblewrap").open(verifier.spec) as sandbox:
+            return await verifier.score(of, trajectory, sandbox)
+
+    assert asyncio.run(score()).value == 1.0
 
 
 def test_agents_share_an_engine_in_lockstep_and_repeat_what_they_sampled(tmp_path):
@@ -231,14 +255,10 @@ def test_an_unknown_placeholder_is_named():
 def test_what_no_black_box_can_do_is_refused(tmp_path):
     with pytest.raises(UserError, match="token_cap"):
         run_small(tmp_path, "x", token_cap=3)
-    with pytest.raises(UserError, match="'repository' has"):
+    with pytest.raises(UserError, match="'repository' have"):
         run_small(tmp_path, "x", environment=environments.get("single_turn")())
     with pytest.raises(UserError, match="return_experts"):
         run_small(tmp_path, "x", sampling=Sampling(return_experts=True))
-    with pytest.raises(UserError, match="no files"):
-        run_small(tmp_path, "x", of=task(metadata={}))
-    with pytest.raises(UserError, match="no path within"):
-        run_small(tmp_path, "x", of=task(metadata={"files": FILES | {"../x": ""}}))
 
 
 def test_the_same_task_is_solved_by_a_white_box_scaffold_with_tools(tmp_path):

@@ -5,8 +5,7 @@ import importlib.util
 import pytest
 
 from k2jax.config import resolve
-from k2jax.env.repository import PATCH
-from k2jax.env.workspace import OUTCOME
+from k2jax.env.environment import OUTCOME
 from k2jax.gateway.agents import read_agent
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
@@ -53,7 +52,6 @@ def test_an_iteration_trains_on_episodes_of_an_agent(tmp_path):
     assert len(trajectories) == 4
     for trajectory in trajectories:
         assert not verify(trajectory, 258) and trajectory.reward is not None, trajectory.error
-        assert trajectory.sampled_tokens and PATCH in trajectory.metadata[OUTCOME]
+        assert trajectory.sampled_tokens and "archive" in trajectory.metadata[OUTCOME]
         assert trajectory.metadata["agent"]["name"] == "small"
-    [record] = [record for record in read_metrics(tmp_path / "run") if record["step"] == 1]
-    assert record["loss"] == record["loss"]  # no NaN
+    assert [record["step"] for record in read_metrics(tmp_path / "run")] == [1]

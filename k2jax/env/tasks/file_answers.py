@@ -6,21 +6,25 @@ for a word in a file, ``copy`` for the text of a file that is there, ``join`` fo
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
+import io
 import itertools
 import random
+import tarfile
 
-from k2jax.env.repository import FILES, PATCH, put_files, repository_files
+from k2jax.env.environment import OUTCOME
+from k2jax.env.files import FILES
 from k2jax.env.split import Split, split_of
 from k2jax.env.task import Task
-from k2jax.env.workspace import OUTCOME
 from k2jax.errors import UserError, nearest
-from k2jax.sandbox import Sandbox, SandboxSpec
+from k2jax.sandbox import Sandbox
 from k2jax.trajectory import Reward, Trajectory
 
 KINDS = ("write", "copy", "join")
 EXPECTED = "expected"
 """Key of a task's metadata: the texts that files are to have in the end, by path, but for a last line break."""
+_LONGEST = 1 << 20  # bytes of a file that is read
 _TRIES = 200  # for one more distinct task; a tenth of them at least is of the split
 _SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")
 
@@ -80,43 +84,39 @@ def _task(kind: str, numbers: random.Random, number: int) -> Task:
         f"file_answers/{kind}",
         ({"role": "user", "content": instruction},),
         "file_answers",
-        environment="repository",
-        metadata={FILES: files, EXPECTED: {name: text}},
+        environment="files",
+        metadata={FILES: {path: {"text": given} for path, given in files.items()}, EXPECTED: {name: text}},
     )
 
 
 class FilesAsExpected:
-    """The share of the expected files that are there, 1 if all are; the patch is applied in a sandbox of its own.
+    """1 if every expected file is there with its text, else 0.
 
     Attributes:
-        needs_sandbox: always.
-        spec: of its sandboxes.
+        needs_sandbox: always, because only such verifiers see an episode's outcome; nothing runs in it.
     """
 
     needs_sandbox = True
-    spec = SandboxSpec()
 
     async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
-        """The reward of what the agent left.
-
-        Raises:
-            SandboxError: the sandbox failed.
-        """
-        assert sandbox is not None
-        patch = trajectory.metadata.get(OUTCOME, {}).get(PATCH, "")
-        if not patch:
-            return Reward(0.0, info={"patch": False})
-        await put_files(sandbox, repository_files(task))
-        applied = await sandbox.exec(["git", "apply", "-"], stdin=patch.encode())
-        if applied.code:
-            return Reward(0.0, info={"patch": False})
-        found = {path: await _text(sandbox, path) for path in task.metadata[EXPECTED]}
-        right = [found[path] == text for path, text in task.metadata[EXPECTED].items()]
-        share = sum(right) / len(right)
-        return Reward(float(share == 1), {"files": share}, {"patch": True})
+        """The reward of what the agent left."""
+        found, expected = texts_left(trajectory), task.metadata[EXPECTED]
+        right = [found.get(path, "").removesuffix("\n") == text for path, text in expected.items()]
+        return Reward(float(all(right)), {"files": sum(right) / len(right)})
 
 
-async def _text(sandbox: Sandbox, path: str) -> str | None:
-    """A file without its last line break; None where there is none."""
-    result = await sandbox.exec(["cat", "--", path])
-    return result.stdout.decode(errors="replace").removesuffix("\n") if result.code == 0 else None
+def texts_left(trajectory: Trajectory) -> dict[str, str]:
+    """The texts that an episode of the environment ``files`` left, by path: regular files, and no links.
+
+    The archive comes from an agent's sandbox, so nothing of it is unpacked; one that cannot be read has no texts.
+    """
+    archive = base64.b64decode(trajectory.metadata.get(OUTCOME, {}).get("archive", ""))
+    found: dict[str, str] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+            for member in members:
+                if member.isreg() and member.size <= _LONGEST:
+                    found[member.name.removeprefix("./")] = members.extractfile(member).read().decode(errors="replace")
+    except (tarfile.TarError, OSError, EOFError):
+        return {}
+    return found
