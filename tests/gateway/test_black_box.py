@@ -109,6 +109,7 @@ def test_files_that_are_left_as_they_were_fail_the_hidden_test(tmp_path):
     assert texts_left(trajectory) == FILES and judged(trajectory) == 0.0
 
 
+@pytest.mark.slow
 def test_an_issue_of_a_repository_is_solved_through_an_agent(tmp_path):
     """A task of the dataset ``swe``, whose tests the agent never sees."""
     tasks = load_tasks("swe", (f"path={write_example(tmp_path / 'swe')}",))
