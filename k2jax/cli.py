@@ -132,7 +132,7 @@ def _experiments_beside(path: str) -> str:
     files = [file for file in folder.glob("*.py") if "def get_config" in file.read_text(errors="replace")]
     if not files:
         return "; experiments/ of the repository holds some"
-    return nearest(os.path.basename(path), sorted(file.name for file in files))
+    return nearest(Path(path).stem, sorted(file.stem for file in files), ending=".py")
 
 
 def _check_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, None]]:

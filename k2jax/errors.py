@@ -29,9 +29,15 @@ def abbreviate(value: Any, length: int = 80) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
-    """The end of a message about an unknown word: ``"; did you mean 'x'?"``, or a short list of the known ones."""
+def nearest(word: str, known: Sequence[str], ending: str = "") -> str:
+    """The end of a message about an unknown word: ``"; did you mean 'x'?"``, or a short list of the known ones.
+
+    Args:
+        word: the unknown one.
+        known: those that it may be meant to be.
+        ending: what all of them end with in the message, and which makes no two of them alike.
+    """
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(sorted(known))}" if len(known) <= 12 else ""
+        return f"; did you mean {close[0] + ending!r}?"
+    return f"; there are {', '.join(each + ending for each in sorted(known))}" if len(known) <= 12 else ""

@@ -187,6 +187,15 @@ def test_a_missing_file_names_the_nearest(config_file):
         parse(f"--config={config_file.parent}/experimant.py")
 
 
+def test_a_missing_file_is_not_mistaken_for_a_file_that_is_no_experiment(config_file, tmp_path):
+    (tmp_path / "setup.py").write_text("from setuptools import setup\n")
+    with pytest.raises(UserError, match=r"^no config file '.*nope.py'; there are experiment.py$"):
+        parse(f"--config={tmp_path}/nope.py")
+    config_file.unlink()
+    with pytest.raises(UserError, match=r"^no config file '.*nope.py'; experiments/ of the repository holds some$"):
+        parse(f"--config={tmp_path}/nope.py")
+
+
 def test_a_typo_inside_the_file_is_one_line(tmp_path):
     path = tmp_path / "bad.py"
     path.write_text(FILE.replace("return defaults('pretrain')", "c = defaults('pretrain'); c.train.stps = 3; return c"))
