@@ -60,7 +60,7 @@ def test_a_text_file_that_is_not_utf8_is_reported_with_its_position(tmp_path):
 
 
 BAD_LINES = [
-    (b'{"text": "a', "not JSON"),
+    (b'{"text": "a', "not JSON: Invalid control character at column 12"),
     (b'{"text": "\xff"}', "not UTF-8 at byte 10"),
     (b'["text"]', "a JSON list, not an object"),
     (b'{"body": "a"}', "no field 'text', only 'body'"),

@@ -110,7 +110,8 @@ def test_a_run_without_muon_has_no_section_of_that_name(tmp_path):
     log(tmp_path)
     text = write_report(tmp_path, RunSummary("AdamW")).read_text()
     assert "MuonClip" not in text and "## Attention\n\n- highest attention logit" in text
-    assert "## Muon\n" in write_report(tmp_path, RunSummary("Muon", newton_schulz_share=0.1)).read_text()
+    muon = write_report(tmp_path, RunSummary("Muon", newton_schulz_share=1.05)).read_text()
+    assert "## Muon\n" in muon and "training FLOPs of its matrices: 105 %" in muon
 
 
 def test_a_gap_to_the_validation_loss_is_explained_where_no_text_was_seen_twice(tmp_path):
