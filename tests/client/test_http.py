@@ -64,7 +64,7 @@ def test_a_callback_ends_the_generation_and_so_does_cancelling(server):
 
         async def run():
             async with HTTPClient(server.url, NAME) as client:
-                await asyncio.wait_for(client.generate([10], Sampling(max_tokens=5000)), 0.2)
+                await asyncio.wait_for(client.generate([10], Sampling(max_tokens=250)), 0.2)
 
         asyncio.run(run())
     server.wait_until_idle()
