@@ -83,6 +83,7 @@ def run_scale(tasks: int, kills: int = 6, seed: int = 0) -> ScaleRun:
         f"{tasks:,} episodes in {result.seconds:.0f} s: at most {result.most_running:,} at a time, "
         f"{result.most_requests:,} of them waiting for the engine\n"
         f"scheduler late by p50 {lag.p50 * 1e3:.1f} ms, p99 {lag.p99 * 1e3:.1f} ms, at most {lag.most * 1e3:.0f} ms; "
+        f"p99 of what it did itself {lag.own_p99 * 1e3:.1f} ms; "
         f"longest of {lag.collections} garbage collections {lag.collecting * 1e3:.0f} ms\n"
         f"memory of all processes at most {result.memory / 2**30:.2f} GiB; {result.kills} workers killed with SIGKILL\n"
         f"{result.tokens:,} tokens, {result.turns:,} requests, {result.calls:,} calls of tools; an episode had "

@@ -20,6 +20,7 @@ class Lag(NamedTuple):
         p50: half of the callbacks that could have been due at any moment ran this late or less.
         p99: the same for 99 % of them.
         most: the latest.
+        own_p99: as p99, of the lateness for which this process had the processor: the rest waited for other programs.
         collecting: the longest garbage collection.
         collections: how many there were.
     """
@@ -27,6 +28,7 @@ class Lag(NamedTuple):
     p50: float
     p99: float
     most: float
+    own_p99: float
     collecting: float
     collections: int
 
@@ -40,6 +42,8 @@ class LagProbe:
 
     def __init__(self):
         self._late: list[float] = []
+        self._own: list[float] = []
+        self._processor = 0.0
         self._collections: list[float] = []
         self._timer: asyncio.TimerHandle | None = None
         self._began = 0.0
@@ -59,16 +63,19 @@ class LagProbe:
         """What was measured so far."""
         late = np.array(self._late or [0.0])
         p50, p99 = np.quantile(late, (0.5, 0.99))
+        own = np.quantile(self._own or [0.0], 0.99)
         collecting = max(self._collections, default=0.0)
-        return Lag(float(p50), float(p99), float(late.max()), collecting, len(self._collections))
+        return Lag(float(p50), float(p99), float(late.max()), float(own), collecting, len(self._collections))
 
     def _schedule(self) -> None:
-        self._due = self._loop.time() + INTERVAL
+        self._due, self._processor = self._loop.time() + INTERVAL, time.process_time()
         self._timer = self._loop.call_at(self._due, self._probe)
 
     def _probe(self) -> None:
         late = max(0.0, self._loop.time() - self._due)
+        own = min(late, time.process_time() - self._processor)
         self._late += [late - missed * INTERVAL for missed in range(int(late / INTERVAL) + 1)]
+        self._own += [max(0.0, own - missed * INTERVAL) for missed in range(int(late / INTERVAL) + 1)]
         self._schedule()
 
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
