@@ -107,6 +107,7 @@ datasets = Registry(
     "dataset",
     "k2jax.datasets",
     {
+        "bfcl": "k2jax.env.tasks.bfcl:BFCLTasks",
         "characters": "k2jax.env.tasks.characters:CharacterTasks",
         "code": "k2jax.env.tasks.code:CodeTasks",
         "file_answers": "k2jax.env.tasks.file_answers:FileAnswers",
@@ -129,6 +130,7 @@ oracles = Registry(
     "oracle",
     "k2jax.oracles",
     {
+        "bfcl": "k2jax.env.tasks.oracles:reference_calls",
         "human_eval": "k2jax.env.tasks.oracles:canonical_program",
         "mbpp": "k2jax.env.tasks.oracles:canonical_program",
         "search_world": "k2jax.env.tasks.search_policies:serial",
@@ -165,6 +167,7 @@ toolsets = Registry(
         "python": "k2jax.env.toolsets.python:PythonTool",
         "search": "k2jax.env.toolsets.search:SearchTools",
         "search_world": "k2jax.env.toolsets.world:WorldTools",
+        "simulated_apis": "k2jax.env.tasks.simulated_apis:SimulatedAPIs",
         "shell": "k2jax.env.toolsets.shell:ShellTool",
         "store": "k2jax.env.toolsets.store:StoreTools",
     },
@@ -201,6 +204,7 @@ verifiers = Registry(
         "known_verdict": "k2jax.env.critic.refinement:known_verdict",
         "math": "k2jax.env.tasks.mathematics_scoring:math",
         "reasoning_gym": "k2jax.env.tasks.reasoning_scoring:reasoning_gym",
+        "simulated_apis": "k2jax.env.tasks.simulated_apis_scoring:APIStateVerifier",
         "swe": "k2jax.env.tasks.swe_scoring:SWEVerifier",
         "terminal": "k2jax.env.tasks.terminal_scoring:TerminalVerifier",
         "unit_tests": "k2jax.env.tasks.code_scoring:UnitTests",

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from k2jax.env.environment import Message
 from k2jax.env.repository import TREE
-from k2jax.env.scripted import called, play_actions, said
+from k2jax.env.scripted import called, called_all, play_actions, said
 from k2jax.env.task import Task
+from k2jax.env.tasks.simulated_apis import APIS, read_call
 from k2jax.env.tasks.tool_teacher import solved
 
 
@@ -25,6 +26,16 @@ def reference_patch(task: Task, messages: Sequence[Message]) -> Message:
     """Applies the reference patch of a task in a repository."""
     command = f"cd {TREE} && git apply - <<'END-OF-PATCH'\n{task.metadata['patch']}\nEND-OF-PATCH"
     return play_actions([called("shell", command=command)], messages)
+
+
+def reference_calls(task: Task, messages: Sequence[Message]) -> Message:
+    """The reference's calls of each turn in one message, and then a message that ends the turn."""
+    tools, actions = task.metadata[APIS]["tools"], []
+    for calls in task.metadata["calls"]:
+        if calls:
+            actions.append(called_all([read_call(text, tools) for text in calls]))
+        actions.append(said("Done."))
+    return play_actions(actions, messages)
 
 
 def shell_solution(task: Task, messages: Sequence[Message]) -> Message:
