@@ -79,9 +79,10 @@ def test_answers_of_an_engine_that_answers_one_at_a_time_do_not_depend_on_the_or
 
     asked = prompts(5, 9, 17, 30, 9, 12)
     worker = Worker(engine(**SIZES))
-    client = AloneClient(EngineClient(worker), worker)
 
     async def answers(order):
+        client = AloneClient(EngineClient(worker), worker)
+
         async def answer(number):
             return await client.generate(asked[number], Sampling(max_tokens=12, seed=number))
 
