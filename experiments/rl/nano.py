@@ -3,9 +3,10 @@
 Reproduces: the structure of Kimi K2.5's reinforcement learning (K2.5, section 4 and equation 1), not its scale: K
 responses to each prompt by the engine on the training's devices, rewards of exact verifiers, advantages of groups, the
 token-clipped objective, MuonClip, weights back to the engine.
-Expected: not measured from this start, which has no pretraining. With the same tasks and objective,
-notebooks/post_training.py rose from 0.61 to 0.91 of greedy accuracy on one seed, in 40 iterations from a start that was
-pretrained on easier problems for 160 steps and fine-tuned for 240.
+Expected: of 128 held-out problems 64 % are right before the first iteration and 94 % after the last (greedy; 95 %
+intervals 55 to 72 % and 88 to 97 %), of sampled answers 45 % and 86 %, all on one seed. It takes six minutes of
+processor time, 18 minutes on two CPU cores that other work shared. Over three seeds and against other ways to spend
+the same tokens: experiments/reproduce/nano_post_training.py.
 
     python -m k2jax.env.demonstrate --to=runs/characters.jsonl
     python -m k2jax.train --config=experiments/sft/nano.py --workdir=runs/sft-nano
