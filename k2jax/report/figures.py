@@ -26,12 +26,16 @@ from k2jax.report.style import (
 from k2jax.report.summary import NO_BASELINES, Baselines
 
 SMALL_MULTIPLES = 12  # most layers for which max_logit has a panel per layer
+PEAK = 2.0  # a curve's highest value over its 99.5th percentile, up to which an axis shows it
 LOAD_PANELS = 6  # most MoE layers for which expert_load has a panel per layer
 LOAD_COLORS = TwoSlopeNorm(1.0, 0.0, 3.0)  # load relative to the mean: white is balanced
 
 
 def loss_figure(records: Records, baselines: Baselines = NO_BASELINES) -> Figure | None:
-    """Returns training loss (raw and smoothed) with validation loss, and held-out bits per byte with its baselines."""
+    """Returns training loss (raw and smoothed) with validation loss, and held-out bits per byte with its baselines.
+
+    Where rewards are recorded the loss is a policy's objective.
+    """
     loss, val_loss = scalars(records, "loss"), scalars(records, "val_loss")
     bits = scalars(records, "val_bits_per_byte")
     panels = [_draw_loss] * (loss is not None or val_loss is not None) + [_draw_bits] * (bits is not None)
@@ -41,6 +45,8 @@ def loss_figure(records: Records, baselines: Baselines = NO_BASELINES) -> Figure
     for axes, draw in zip(grid[0], panels, strict=True):
         draw(axes, loss, val_loss, bits, baselines)
         step_ticks(axes)
+    if scalars(records, "reward") is not None:
+        style_axes(grid[0, 0], title="Objective", x="iteration", y="policy loss")
     return figure
 
 
@@ -216,8 +222,9 @@ def curves(records: Records, panels: list[tuple[str, str, str, str, bool]]) -> F
             _raw_and_smooth(axes, steps, values, color)
         else:
             axes.plot(*thin(steps, values), color=color, linewidth=1.7)
-        # A single peak may exceed the axis.
-        axes.set_ylim(0, 1.08 * np.nanquantile(values, 0.995, method="lower") or 1)
+        # A single high peak may exceed the axis.
+        usual, highest = np.nanquantile(values, 0.995, method="lower"), np.nanmax(values)
+        axes.set_ylim(0, 1.08 * (highest if highest <= PEAK * usual else usual) or 1)
         step_ticks(axes)
     grid[-1, 0].set_xlabel("step")
     return figure

@@ -17,6 +17,10 @@ from k2jax.report.table import duration, fenced, markdown_table, percent, quanti
 FILE = "report.md"
 GAP = 0.05  # of the validation loss above the training loss, below which nothing is said of it [nats per token]
 CAPTIONS = {
+    "accuracy": "Reward in training, and accuracy on held-out tasks",
+    "responses": "Responses: their length, the share that was cut, entropy, and the rate of generation",
+    "drift": "How far trainer and engine, and the new and the old policy, are apart",
+    "verdicts": "Verdicts of the judge",
     "loss": "Loss and held-out bits per byte",
     "max_logit": "Largest attention logits",
     "expert_load": "Load of the experts",
@@ -47,7 +51,7 @@ def write_report(workdir: Path | str, summary: RunSummary) -> Path:
         _section(_optimizer(summary), _muonclip(summary)),
         _section("Expert balance", _balance(summary)),
         _section("Data", _data(summary)),
-        _section("Plots", _plots(workdir)),
+        _section("Plots", _plots(workdir, summary)),
         _section("Samples", _samples(workdir)),
         _section("Continue", _continue(summary)),
     ]
@@ -70,8 +74,11 @@ def _headline(s: RunSummary) -> str:
     """One sentence: steps, quality and duration."""
     parts = []
     if s.step is not None:
-        total = f" of {s.total_steps:,}" if s.total_steps else ""
-        parts.append(f"{s.step:,}{total} steps")
+        parts.append(f"{_steps(s)} {_noun(s)}")
+    greedy = [(first, last) for name, first, last in s.held_out_shares if name == "greedy"]
+    if greedy:
+        first, last = (share.partition(" ")[0] for share in greedy[0])
+        parts.append(f"**{last} of held-out tasks right**, {first} at the beginning")
     if s.val_bits_per_byte is not None:
         share = s.val_bits_per_byte / s.baselines.unigram_entropy if s.baselines.unigram_entropy else None
         comparison = "" if share is None else f", {percent(share)} of the unigram byte entropy"
@@ -83,6 +90,14 @@ def _headline(s: RunSummary) -> str:
     status = f"{s.status[:1].upper()}{s.status[1:]}: " if s.status and parts else s.status or ""
     text = status + "; ".join(parts)
     return f"{text}.\n" if text else ""
+
+
+def _noun(s: RunSummary) -> str:
+    return "iterations" if s.stage == "rl" else "steps"
+
+
+def _steps(s: RunSummary) -> str:
+    return f"{s.step:,}" + (f" of {s.total_steps:,}" if s.total_steps else "")
 
 
 def _result(s: RunSummary) -> str:
@@ -103,7 +118,9 @@ def _result(s: RunSummary) -> str:
 
 
 def _shares(s: RunSummary) -> str:
-    return markdown_table(("share", "first", "last"), s.held_out_shares) if s.held_out_shares else ""
+    if not s.held_out_shares:
+        return ""
+    return markdown_table(("share", "first", "last"), s.held_out_shares) + (f"\n{s.held_out}\n" if s.held_out else "")
 
 
 def _run(s: RunSummary) -> str:
@@ -118,27 +135,38 @@ def _run(s: RunSummary) -> str:
 
 
 def _training(s: RunSummary) -> str:
-    steps = None
-    if s.step is not None:
-        steps = f"{s.step:,}" + (f" of {s.total_steps:,}" if s.total_steps else "")
     return _facts(
         [
-            ("steps", steps),
+            (_noun(s), None if s.step is None else _steps(s)),
             ("tokens", _format_known(s.tokens, quantity)),
             ("time", _format_known(s.seconds, duration)),
             ("throughput", _format_known(s.tokens_per_second, lambda rate: f"{significant(rate)} tokens/s (median)")),
             ("model FLOPs utilisation", _format_known(s.mfu, lambda mfu: f"{percent(mfu)} {_of_peak(s)}(median)")),
             ("peak memory", _format_known(s.memory_gb, lambda size: f"{significant(size)} GB")),
-            ("training loss, last step", _format_known(s.loss, "{:.3f} nats per token".format)),
-            (
-                f"training loss, mean of the last {s.mean_loss_records} records",
-                _format_known(s.mean_loss, "{:.3f} nats per token".format),
-            ),
-            ("validation loss", _format_known(s.val_loss, _validation_loss(s))),
-            ("best checkpoint", _format_known(s.best_step, "step {:,}, which `init_from` calls `WORKDIR/best`".format)),
-            ("loss spikes", _format_known(s.spikes, "{:,}".format)),
+            *(_rewards(s) if s.stage == "rl" else _losses(s)),
         ]
     )
+
+
+def _rewards(s: RunSummary) -> list[tuple[str, str | None]]:
+    """Rewards in training; the value of a policy's objective says nothing of its quality."""
+    return [
+        ("mean reward, first iterations", _format_known(s.reward_first, "{:.3f}".format)),
+        ("mean reward, last iterations", _format_known(s.reward_last, "{:.3f}".format)),
+    ]
+
+
+def _losses(s: RunSummary) -> list[tuple[str, str | None]]:
+    return [
+        ("training loss, last step", _format_known(s.loss, "{:.3f} nats per token".format)),
+        (
+            f"training loss, mean of the last {s.mean_loss_records} records",
+            _format_known(s.mean_loss, "{:.3f} nats per token".format),
+        ),
+        ("validation loss", _format_known(s.val_loss, _validation_loss(s))),
+        ("best checkpoint", _format_known(s.best_step, "step {:,}, which `init_from` calls `WORKDIR/best`".format)),
+        ("loss spikes", _format_known(s.spikes, "{:,}".format)),
+    ]
 
 
 def _of_peak(s: RunSummary) -> str:
@@ -216,9 +244,12 @@ def _data(s: RunSummary) -> str:
     return markdown_table(("source", "tokens", "epochs used", "records skipped"), rows)
 
 
-def _plots(workdir: Path) -> str:
-    names = [name for name in CAPTIONS if (workdir / PLOTS / f"{name}.png").exists()]
-    return "\n".join(f"![{CAPTIONS[name]}]({PLOTS}/{name}.png)\n" for name in names)
+def _plots(workdir: Path, s: RunSummary) -> str:
+    captions = CAPTIONS if s.val_bits_per_byte is not None else CAPTIONS | {"loss": "Loss"}
+    if s.stage == "rl":
+        captions = captions | {"loss": "Objective"}
+    names = [name for name in captions if (workdir / PLOTS / f"{name}.png").exists()]
+    return "\n".join(f"![{captions[name]}]({PLOTS}/{name}.png)\n" for name in names)
 
 
 def _samples(workdir: Path) -> str:

@@ -48,7 +48,7 @@ def drift_figure(records: Records) -> Figure | None:
     panels = [
         ("tokens/mismatch", "Engine against trainer, mean", "abs difference [nats]", PALETTE[0], True),
         ("tokens/kl", "KL to the old policy", "nats per token", PALETTE[2], True),
-        ("policy/clipped", "Outside the band", "share of units", PALETTE[4], True),
+        ("policy/clipped", "Outside the objective's trust region", "share of tokens or turns", PALETTE[4], True),
     ]
     return curves(records, panels)
 

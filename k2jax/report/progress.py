@@ -43,6 +43,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._total, self._step, self._interval, self._clock = total, start, interval, clock
+        self._start = start
         self._console = log if log is not None else Console()
         self._begin = self._printed_at = clock()
         self._printed_step = start
@@ -75,7 +76,9 @@ class Progress:
             self._print_line()
 
     def update(self, step: int, values: Mapping[str, Any]) -> None:
-        """Shows that ``step`` is done, with some of its metrics (see SHOWN)."""
+        """Shows that ``step`` is done, with some of its metrics (see SHOWN), unless it is where the run starts."""
+        if step == self._start:
+            return
         is_first = self._first is None
         if is_first:
             self._first = (step, self._clock())

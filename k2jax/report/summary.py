@@ -58,7 +58,7 @@ class RunSummary:
     parameters_total: int | None = None  #: all parameters
     parameters_active: int | None = None  #: parameters used per token
     total_steps: int | None = None  #: steps the configuration asks for
-    held_out: str | None = None  #: the validation text in words, e.g. "2 % of the documents, 251 kB"
+    held_out: str | None = None  #: the validation text, or tasks, in words, e.g. "2 % of the documents, 251 kB"
     best_step: int | None = None  #: step of the lowest held-out loss, where the run marks it
     baselines: Baselines = NO_BASELINES  #: on the same held-out text
     sources: Sequence[DataSource] = ()  #: training data
@@ -82,6 +82,8 @@ class RunSummary:
     max_violation_first: float | None = None  #: mean of the first tenth of the records, at most 20
     max_violation_last: float | None = None  #: mean of the last tenth of the records, at most 20
     spikes: int | None = None  #: loss spikes
+    reward_first: float | None = None  #: mean of the first tenth of the records, at most 20
+    reward_last: float | None = None  #: mean of the last tenth of the records, at most 20
     held_out_shares: Sequence[tuple[str, str, str]] = ()  #: name, first and last value of each share on held-out tasks
 
 
@@ -106,8 +108,9 @@ def _from_metrics(records: Records) -> dict[str, Any]:
     _put(fields, "max_logit", records, "max_logit", np.max)
     _put(fields, "clipped_heads", records, "clipped_heads", np.sum)
     _put(fields, "clipped_steps", records, "clipped_heads", np.count_nonzero)
-    _put(fields, "max_violation_first", records, "max_violation", lambda values: values[: _window(values)].mean())
-    _put(fields, "max_violation_last", records, "max_violation", lambda values: values[-_window(values) :].mean())
+    for key in ("max_violation", "reward"):
+        _put(fields, f"{key}_first", records, key, lambda values: values[: _window(values)].mean())
+        _put(fields, f"{key}_last", records, key, lambda values: values[-_window(values) :].mean())
     logits = scalars(records, "max_logit")
     if logits is not None:
         fields["max_logit_step"] = int(logits[0][np.nanargmax(logits[1])])

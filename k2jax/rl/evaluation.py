@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import re
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,13 @@ class HeldOutTasks:
     def is_right(self, group: PromptGroup, sample: int) -> bool:
         """Whether a sample that was scored is right."""
         return group.trajectories[sample].reward.value >= self._config.rl.correct_reward
+
+
+def held_out_words(step: int, record: Mapping[str, float]) -> str:
+    """An evaluation in a line: greedy accuracy and the mean over samples, of ``HeldOutTasks.record``."""
+    shown = [name for name in record if name == "eval/greedy" or re.fullmatch(r"eval/avg@\d+", name)]
+    shares = ", ".join(f"{name.removeprefix('eval/')} {record[name]:.3f}" for name in shown)
+    return f"step {step:,}: held-out accuracy {shares or 'unknown: no answer got a verdict'}"
 
 
 def evaluate_checkpoint(config: Config, checkpoint: str) -> tuple[HeldOutTasks, list[PromptGroup]]:

@@ -17,7 +17,7 @@ from k2jax.inference import LockstepClient
 from k2jax.losses.registry import make_policy_loss
 from k2jax.rl.critic.setup import open_critic, rubrics_identity
 from k2jax.rl.distillation.teachers import open_teachers
-from k2jax.rl.evaluation import HeldOutTasks
+from k2jax.rl.evaluation import HeldOutTasks, held_out_words
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.measure import iteration_record
 from k2jax.rl.report import write_results
@@ -88,6 +88,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                     with at_rest(run):
                         untrained = event_loop.run(held_out.evaluate(0))
                     run.log(0, untrained)
+                    run.note(held_out_words(0, untrained))
                 sync.check(step - 1)
                 began = time.perf_counter()
                 with at_rest(run):
@@ -106,6 +107,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                 if held_out.is_due(step):
                     with at_rest(run):
                         record |= event_loop.run(held_out.evaluate(step))
+                    run.note(held_out_words(step, record))
                 run.log(step, record)
                 run.save_when_due(step, extra=rollouts.extra() | toggle.extra())
                 verdicts.note(step, rollouts.began(step))

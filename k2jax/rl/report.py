@@ -7,6 +7,7 @@ from importlib.metadata import version
 import jax
 
 from k2jax.chips import PEAK_FLOPS
+from k2jax.config.schema import Config
 from k2jax.model import active_parameters, total_parameters
 from k2jax.report.markdown import write_report
 from k2jax.report.metrics import read_metrics
@@ -50,21 +51,41 @@ def write_results(run: Run, status: str, command: str | None) -> None:
         parameters_active=active_parameters(config.model),
         total_steps=config.train.steps,
         qk_clip_tau=tau,
+        held_out=_held_out(config),
         held_out_shares=_shares(records),
     )
     write_report(run.workdir, summary)
 
 
+def _held_out(config: Config) -> str:
+    """What the held-out shares are, in words."""
+    k = config.rl.eval_samples
+    sampled = (
+        f"; avg@{k}: share of {k} answers sampled at temperature 1; pass@{k}: tasks with a right one among them; "
+        f"pass^{k}: tasks with all of them right"
+    )
+    return (
+        f"Shares of {config.rl.eval_prompts:,} held-out tasks that are right at the first and the last evaluation, in "
+        f"brackets their 95 % intervals. greedy: one answer at temperature 0, in the last rows by domain{sampled}."
+    )
+
+
 def _shares(records: Records) -> list[tuple[str, str, str]]:
-    """(name, first, last) of every held-out share, each with its interval."""
+    """(name, first, last) of every held-out share: those with an interval, then greedy accuracy by domain."""
     names = sorted({key for record in records for key in record if key.startswith("eval/")})
+    with_interval = [name for name in names if f"{name}/low" in names]
+    domains = [name for name in names if name.startswith("eval/greedy/") and not name.endswith(("/low", "/high"))]
     return [
-        (name.removeprefix("eval/"), *(_with_interval(records, name, which) for which in (0, -1)))
-        for name in names
-        if f"{name}/low" in names
+        (name.removeprefix("eval/"), *(form(records, name, which) for which in (0, -1)))
+        for form, some in ((_with_interval, with_interval), (_plain, domains))
+        for name in some
     ]
 
 
 def _with_interval(records: Records, name: str, which: int) -> str:
-    value, low, high = (scalars(records, key)[1][which] for key in (name, f"{name}/low", f"{name}/high"))
-    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+    low, high = (scalars(records, f"{name}/{end}")[1][which] for end in ("low", "high"))
+    return f"{_plain(records, name, which)} ({low:.3f} to {high:.3f})"
+
+
+def _plain(records: Records, name: str, which: int) -> str:
+    return f"{scalars(records, name)[1][which]:.3f}"

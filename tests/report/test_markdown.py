@@ -125,3 +125,21 @@ def test_a_gap_to_the_validation_loss_is_explained_where_no_text_was_seen_twice(
     near = RunSummary("near", sources=[DataSource("a", 100, 0.7)], mean_loss=2.86, val_loss=2.88)
     for summary in (twice, near):
         assert "No text was seen twice" not in write_report(tmp_path, summary).read_text()
+
+
+def test_a_report_of_reinforcement_learning_shows_rewards_and_its_pictures_and_no_cross_entropy(tmp_path):
+    with MetricsLog(tmp_path, resume_step=0, tensorboard=False) as metrics:
+        for step in range(1, 101):
+            metrics.write(step, {"reward": step / 100, "loss": -0.01, "spikes": 7})
+    (tmp_path / "plots").mkdir()
+    for name in ("loss", "drift", "accuracy", "verdicts", "responses"):
+        (tmp_path / "plots" / f"{name}.png").write_bytes(b"")
+    shares = [("greedy", "0.641 (0.555 to 0.719)", "0.938 (0.882 to 0.968)")]
+    summary = RunSummary("Answers", stage="rl", total_steps=100, held_out="Of 128 tasks.", held_out_shares=shares)
+    text = write_report(tmp_path, summary).read_text()
+    assert "100 of 100 iterations; **0.938 of held-out tasks right**, 0.641 at the beginning.\n" in text
+    assert "\nOf 128 tasks.\n" in text and "- iterations: 100 of 100" in text
+    assert "first iterations: 0.055" in text and "last iterations: 0.955" in text  # of 10 records each
+    assert "nats per token" not in text and "spikes" not in text and "bits per byte" not in text
+    pictures = [line.partition("(plots/")[2] for line in text.splitlines() if line.startswith("![")]
+    assert pictures == [f"{name}.png)" for name in ("accuracy", "responses", "drift", "verdicts", "loss")]

@@ -53,6 +53,16 @@ def test_time_left_excludes_the_compile_step_and_counts_from_the_resumed_step():
         assert progress.seconds_left() == pytest.approx(89 * 2.0)
 
 
+def test_what_is_measured_before_the_first_step_is_no_step_by_which_the_time_left_is_told():
+    clock, console = Clock(), plain()
+    with Progress(13, 0, console, clock=clock) as progress:
+        clock.now += 100.0
+        progress.update(0, {"loss": 9.0})
+        run(progress, clock, range(1, 4))
+        assert progress.seconds_left() == pytest.approx(10 * 2.0)
+    assert console.file.getvalue().startswith("step 1/13 · loss 8.00")
+
+
 def test_a_line_tells_where_a_run_stopped():
     clock, console = Clock(), plain()
     with pytest.raises(KeyboardInterrupt), Progress(100, 0, console, clock=clock) as progress:

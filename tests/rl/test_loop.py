@@ -11,6 +11,7 @@ from k2jax.convert.loading import from_pretrained
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
+from k2jax.rl.evaluation import held_out_words
 from k2jax.rl.loop import train
 from k2jax.rl.sync import offload
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
@@ -49,8 +50,16 @@ def test_a_run_leaves_everything_a_person_looks_for(finished):
     for name in ("config.json", "report.md", "plots/accuracy.png", "plots/responses.png", "plots/drift.png",
                  "tokenizer/tokenizer.json", "checkpoints/4", "trajectories"):  # fmt: skip
         assert (finished / name).exists(), name
+    report = (finished / "report.md").read_text()
+    assert "plots/accuracy.png" in report and "Shares of 4 held-out tasks" in report and "| avg@2 " in report
     verdicts = {int(path.stem.removeprefix("step-")) for path in (finished / "verdicts").iterdir()}
     assert verdicts == {3, 4, -4}  # what the checkpoint of step 2 leads to
+
+
+def test_an_evaluation_is_told_in_a_line():
+    record = {"eval/greedy": 0.5, "eval/greedy/low": 0.1, "eval/greedy/add3": 0.2, "eval/avg@8": 0.25, "eval/pass@8": 1}
+    assert held_out_words(1400, record) == "step 1,400: held-out accuracy greedy 0.500, avg@8 0.250"
+    assert "no answer got a verdict" in held_out_words(0, {"eval/length": 3.0})
 
 
 def test_engine_and_trainer_agree_on_what_was_sampled(finished):
