@@ -46,6 +46,12 @@ def test_a_generator_gives_more_puzzles_than_its_size():
     assert len({task.instruction[0]["content"] for task in tasks}) == 700
 
 
+def test_a_puzzle_in_which_the_package_divides_by_zero_is_passed_over():
+    tasks = load_tasks("reasoning_gym", ("generators=basic_arithmetic", "seed=5000015", "count=260"))
+    places = [int(task.id.rpartition("/")[2]) for task in tasks]
+    assert len(tasks) == 260 and 278 not in places and max(places) > 278
+
+
 def test_levels_make_puzzles_harder_and_held_out_puzzles_are_others():
     prompts = {}
     for level in (0, 3):

@@ -77,19 +77,22 @@ def _puzzles(name: str, request: dict[str, Any]) -> Iterator[Task]:
         block, place = divmod(index, len(dataset))
         if index and not place:  # some generators have no puzzle beyond their size: the next ones have another seed
             dataset = _dataset(name, request["level"], request["seed"] + _SEEDS * block)
-        entry = dict(dataset[place])
+        index += 1
+        try:
+            entry = dict(dataset[place])
+        except ZeroDivisionError:  # basic_arithmetic divides by zero for some seeds: there is no such puzzle
+            continue
         question = entry.pop("question")
         if question not in seen and split_of(question) == request["split"]:
             seen.add(question)
-            found_at = index
+            found_at = index - 1
             yield Task(
-                id=f"{name}/level{request['level']}/seed{request['seed']}/{index}",
+                id=f"{name}/level{request['level']}/seed{request['seed']}/{index - 1}",
                 domain=dataset.category,
                 instruction=({"role": "user", "content": question + ANSWER_FORMAT},),
                 verifier="reasoning_gym",
                 metadata={"generator": name, "entry": to_json_values(entry), "level": request["level"]},
             )
-        index += 1
 
 
 def _dataset(name: str, level: int, seed: int) -> Any:
