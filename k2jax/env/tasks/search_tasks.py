@@ -44,6 +44,7 @@ class SearchTasks:
     def __init__(
         self,
         kinds: tuple[str, ...] = ("wide", "deep"),
+        *,
         documents: int = 200,
         rows: int = 4,
         columns: int = 2,
