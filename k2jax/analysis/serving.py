@@ -161,7 +161,7 @@ def _arguments(model: ModelConfig, mode: str, mesh: Mesh, params: Any, each: int
 
     total = rows * mesh.size
     tokens = struct(ROWS, total, width)
-    chunk = Chunk(tokens, struct(ROWS, total), struct(ROWS, total), struct(ROWS, total, longest))
+    chunk = Chunk(tokens, struct(ROWS, total), struct(ROWS, total), struct(ROWS, total, longest), tokens)
     pages = (each * longest + 1) * mesh.size
     cache = struct(CACHE, *cache_shape(model, pages, PAGE_SIZE), dtype=jnp.bfloat16)
     return ChunkArguments(params, cache, chunk, Targets(tokens, struct(ROWS, total, dtype=jnp.float32)))

@@ -59,12 +59,17 @@ class BatchRows(NamedTuple):
         asked = (sequence.request.sampling for sequence, _, _ in self.used)
         return max((sampling.top_logprobs for sampling in asked if sampling.prompt_logprobs), default=0)
 
-    def chunk(self, width: int, columns: int) -> tuple[Chunk, Targets]:
-        """The new ids of each row with room for ``columns`` pages, and the token after each of them."""
+    def most_context(self) -> int:
+        """The most ids of a sequence that are in the cache already."""
+        return max(sequence.computed for sequence, _, _ in self.used)
+
+    def chunk(self, width: int, columns: int, page_size: int) -> tuple[Chunk, Targets]:
+        """The new ids of each row, which read ``columns`` pages, and the token after each of them."""
         tokens, targets = np.zeros((2, self.count, width), np.int32)
         start, counts = np.zeros((2, self.count), np.int32)
         temperature = np.ones(self.count, np.float32)
         pages = np.full((self.count, columns), SCRATCH_PAGE, np.int32)
+        written = np.full((self.count, width), SCRATCH_PAGE * page_size, np.int32)
         for sequence, row, count in self.used:
             first = sequence.computed
             tokens[row, :count] = sequence.ids[first : first + count]
@@ -72,8 +77,11 @@ class BatchRows(NamedTuple):
             targets[row, : len(following)] = following
             start[row], counts[row] = first, count
             temperature[row] = sequence.request.scored_temperature
-            pages[row, : len(sequence.pages)] = sequence.pages
-        return Chunk(tokens, counts, start, pages), Targets(targets, temperature)
+            read = sequence.pages[: -(-first // page_size)]
+            pages[row, : len(read)] = read
+            places = (divmod(position, page_size) for position in range(first, first + count))
+            written[row, :count] = [sequence.pages[page] * page_size + place for page, place in places]
+        return Chunk(tokens, counts, start, pages, written), Targets(targets, temperature)
 
     def choice(self) -> tuple[Choice, bool, bool, int]:
         """How each row draws, and whether any row draws at random, truncates, and asks for how many alternatives."""

@@ -31,14 +31,16 @@ class Chunk(NamedTuple):
         tokens: int32 ``[N, T]``, left-aligned.
         count: int32 ``[N]``, number of real tokens of a row; 0 is an empty row.
         start: int32 ``[N]``, number of tokens of the sequence that are in the cache already.
-        pages: int32 ``[N, P]``, pages of the sequence in order, SCRATCH_PAGE beyond them; they hold the old tokens
-            and have room for the new.
+        pages: int32 ``[N, P]``, the pages that hold the old tokens, in order, SCRATCH_PAGE beyond them.
+        rows: int32 ``[N, T]``, where each new token's vector goes: page times page size, plus its place in the page.
+            Padding goes to SCRATCH_PAGE.
     """
 
     tokens: Array
     count: Array
     start: Array
     pages: Array
+    rows: Array
 
 
 class Targets(NamedTuple):
@@ -124,7 +126,6 @@ def forward_cached(
         Hidden states ``[N, T, D]`` after the final norm (meaningless on padding), the cache, and the chosen experts
         int32 ``[expert layers, N, T, active experts]`` or None.
     """
-    page_size = cache.shape[2]
     step = jnp.arange(chunk.tokens.shape[1], dtype=jnp.int32)
     positions_NT = chunk.start[:, None] + step
     real_NT = step < chunk.count[:, None]
@@ -144,9 +145,7 @@ def forward_cached(
     # layers have read it; free to choose, XLA copies the whole cache (of a barrier, XLA:CPU forgets the order).
     finite_NT = jnp.isfinite(hidden).all(-1)
     new_LNTW = jnp.where(finite_NT[..., None], stats.extra, 0)
-    column = jnp.minimum(positions_NT // page_size, chunk.pages.shape[1] - 1)
-    page = jnp.where(real_NT, jnp.take_along_axis(chunk.pages, column, axis=1), SCRATCH_PAGE)
-    return hidden, _write(cache, new_LNTW, page * page_size + positions_NT % page_size), stats.expert_ids
+    return hidden, _write(cache, new_LNTW, chunk.rows), stats.expert_ids
 
 
 def _write(cache: Array, new_LNTW: Array, rows_NT: Array) -> Array:

@@ -20,6 +20,7 @@ from k2jax.inference.mesh import ROWS, device_count, fetch, place
 from k2jax.inference.sampler import sample
 from k2jax.inference.scheduler import Sequence
 from k2jax.inference.weights import EngineWeights
+from pallas_kernels.implementation import resolve
 
 TOP_SIZES = [0, 1, MAX_TOP_LOGPROBS]
 """Numbers of alternatives that programs compute: a request gets the first of as many as suffice."""
@@ -67,8 +68,9 @@ class Programs:
         pages = sizes.pages + sizes.devices  # with a scratch page on every device
         self._empty_cache = functools.partial(empty_cache, model, pages, sizes.page_size, self.weights.dtype, mesh)
         self._cache = self._empty_cache()
+        self._page_size = sizes.page_size
         self.row_sizes = shapes.growing_sizes(1, sizes.slots // sizes.devices)
-        self.context_sizes = shapes.growing_sizes(min(4, sizes.longest), sizes.longest)
+        self.context_sizes = shapes.context_sizes(sizes.longest, reads_all=resolve(model.kernels) == "xla")
 
     def release(self) -> None:
         """Gives the memory of the weights and of the cache back, until the next update and the next run."""
@@ -79,8 +81,10 @@ class Programs:
         """Computes the next ``width`` ids of each sequence, and draws a token where these were its last."""
         devices = device_count(self._mesh)
         rows = BatchRows.of(sequences, width, devices, lambda n: shapes.at_least(self.row_sizes, n))
-        columns = shapes.at_least(self.context_sizes, max(len(sequence.pages) for sequence in sequences))
-        chunk, targets = self._place(rows.chunk(width, columns))
+        used = -(-rows.most_context() // self._page_size)
+        # A prompt of one token is a step of decoding like later ones, and takes the same program.
+        columns = shapes.at_least(self.context_sizes, max(used, 1) if width == 1 else used)
+        chunk, targets = self._place(rows.chunk(width, columns, self._page_size))
         scored = width > 1 and rows.asks(lambda sampling: sampling.prompt_logprobs)
         routed = rows.asks(lambda sampling: sampling.return_experts)
         top = shapes.at_least(TOP_SIZES, rows.most_alternatives()) if scored else 0

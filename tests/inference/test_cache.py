@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from k2jax.client import Sampling
+from k2jax.inference import programs as programs_module
 from k2jax.inference.engine import Engine
 from k2jax.inference.forward import Chunk, Targets, empty_cache, run_chunk
 from k2jax.inference.weights import EngineWeights
-from tests.inference.tiny import MODELS, engine, oracle, weights
+from tests.inference.tiny import MLA, MODELS, engine, oracle, prompts, weights
 
 GREEDY = Sampling(max_tokens=4, temperature=0.0, prompt_logprobs=True)
 
@@ -22,7 +23,7 @@ def test_a_program_needs_no_second_cache(name, width, stacked):
     params = EngineWeights(weights(model), model, None, stacked).params
     cache = jax.eval_shape(lambda: empty_cache(model, 4096, 16, jnp.float32))
     ids, row = jax.ShapeDtypeStruct((2, width), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)
-    chunk = Chunk(ids, row, row, jax.ShapeDtypeStruct((2, 4), jnp.int32))
+    chunk = Chunk(ids, row, row, jax.ShapeDtypeStruct((2, 4), jnp.int32), ids)
     targets = Targets(ids, jax.ShapeDtypeStruct((2,), jnp.float32))
     memory = run_chunk.lower(params, cache, chunk, targets, config=model).compile().memory_analysis()
     size = cache.size * cache.dtype.itemsize
@@ -49,3 +50,17 @@ def test_programs_are_compiled_once_for_the_first_cache_and_for_those_that_they_
     before = run_chunk._cache_size()
     one.generate([[1]], Sampling(max_tokens=5, temperature=0.0))
     assert run_chunk._cache_size() == before + 1
+
+
+def test_programs_read_few_pages_beyond_those_in_use(monkeypatch):
+    """A fresh prompt reads none, and a later token at most twice those of its sequence."""
+    read = []
+
+    def record(params, cache, chunk, targets, **static):
+        read.append((chunk.pages.shape[1], -(-int(chunk.start.max()) // cache.shape[2])))
+        return run_chunk(params, cache, chunk, targets, **static)
+
+    monkeypatch.setattr(programs_module, "run_chunk", record)
+    engine(MLA, page_size=16).generate(prompts(70), Sampling(max_tokens=100, temperature=0.0))
+    assert read[0] == (0, 0) and read[1] == (4, 4) and len(read) == 101
+    assert all(used <= columns < max(5, 2 * used) for columns, used in read)
