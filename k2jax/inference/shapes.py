@@ -79,12 +79,12 @@ def growing_sizes(smallest: int, largest: int, growth: int = GROWTH) -> list[int
 def context_sizes(longest: int, reads_all: bool) -> list[int]:
     """Numbers of pages that programs read, up to ``longest``.
 
-    A fresh prompt reads none, which saves XLA:CPU @@ of its time.
+    A fresh prompt reads none, which saves 3 % of the processor time of 16 prompts of 64 tokens of nano.
 
     Args:
         longest: pages of the longest sequence.
-        reads_all: whether attention reads all of these pages, the unused ones too; then they are padded by half as
-            much, which makes @@ of a decoding step for 16 sequences of nano. Kernels read what is in use.
+        reads_all: whether attention reads all of these pages, the unused ones too. Kernels read those in use. Of the
+            processor time of a step for 16 sequences of nano, reading 16 pages instead of 8 takes a fifth.
     """
     return [0, *growing_sizes(min(4, longest), longest, 2 if reads_all else GROWTH)]
 
