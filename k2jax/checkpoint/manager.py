@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import json
 from pathlib import Path
-import re
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ import orbax.checkpoint as ocp
 
 from k2jax import processes
 from k2jax.checkpoint.extra import decode, encode
+from k2jax.checkpoint.folders import BEST, FOLDER, committed_steps, run_folder
 from k2jax.checkpoint.meta import WrongFormatError, check, digest, has_checksums, sealed
 from k2jax.checkpoint.reading import chunk_bytes, lay_out, reading_layout
 from k2jax.checkpoint.storage import read_all, tree_handler
@@ -27,10 +27,6 @@ from k2jax.config.build import from_json
 from k2jax.config.identity import changed_key, fixed_keys
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
-
-FOLDER = "checkpoints"
-BEST = "best"
-"""Name, in place of ``checkpoints/STEP``, of the step that a run marked as its best."""
 
 
 @dataclasses.dataclass
@@ -291,15 +287,6 @@ def run_config(workdir: str | Path) -> Config:
         ) from error
 
 
-def run_folder(checkpoint: str | Path) -> Path:
-    """The workdir of a checkpoint argument: a workdir, ``WORKDIR/checkpoints/STEP`` or ``WORKDIR/best``."""
-    path = Path(checkpoint).absolute()
-    if path.name == BEST and not path.exists() and (path.parent / FOLDER).is_dir():
-        return path.parent
-    is_step = re.fullmatch(r"\d+", path.name) and path.parent.name == FOLDER
-    return path.parent.parent if is_step else path
-
-
 def checkpoint_step(checkpoint: str | Path) -> Path:
     """The folder of one step, of this version's format: the one that is named, the best or the newest of a workdir.
 
@@ -340,10 +327,3 @@ def check_config(meta: dict, config: Config, what: str) -> None:
             f"{what}: config.{key} is {saved[key]!r} in the checkpoint and {now.get(key)!r} here; put the file back, "
             "or use a new --workdir"
         )
-
-
-def committed_steps(workdir: str | Path) -> list[int]:
-    """Steps of a workdir that are committed at this moment, ascending."""
-    folder = Path(workdir) / FOLDER
-    entries = folder.iterdir() if folder.is_dir() else ()
-    return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())

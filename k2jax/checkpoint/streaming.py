@@ -18,7 +18,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from k2jax.checkpoint.manager import FOLDER, damaged, not_written
+from k2jax.checkpoint.folders import FOLDER
+from k2jax.checkpoint.manager import damaged, not_written
 from k2jax.checkpoint.meta import sealed
 from k2jax.checkpoint.storage import array_metadata, create_array, open_array, tree_handler
 

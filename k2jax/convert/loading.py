@@ -12,8 +12,7 @@ import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 import numpy as np
 
-from k2jax.checkpoint import checkpoint_step, read_meta, run_config, run_folder
-from k2jax.checkpoint.streaming import ParamsReader
+from k2jax import checkpoint
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import ModelConfig
 from k2jax.convert.mapping import blocks, to_region
@@ -83,12 +82,10 @@ class Opened(NamedTuple):
         for (name, spec), sharding in zip(named_specs(specs), jax.tree.leaves(shardings), strict=True):
             yield name, _place(self.read, name, spec, sharding, self._kept(spec, dtype))
 
-    def host_leaves(self, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
-        """As ``leaves``, of the decoder alone and whole in this process' memory."""
+    def host_leaves(self) -> Iterator[tuple[str, np.ndarray]]:
+        """As ``leaves``, of the decoder alone, whole in this process' memory and as they are stored."""
         for name, spec in named_specs(model_specs(self.model)):
-            array = self.read(name, spec, tuple(slice(0, size) for size in spec.shape))
-            kept = self._kept(spec, dtype)
-            yield name, array if kept is None else array.astype(kept, copy=False)
+            yield name, self.read(name, spec, tuple(slice(0, size) for size in spec.shape))
 
     def abstract(self, dtype: Any = None) -> Any:
         """Shapes and dtypes of the decoder's weights, a tree of ShapeDtypeStructs."""
@@ -153,10 +150,10 @@ def open_pretrained(path: str | Path) -> Opened:
         UserError: it cannot be read, or its architecture is unknown.
     """
     if is_run(path):
-        step = checkpoint_step(path)
+        step = checkpoint.checkpoint_step(path)
         # This machine decides which kernels run, not the machine that trained.
-        model = replace_keys(run_config(run_folder(path)).model, {"kernels": "auto"})
-        reader = ParamsReader(step, [name for name, _ in named_specs(multimodal_specs(model))])
+        model = replace_keys(checkpoint.run_config(checkpoint.run_folder(path)).model, {"kernels": "auto"})
+        reader = checkpoint.ParamsReader(step, [name for name, _ in named_specs(multimodal_specs(model))])
         dtype = lambda name, spec: reader.dtype(name)  # noqa: E731
         return Opened(model, functools.partial(_stored, reader), dtype, f"{path}, step {step.name}")
     source = open_source(path)
@@ -177,7 +174,7 @@ def open_source(path: str | Path) -> Source:
 
 def is_run(path: str | Path) -> bool:
     """Whether a checkpoint argument is a workdir or one of its steps, rather than a Hugging Face folder."""
-    folder = run_folder(path)
+    folder = checkpoint.run_folder(path)
     return folder != Path(path).absolute() or (folder / "checkpoints").is_dir()
 
 
@@ -200,7 +197,7 @@ def tokenizer_of(path: str | Path) -> Tokenizer:
         _check_exists(path)
     tokenizer = load_tokenizer(tokenizer_folder(path))
     if is_run(path):
-        fingerprint = read_meta(checkpoint_step(path)).get("identity", {}).get("tokenizer")
+        fingerprint = checkpoint.read_meta(checkpoint.checkpoint_step(path)).get("identity", {}).get("tokenizer")
         if fingerprint not in (None, tokenizer.fingerprint):  # None: it came without one, or is of an older format
             raise UserError(f"{tokenizer_folder(path)} is not the tokenizer that {path} was trained with; put it back")
     return tokenizer
@@ -208,7 +205,7 @@ def tokenizer_of(path: str | Path) -> Tokenizer:
 
 def tokenizer_folder(path: str | Path) -> Path:
     """Returns the folder that holds the tokenizer of a workdir or of a Hugging Face folder."""
-    return run_folder(path) / "tokenizer" if is_run(path) else Path(path)
+    return checkpoint.run_folder(path) / "tokenizer" if is_run(path) else Path(path)
 
 
 def _check_exists(path: str | Path) -> None:
@@ -230,7 +227,7 @@ def _place(read: Read, name: str, spec: ParamSpec, sharding: Sharding, dtype: An
     return jax.make_array_from_callback(spec.shape, sharding, of_device)
 
 
-def _stored(reader: ParamsReader, name: str, spec: ParamSpec, region: Region) -> np.ndarray:
+def _stored(reader: checkpoint.ParamsReader, name: str, spec: ParamSpec, region: Region) -> np.ndarray:
     """Reads a region of a weight from a checkpoint."""
     if reader.shape(name) != spec.shape:
         raise UserError(

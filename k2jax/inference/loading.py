@@ -25,6 +25,6 @@ def load_engine(path: str | Path, dtype: Any = None, mesh: Mesh | None = None, *
     """
     opened = open_pretrained(path)
     engine = Engine(opened.model, opened.abstract(dtype), mesh=mesh, **sizes)
-    leaves = opened.leaves(shardings_on(opened.model, mesh), dtype) if mesh else opened.host_leaves(dtype)
+    leaves = opened.leaves(shardings_on(opened.model, mesh), dtype) if mesh else opened.host_leaves()
     engine.update_params(leaves, engine.version, donate=True)
     return engine
