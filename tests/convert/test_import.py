@@ -1,6 +1,7 @@
 """An import streams, survives being killed, and never takes a folder that is somebody's."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -84,7 +85,11 @@ def test_an_import_without_a_tokenizer_can_be_given_one(tmp_path, capsys):
     run, fitting = tmp_path / "run", train_bpe(["some text, some more text"] * 10, 270)
     network("deepseek_v3", vocab_size=fitting.vocab_size).save_pretrained(tmp_path / "hf")
     import_folder(tmp_path / "hf", run)
-    assert f"python -m k2jax.convert tokenizer FILE --workdir={run}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"python -m k2jax.convert tokenizer FILE --workdir={run}" in said
+    size = sum(path.stat().st_size for path in (tmp_path / "hf").glob("*.safetensors"))
+    told = re.search(r"imported ([\d.]+) kB into", said)
+    assert float(told[1]) == pytest.approx(size / 1000, rel=0.2)  # the file has names and shapes as well
     with pytest.raises(UserError, match="cannot read the tokenizer"):
         k2jax.load_tokenizer(run)
     larger = train_bpe(["some text, some more text, and other words"] * 10, 290)
