@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from k2jax import runtime
+from k2jax.convert.importing import import_folder
+from tests.serve.folder import write
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,6 +72,24 @@ def test_nothing_is_kept_on_a_disk_that_is_nearly_full(tmp_path, monkeypatch, ca
     runtime.keep_compiled_programs()
     assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
     assert "no compiled programs are kept" in capsys.readouterr().err
+
+
+LOADS = """
+import sys
+import k2jax
+model, params = k2jax.from_pretrained(sys.argv[1])
+print(k2jax.load_tokenizer(sys.argv[1]).decode([65]), params["embed"].shape[0])
+"""
+
+
+def test_a_run_is_loaded_without_a_word_of_the_libraries_below(tmp_path):
+    """Orbax warns of shardings, and libtpu, where it is installed, of a TPU that is not there."""
+    import_folder(write(tmp_path / "hf"), tmp_path / "run")
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_", "TF_CPP_"))}
+    env = ours | {"PYTHONPATH": str(ROOT), "K2JAX_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", LOADS, str(tmp_path / "run")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("A 258\n", "")
 
 
 WITHOUT_ROOM = """
