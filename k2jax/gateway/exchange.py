@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 import contextlib
 import dataclasses
@@ -161,7 +162,7 @@ class Exchange:
         request = dataclasses.replace(self.request, sampling=sampling)
         feed = _TokenFeed(self, Detokenizer(request, 0, self._card.tokenizer), asyncio.get_running_loop())
         completion = await self._sampled(sampling, feed)
-        await asyncio.sleep(0)  # deltas that the feed has scheduled come first
+        feed.flush()  # what it still holds comes before the last delta
         last = feed.finish(completion)
         if len(completion.tokens):
             self._record(turn, completion, last, sampling)
@@ -206,10 +207,13 @@ class Exchange:
         facts["record"] = self.request.record
         session.record(prepared.history, prepared.match, prepared.additions, node, facts)
 
-    def deliver(self, delta: Delta) -> None:
-        """Hands a delta without a finish reason to the client; runs on the event loop."""
+    def begins(self) -> None:
+        """Notes the time of the first token."""
         if self._first_token is None:
             self._first_token = time.time()
+
+    def deliver(self, delta: Delta) -> None:
+        """Hands a delta without a finish reason to the client; runs on the event loop."""
         self._answer.feed(delta)
         self._deltas.put_nowait(delta)
 
@@ -225,10 +229,16 @@ class Exchange:
 
 
 class _TokenFeed:
-    """Detokenizes an answer on the thread that generates it."""
+    """Detokenizes an answer on the thread that generates it.
+
+    To wake the event loop for a token costs more than the token. A stream is woken once for all tokens that have come
+    until it is awake, and an answer that is sent whole not at all.
+    """
 
     def __init__(self, exchange: Exchange, detokenizer: Detokenizer, loop: asyncio.AbstractEventLoop):
         self._exchange, self._detokenizer, self._loop = exchange, detokenizer, loop
+        self._held: deque[Delta] = deque()  # that the event loop has not taken yet
+        self._is_woken = False
         self._last: Delta | None = None  # the delta with the finish reason, which waits for the record
         self.failed = False
 
@@ -244,9 +254,22 @@ class _TokenFeed:
             if delta.finish is not None:
                 self._last = delta
             else:
-                with contextlib.suppress(RuntimeError):  # the loop has ended, so no client is left
-                    self._loop.call_soon_threadsafe(self._exchange.deliver, delta)
+                self._exchange.begins()
+                self._held.append(delta)
+                self._wake()
         return self._last is not None or self.failed or self._exchange.is_over
+
+    def flush(self) -> None:
+        """Hands over all that is held; runs on the event loop."""
+        self._is_woken = False  # before anything is taken: what comes from here on wakes again
+        while self._held:
+            self._exchange.deliver(self._held.popleft())
+
+    def _wake(self) -> None:
+        if self._exchange.request.stream and not self._is_woken:
+            self._is_woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, so no client is left
+                self._loop.call_soon_threadsafe(self.flush)
 
     def finish(self, completion: Completion) -> Delta:
         """The last delta, with the finish reason."""
