@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -13,6 +14,9 @@ import httpx
 import openai
 import pytest
 
+from k2jax.client import Sampling
+from k2jax.convert.loading import tokenizer_of
+from k2jax.inference.loading import load_engine
 from tests.serve import folder
 
 KEY = "sk-from-the-file-0123456789"
@@ -97,6 +101,41 @@ def test_the_server_from_start_to_end(checkpoint, tmp_path):
     for secret in (KEY, OTHER, "sk-wrong"):
         assert secret not in output
     assert "Traceback" not in output
+
+
+def test_a_server_whose_disk_fills_up_says_so_once_and_serves_on(checkpoint, tmp_path):
+    """Compiled programs are all that it writes."""
+    server = Process(f"--checkpoint={checkpoint}", "--slots=1", JAX_COMPILATION_CACHE_DIR=str(tmp_path))
+
+    def kept():
+        return len([path for path in tmp_path.iterdir() if path.stat().st_size > 10])
+
+    before = kept()
+    assert before > 0
+
+    def ask(prompt):
+        answer = server.openai().completions.create(
+            model="tiny", prompt=prompt, max_tokens=5, temperature=0, extra_body={"return_token_ids": True}
+        )
+        return answer.choices[0].token_ids
+
+    prompts = ["a" * length for length in (9, 40, 200)]  # each has a program of its own
+    try:
+        limits = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (10, limits[1]))
+        answers = [ask(prompt) for prompt in prompts[:2]]
+        assert kept() == before
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limits)
+        answers.append(ask(prompts[2]))
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        code, output = server.end()
+    assert code == 0, output
+    assert kept() > before  # there is room again
+    assert output.count("compiled programs cannot be kept") == 1 and "Traceback" not in output, output
+    ids = [tokenizer_of(checkpoint).encode_document(prompt) for prompt in prompts]
+    expected = load_engine(checkpoint, slots=1).generate(ids, Sampling(max_tokens=5, temperature=0.0))
+    assert answers == [list(request.tokens) for request in expected]
 
 
 @pytest.mark.parametrize(
