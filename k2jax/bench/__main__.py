@@ -17,6 +17,7 @@ Example:
     python -m k2jax.bench sandbox       # cold starts against bare bubblewrap, tool calls over 3,000 live sandboxes
     python -m k2jax.bench rollout       # 100,000 concurrent episodes at a simulated engine: how late the scheduler is
     python -m k2jax.bench routing       # cost of a sample: cached prefixes and streaming, round-robin and whole batches
+    python -m k2jax.bench gateway       # processor time of an agent's request, beside the engine's own
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -45,6 +46,7 @@ NAMES = (
     "rl",
     "tree",
     "sandbox",
+    "gateway",
     "rollout",
     "routing",
 )

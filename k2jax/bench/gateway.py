@@ -32,6 +32,8 @@ from k2jax.text import chat_format
 from k2jax.train.report import device_name
 
 ROLLOUTS, TURNS, MAX_LENGTH = 64, 4, 4096
+SCORED = 8
+"""Requests of these that the engine answers, whose times differ little."""
 SYSTEM, TASK = "You are an agent that mends programs. " * 100, "Mend the bug in main.py. " * 10
 OUTPUT = "a line of the output of a command\n" * 60
 ANSWER = "I look at the file. ```bash\ncat src/main.py\n```"
@@ -79,7 +81,7 @@ def measure(rounds: int = 10) -> list[Row]:
             asyncio.run(_rollouts(client, card, folder))
             gateway.append((time.process_time() - began) / requests)
     lengths = client.prompts[-requests:]
-    engine = _engine_seconds(lengths[:ROLLOUTS], len(client.reply), tokenizer.vocab_size)
+    engine = _engine_seconds(lengths[:: requests // SCORED], len(client.reply), tokenizer.vocab_size)
     mean = sum(lengths) / requests
     name = f"request at {ROLLOUTS} rollouts, prompt {mean:.0f}, answer {len(client.reply)} tokens, logged (CPU)"
     return [time_row(name, statistics.median(gateway[1:]), engine, "the engine alone, micro model", device_name())]
