@@ -36,8 +36,7 @@ PROMPTS = 512  # of reinforcement learning, each of which has a budget
 HELD_OUT, SAMPLES = 2000, 2
 SFT_STEPS, ITERATIONS, PERIOD = 480, 60, 5
 EDGES = (0, 34, 57, 97)  # solutions without a check take 22 to 30 tokens, with one 40 to 55, with two 58 to 80
-BIN = 4  # tokens of a bar
-FEW = 20  # samples: the shares of shorter bars are not drawn
+BIN, FEW = 4, 20  # tokens of a bar, and the samples below which its share is not drawn
 LEAST_CUT, MOST_LOSS = 0.25, 0.01
 LABELS = {"sft": "SFT, the start", "rl": "RL without Toggle", "toggle": "RL with Toggle"}
 COLORS = {"sft": PALETTE[5], "rl": PALETTE[0], "toggle": PALETTE[1]}
@@ -161,10 +160,8 @@ def _flatness(starts: list[dict], seeds: list[int]) -> list[tuple]:
     for seed, start in zip(seeds, starts, strict=True):
         share, error = _shares(start, "bucket")
         count = np.add(start["bucket_right"], start["bucket_wrong"])
-        cells = [
-            f"{s:.3f} ± {e:.3f} of {n:,}" if n >= FEW else f"{n}, too few"
-            for s, e, n in zip(share, error, count, strict=True)
-        ]
+        shown = zip(share, error, count, strict=True)
+        cells = [f"{s:.3f} ± {e:.3f} of {n:,}" if n >= FEW else f"{n}, too few" for s, e, n in shown]
         low, high = np.nanargmin(share), np.nanargmax(share)
         rows.append((seed, *cells, f"{share[high] - share[low]:.3f} ± {math.hypot(error[high], error[low]):.3f}"))
     return rows
@@ -183,9 +180,7 @@ def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
     legend(axes[0, 0], fontsize=8, ncols=2, loc="lower center")
     middles = (np.arange(len(found["sft"][0]["tokens_right"])) + 0.5) * BIN
     for seed, start in zip(seeds, found["sft"], strict=True):
-        axes[0, 1].errorbar(
-            middles, *_shares(start, "tokens"), fmt="o-", markersize=3, linewidth=1, label=f"seed {seed}"
-        )
+        axes[0, 1].errorbar(middles, *_shares(start, "tokens"), fmt="o-", markersize=3, label=f"seed {seed}")
     axes[0, 1].set_ylim(0, 1.05)
     style_axes(axes[0, 1], title="P(right | length) at the start, ± 1 s.e.", x="tokens", y="share of samples")
     legend(axes[0, 1])

@@ -7,7 +7,8 @@ Expected: not measured; every episode starts a Python that imports for some seco
 
     pip install -e ".[smol,sandbox,serve]"
     python3 -m venv agents/venv && agents/venv/bin/pip install mini-swe-agent==2.4.6 mcp==2.3.0
-    K2JAX_AGENTS=$PWD/agents python -m k2jax.rl --config=experiments/rl/black_box.py --workdir=runs/rl-black-box
+    export K2JAX_AGENTS=$PWD/agents
+    python -m k2jax.rl --config=experiments/rl/black_box.py --workdir=runs/rl-black-box
 """
 
 from pathlib import Path
