@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from k2jax.client import MAX_TOP_LOGPROBS, Sampling
-from k2jax.inference.forward import SCRATCH_PAGE, Chunk, Targets
+from k2jax.data.images.packing import PatchChunk
+from k2jax.inference.forward import SCRATCH_PAGE, Chunk, MediaRows, Targets
+from k2jax.inference.media import within
 from k2jax.inference.sampler import Choice
 from k2jax.inference.scheduler import Sequence
 
@@ -82,6 +84,33 @@ class BatchRows(NamedTuple):
             places = (divmod(position, page_size) for position in range(first, first + count))
             written[row, :count] = [sequence.pages[page] * page_size + place for page, place in places]
         return Chunk(tokens, counts, start, pages, written), Targets(targets, temperature)
+
+    def images(self) -> dict[bytes, PatchChunk]:
+        """The images that stand for ids which the program computes, by the digests of their contents."""
+        return {
+            placed.digest: placed.chunk
+            for sequence, _, count in self.used
+            for placed in within(sequence.request.media, sequence.computed, sequence.computed + count)
+        }
+
+    def media(self, width: int, features: Mapping[bytes, np.ndarray]) -> MediaRows:
+        """The features in their places.
+
+        Args:
+            width: most ids of a row.
+            features: ``[features, d_model]`` of each of ``images``, at least one.
+        """
+        some = next(iter(features.values()))
+        rows = np.zeros((self.count, width, some.shape[-1]), some.dtype)
+        is_placed = np.zeros((self.count, width), bool)
+        for sequence, row, count in self.used:
+            first = sequence.computed
+            for placed in within(sequence.request.media, first, first + count):
+                start, stop = max(first, placed.start), min(first + count, placed.stop)
+                cut = features[placed.digest][start - placed.start : stop - placed.start]
+                rows[row, start - first : stop - first] = cut
+                is_placed[row, start - first : stop - first] = True
+        return MediaRows(rows, is_placed)
 
     def choice(self) -> tuple[Choice, bool, bool, int]:
         """How each row draws, and whether any row draws at random, truncates, and asks for how many alternatives."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from k2jax.client import Completion, OnToken, Sampling, cut_reply, new_completion
 from k2jax.inference.lockstep import LockstepClient
+from k2jax.inference.media import PlacedChunk
 from k2jax.inference.request import Request, RequestWatch
 from k2jax.inference.worker import Worker
 
@@ -30,14 +31,15 @@ class EngineClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[PlacedChunk] = (),
     ) -> Completion:
-        """Generates after a prompt; see ``Client.generate``.
+        """Generates after a prompt with ``media``, see ``Engine.make_request``; see ``Client.generate``.
 
         Raises:
             UserError: a prompt or sampling parameter that the engine refuses.
             RuntimeError: the worker has failed or stopped.
         """
-        _, completion = await run_request(self._worker, prompt, sampling, resume=resume, on_token=on_token)
+        _, completion = await run_request(self._worker, prompt, sampling, resume=resume, on_token=on_token, media=media)
         return completion
 
 
@@ -103,6 +105,7 @@ async def run_request(
     resume: Completion | None = None,
     on_token: OnToken | None = None,
     scored_temperature: float = 1.0,
+    media: Sequence[PlacedChunk] = (),
 ) -> tuple[Request, Completion]:
     """Waits for a worker to finish a request; cancelling the coroutine cancels the request.
 
@@ -113,6 +116,7 @@ async def run_request(
         resume: see ``Client.generate``.
         on_token: see ``Client.generate``; it runs on the worker's thread.
         scored_temperature: see Request.
+        media: see ``Engine.make_request``.
 
     Raises:
         UserError: a prompt or sampling parameter that the engine refuses.
@@ -135,7 +139,8 @@ async def run_request(
 
     generated = () if resume is None else resume.tokens
     watch = RequestWatch(deliver, resume, on_token)
-    request = worker.submit(prompt, sampling, generated, on_token=watch, scored_temperature=scored_temperature)
+    options = {"media": media, "on_token": watch, "scored_temperature": scored_temperature}
+    request = worker.submit(prompt, sampling, generated, **options)
     try:
         completion = await done
     except asyncio.CancelledError:

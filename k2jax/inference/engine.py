@@ -20,6 +20,7 @@ from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference import shapes
 from k2jax.inference.forward import PromptScores
+from k2jax.inference.media import PlacedChunk, check_media
 from k2jax.inference.mesh import device_count
 from k2jax.inference.programs import Programs, RowResult
 from k2jax.inference.request import Request, State
@@ -43,6 +44,7 @@ class EngineStats(NamedTuple):
     prompt_tokens: int
     prompt_tokens_cached: int
     steps: int
+    images_computed: int = 0
 
 
 class Engine:
@@ -54,9 +56,10 @@ class Engine:
 
     Args:
         model: the architecture.
-        params: its weights, a tree of NumPy or JAX arrays. The engine copies them, here and in ``update_params``: the
-            caller may donate, delete or overwrite its arrays afterwards. Computation takes the dtype of the embedding.
-            A tree of ShapeDtypeStructs makes an engine that waits for its first ``update_params``.
+        params: its weights, a tree of NumPy or JAX arrays; without the group ``vision`` it reads text alone. The engine
+            copies them, here and in ``update_params``: the caller may donate, delete or overwrite its arrays
+            afterwards. Computation takes the dtype of the embedding. A tree of ShapeDtypeStructs makes an engine that
+            waits for its first ``update_params``.
         slots: sequences that run at a time, over all devices.
         pages: of the cache, over all devices; by default as many as ``slots`` sequences of ``max_length`` need.
         page_size: tokens in a page.
@@ -65,6 +68,8 @@ class Engine:
         mesh: of ``inference.mesh.make_engine_mesh``; None is the default device. Where several processes hold its
             devices, each of them makes the same calls in the same order and gets the same results.
         donate: deletes each JAX array of ``params`` once it is copied, so that memory never holds two whole copies.
+        feature_bytes: most features of images and video that are kept in the host's memory for prompts with the same
+            content; what runs now is kept in any case.
 
     Raises:
         UserError: invalid sizes, or sizes that do not divide over the devices.
@@ -82,6 +87,7 @@ class Engine:
         version: int = 0,
         mesh: Mesh | None = None,
         donate: bool = False,
+        feature_bytes: int = 1 << 30,
     ):
         devices = device_count(mesh)
         total = slots * -(-max_length // page_size) if pages is None else pages
@@ -89,7 +95,7 @@ class Engine:
         runtime.check_kernels(model)
         sizes.check(model)
         self.model, self.slots, self.max_length, self.version, self.mesh = model, slots, max_length, version, mesh
-        self._programs = Programs(model, params, sizes, mesh, donate)
+        self._programs = Programs(model, params, sizes, mesh, donate=donate, feature_bytes=feature_bytes)
         self._weights = self._programs.weights
         self._scheduler = Scheduler(devices, slots // devices, total // devices, page_size)
         self._waiting: deque[Request] = deque()
@@ -104,6 +110,7 @@ class Engine:
         sampling: Sampling,
         generated: abc.Sequence[int] = (),
         *,
+        media: abc.Sequence[PlacedChunk] = (),
         on_token: OnRequest | None = None,
     ) -> Request:
         """A request that is not queued yet; may be called from any thread.
@@ -113,10 +120,12 @@ class Engine:
             sampling: how tokens are chosen.
             generated: tokens that the request has generated before, elsewhere. It goes on at their end with the random
                 numbers that it would have had without the interruption, and they count towards ``max_tokens``.
+            media: images and chunks of video that stand for some of the prompt's tokens, see ``media.place_chunks``.
             on_token: see Request.
 
         Raises:
-            UserError: an empty or too long prompt, an id outside the vocabulary, a sampling parameter out of range.
+            UserError: media of a model that reads none, or of other sizes than it takes; an empty or too long prompt,
+                an id outside the vocabulary, a sampling parameter out of range.
         """
         sampling.check()
         prompt, generated = (tuple(int(token) for token in ids) for ids in (prompt, generated))
@@ -131,7 +140,10 @@ class Engine:
             raise UserError(f"token id {outside} is outside the vocabulary of {self.model.vocab:,}")
         if sampling.return_experts and self.model.layers == self.model.dense_layers:
             raise UserError("return_experts is asked for, and the model has no experts")
-        request = Request(prompt, sampling, on_token)
+        if media and not self._weights.has_vision:
+            raise UserError("the prompt has images or video, and this engine has no weights of a tower to read them")
+        check_media(media, len(prompt), self.model)
+        request = Request(prompt, sampling, on_token, tuple(media))
         request.resume_after(generated)
         return request
 
@@ -150,10 +162,11 @@ class Engine:
         sampling: Sampling,
         generated: abc.Sequence[int] = (),
         *,
+        media: abc.Sequence[PlacedChunk] = (),
         on_token: OnRequest | None = None,
     ) -> Request:
         """``make_request`` and ``enqueue``."""
-        request = self.make_request(prompt, sampling, generated, on_token=on_token)
+        request = self.make_request(prompt, sampling, generated, media=media, on_token=on_token)
         self.enqueue(request)
         return request
 
@@ -228,18 +241,26 @@ class Engine:
     def _forget_cache(self) -> None:
         for sequence in reversed(self._scheduler.running[:]):
             self._preempt(sequence)
-        self._scheduler.drop_prefixes()
+        self.drop_prefixes()
 
     def drop_prefixes(self) -> None:
-        """Forgets the prefixes of finished sequences: what follows does not depend on what was generated before."""
+        """Forgets the prefixes of finished sequences, and features of images.
+
+        What follows does not depend on what was generated before.
+        """
         self._scheduler.drop_prefixes()
+        self._programs.features.clear()
 
     def generate(
-        self, prompts: abc.Sequence[abc.Sequence[int]], sampling: Sampling | abc.Sequence[Sampling]
+        self,
+        prompts: abc.Sequence[abc.Sequence[int]],
+        sampling: Sampling | abc.Sequence[Sampling],
+        media: abc.Sequence[abc.Sequence[PlacedChunk]] | None = None,
     ) -> list[Request]:
-        """Runs requests to their ends, in the order given."""
+        """Runs requests to their ends, in the order given; ``media`` has the images of each prompt."""
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
-        requests = [self.submit(*pair) for pair in zip(prompts, each, strict=True)]
+        shown = [()] * len(prompts) if media is None else media
+        requests = [self.submit(*pair, media=images) for *pair, images in zip(prompts, each, shown, strict=True)]
         while any(request.state != State.FINISHED for request in requests):
             self.step()
         return requests
@@ -262,6 +283,7 @@ class Engine:
             self._prompt_tokens,
             self._cached_tokens,
             self._steps,
+            self._programs.features.computed,
         )
 
     # --- one step ---------------------------------------------------------------------------------------------------
@@ -280,7 +302,8 @@ class Engine:
         if prompts:
             self._run(*self._prefill_batch(prompts))
         decoding = [sequence for sequence in self._scheduler.running if sequence.pending == 1]
-        self._run(self._with_room(decoding, 1), 1)
+        for alike in _by_media(decoding, 1):
+            self._run(self._with_room(alike, 1), 1)
 
     def _admit(self) -> None:
         while self._waiting:
@@ -295,8 +318,12 @@ class Engine:
                 self._cached_tokens += request.cached_tokens
 
     def _prefill_batch(self, prompts: list[Sequence]) -> tuple[list[Sequence], int]:
-        """The oldest prompts, as many as one program takes at the width that suits the first of them."""
+        """The oldest prompts, as many as one program takes at the width that suits the first of them.
+
+        Prompts whose next ids are text alone never share a program with images.
+        """
         width = shapes.prefill_width(prompts[0].pending)
+        prompts = next(alike for alike in _by_media(prompts, width) if prompts[0] in alike)
         rows = Counter()  # of each device
         oldest = []
         for sequence in prompts:
@@ -361,6 +388,13 @@ class Engine:
         request.state, request.finish_reason = State.FINISHED, reason
         if request.on_token is not None:
             request.on_token(request)
+
+
+def _by_media(sequences: list[Sequence], width: int) -> list[list[Sequence]]:
+    """Sequences among whose next ``width`` ids are images, and those that read text alone; none that is empty."""
+    shown = [sequence for sequence in sequences if sequence.reads_media(width)]
+    text = [sequence for sequence in sequences if sequence not in shown]
+    return [alike for alike in (shown, text) if alike]
 
 
 def _score_prompt(sequence: Sequence, scores: PromptScores, count: int) -> None:

@@ -43,6 +43,18 @@ class Chunk(NamedTuple):
     rows: Array
 
 
+class MediaRows(NamedTuple):
+    """Features of images and video in place of the embeddings of a chunk's tokens.
+
+    Attributes:
+        features: ``[N, T, D]`` in compute dtype, read where ``placed`` is True.
+        placed: bool ``[N, T]``.
+    """
+
+    features: Array
+    placed: Array
+
+
 class Targets(NamedTuple):
     """What the log-probabilities of prompts are computed of.
 
@@ -110,6 +122,7 @@ def forward_cached(
     config: ModelConfig,
     experts: Experts | None = None,
     *,
+    media: MediaRows | None = None,
     return_experts: bool = False,
 ) -> tuple[Array, Array, Array | None]:
     """Runs the new tokens and writes their vectors to the cache.
@@ -120,6 +133,7 @@ def forward_cached(
         chunk: the new tokens.
         config: the architecture.
         experts: the routed experts where they are spread over devices, see ``feed_forward.moe``.
+        media: features of images among the new tokens; None is text alone.
         return_experts: whether the chosen experts are returned.
 
     Returns:
@@ -137,6 +151,8 @@ def forward_cached(
         return attention(weights, x, rotary, Visible(cache, layer, chunk.pages, chunk.start, among_new), config)
 
     embedded = params["embed"][chunk.tokens]
+    if media is not None:
+        embedded = jnp.where(media.placed[..., None], media.features.astype(embedded.dtype), embedded)
     hidden, stats = run_layers(
         params, embedded, real_NT, config=config, attend=attend, experts=experts, return_experts=return_experts
     )
@@ -169,6 +185,7 @@ def run_chunk(
     cache: Array,
     chunk: Chunk,
     targets: Targets,
+    media: MediaRows | None = None,
     *,
     config: ModelConfig,
     prompt_logprobs: bool = False,
@@ -186,6 +203,7 @@ def run_chunk(
         cache: as in ``forward_cached``.
         chunk: the new tokens.
         targets: read where log-probabilities are asked for.
+        media: features of images among the new tokens; None, text alone, is a program of its own.
         config: the architecture.
         prompt_logprobs: whether log-probabilities of the targets are returned.
         prompt_top: K, how many of the most likely tokens are returned with them.
@@ -195,13 +213,13 @@ def run_chunk(
     asked = {"prompt_logprobs": prompt_logprobs, "prompt_top": prompt_top, "return_experts": return_experts}
     local = functools.partial(_run_rows, config=config, **asked)
     if mesh is None:
-        return local(params, cache, chunk, targets)
+        return local(params, cache, chunk, targets, media)
     return jax.shard_map(
         functools.partial(local, experts=make_experts(config, mesh)),
         mesh=mesh,
-        in_specs=(param_specs(params, config, mesh), CACHE, ROWS, ROWS),
+        in_specs=(param_specs(params, config, mesh), CACHE, ROWS, ROWS, ROWS),
         out_specs=ChunkOutput(ROWS, ROWS, ROWS, CACHE),
-    )(params, cache, chunk, targets)
+    )(params, cache, chunk, targets, media)
 
 
 def _run_rows(
@@ -209,6 +227,7 @@ def _run_rows(
     cache: Array,
     chunk: Chunk,
     targets: Targets,
+    media: MediaRows | None,
     *,
     config: ModelConfig,
     prompt_logprobs: bool,
@@ -217,7 +236,8 @@ def _run_rows(
     experts: Experts | None = None,
 ) -> ChunkOutput:
     """``run_chunk`` of one device's rows."""
-    hidden, cache, expert_ids = forward_cached(params, cache, chunk, config, experts, return_experts=return_experts)
+    asked = {"media": media, "return_experts": return_experts}
+    hidden, cache, expert_ids = forward_cached(params, cache, chunk, config, experts, **asked)
     head = head_weight(params)
     last = jnp.take_along_axis(hidden, jnp.maximum(chunk.count - 1, 0)[:, None, None], axis=1)[:, 0]
     logits = jnp.einsum("nd,vd->nv", last, head, preferred_element_type=jnp.float32)

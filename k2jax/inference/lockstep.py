@@ -21,6 +21,7 @@ from typing import Any
 from k2jax.client import Completion, OnToken, Sampling
 from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
+from k2jax.inference.media import PlacedChunk
 from k2jax.inference.request import Request, RequestWatch
 
 _CURRENT: contextvars.ContextVar[dict[int, Participant]] = contextvars.ContextVar("participants")
@@ -173,8 +174,9 @@ class LockstepClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[PlacedChunk] = (),
     ) -> Completion:
-        """Generates after a prompt; see ``Client.generate``.
+        """Generates after a prompt with ``media``, see ``Engine.make_request``; see ``Client.generate``.
 
         Raises:
             UserError: a prompt or sampling parameter that the engine refuses; a caller that is no participant, or that
@@ -191,7 +193,7 @@ class LockstepClient:
         call = _Call(participant if self._deterministic else None)
         generated = () if resume is None else resume.tokens
         watch = RequestWatch(call.deliver, resume, on_token)
-        request = self._engine.make_request(prompt, sampling, generated, on_token=watch)
+        request = self._engine.make_request(prompt, sampling, generated, media=media, on_token=watch)
         if call.participant is not None:
             request.order, call.participant.waits = call.participant.key, True
         self._calls[request] = call

@@ -1,7 +1,8 @@
 """Who owns which page of the cache, and which pages hold a prefix that can be used again.
 
-A full page is known by a digest of the weights' version and of every token up to its end, so equal digests mean equal
-contents. Pages without users keep their contents until they are needed; the least recently used page goes first.
+A full page is known by a digest of the weights' version and of every token up to its end, images by their content, so
+equal digests mean equal contents. Pages without users keep their contents until they are needed; the least recently
+used page goes first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import numpy as np
 
 from k2jax.inference.forward import SCRATCH_PAGE
+from k2jax.inference.media import PlacedChunk, content_of
 
 
 class PagePool:
@@ -104,10 +106,11 @@ class PagePool:
         self._experts.pop(page, None)
 
 
-def digests(tokens: Sequence[int], size: int, version: int) -> Iterator[bytes]:
-    """One digest per full page of ``tokens``."""
+def digests(tokens: Sequence[int], size: int, version: int, media: Sequence[PlacedChunk] = ()) -> Iterator[bytes]:
+    """One digest per full page of ``tokens``; the images of ``media`` count by their content and place."""
     digest = version.to_bytes(8, "little", signed=True)
     for end in range(size, len(tokens) + 1, size):
         page = np.asarray(tokens[end - size : end], np.int64).tobytes()
-        digest = hashlib.blake2b(digest + page, digest_size=16).digest()
+        shown = content_of(media, end - size, end)
+        digest = hashlib.blake2b(digest + page + shown, digest_size=16).digest()
         yield digest

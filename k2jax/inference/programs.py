@@ -15,11 +15,12 @@ from k2jax.client import MAX_TOP_LOGPROBS
 from k2jax.config.schema import ModelConfig
 from k2jax.inference import shapes
 from k2jax.inference.batch import BatchRows
-from k2jax.inference.forward import PromptScores, empty_cache, run_chunk
+from k2jax.inference.forward import MediaRows, PromptScores, empty_cache, run_chunk
 from k2jax.inference.mesh import ROWS, device_count, fetch, place
 from k2jax.inference.sampler import sample
 from k2jax.inference.scheduler import Sequence
-from k2jax.inference.weights import EngineWeights
+from k2jax.inference.tower import FeatureStore
+from k2jax.inference.weights import VISION, EngineWeights
 from pallas_kernels.implementation import resolve
 
 TOP_SIZES = [0, 1, MAX_TOP_LOGPROBS]
@@ -57,12 +58,24 @@ class Programs:
         sizes: of the engine.
         mesh: of ``inference.mesh.make_engine_mesh``; None is the default device.
         donate: as in ``EngineWeights``.
+        feature_bytes: most features of images that are kept.
 
     Attributes:
         weights: the engine's copy of the weights.
+        features: of images and video; empty where the weights have no tower.
     """
 
-    def __init__(self, model: ModelConfig, params: Any, sizes: shapes.EngineSizes, mesh: Mesh | None, donate: bool):
+    def __init__(
+        self,
+        model: ModelConfig,
+        params: Any,
+        sizes: shapes.EngineSizes,
+        mesh: Mesh | None,
+        *,
+        donate: bool,
+        feature_bytes: int,
+    ):
+        self.features = FeatureStore(model, mesh, feature_bytes)
         self.weights = EngineWeights(params, model, mesh, donate=donate)
         self._model, self._mesh = model, mesh
         pages = sizes.pages + sizes.devices  # with a scratch page on every device
@@ -92,12 +105,19 @@ class Programs:
         variant["prompt_top"] = min(top, self._model.vocab)
         if self._cache is None:
             self._cache = self._empty_cache()
-        output = run_chunk(self.weights.params, self._cache, chunk, targets, **variant)
+        decoder = {group: part for group, part in self.weights.params.items() if group != VISION}
+        output = run_chunk(decoder, self._cache, chunk, targets, self._media(rows, width), **variant)
         self._cache = output.cache
         drawn = self._sample(output.logits, rows) if any(rows.done()) else None
         return self._results(
             rows, fetch(output.scores) if scored else None, fetch(output.experts) if routed else None, drawn
         )
+
+    def _media(self, rows: BatchRows, width: int) -> MediaRows | None:
+        images = rows.images()
+        if not images:
+            return None
+        return self._place(rows.media(width, self.features.features(self.weights.params[VISION], images)))
 
     def _results(
         self,

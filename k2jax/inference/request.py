@@ -10,6 +10,7 @@ import enum
 import numpy as np
 
 from k2jax.client import UNKNOWN_VERSION, Completion, OnToken, Sampling, new_completion
+from k2jax.inference.media import PlacedChunk
 
 
 class State(enum.Enum):
@@ -32,6 +33,7 @@ class Request:
         sampling: see Sampling.
         on_token: called with the request after each new token, and once when it finishes without one; True ends the
             request with finish reason ``stop``. It must not block.
+        media: images and chunks of video, in the order of the prompt's tokens that they stand for.
         order: rank among waiting requests where the caller sorts them, see ``Engine.sort_waiting``.
         scored_temperature: divides the logits that ``prompt_logprobs`` are computed from.
         tokens: int32, generated ones, after those that the request was submitted with.
@@ -51,6 +53,7 @@ class Request:
     prompt: tuple[int, ...]
     sampling: Sampling
     on_token: Callable[[Request], bool | None] | None = None
+    media: tuple[PlacedChunk, ...] = ()
     order: tuple[int, ...] = ()
     scored_temperature: float = 1.0
     tokens: array[int] = dataclasses.field(default_factory=lambda: array("i"))

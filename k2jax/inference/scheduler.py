@@ -12,6 +12,7 @@ import itertools
 
 import numpy as np
 
+from k2jax.inference.media import PlacedChunk, content_of, within
 from k2jax.inference.page_pool import PagePool, digests
 from k2jax.inference.request import Request
 
@@ -40,6 +41,11 @@ class Sequence:
     def pending(self) -> int:
         """Number of ids that are not in the pages yet."""
         return len(self.ids) - self.computed
+
+    def reads_media(self, width: int) -> bool:
+        """Whether images stand for some of its next ``width`` ids."""
+        end = self.computed + min(width, self.pending)
+        return any(within(self.request.media, self.computed, end))
 
     def add_experts(self, experts: np.ndarray) -> None:
         """Takes the experts ``[N, expert layers, active experts]`` of the next N ids, before they count as computed."""
@@ -99,7 +105,7 @@ class Scheduler:
         if len(self.running) == self.slots * len(self._pools):
             return None
         ids, reusable = request.ids, not request.sampling.prompt_logprobs
-        wanted = list(self._digests(ids[:-1], version)) if reusable else []
+        wanted = list(self._digests(request, ids[:-1], version)) if reusable else []
         known = [pool.find(wanted, request.sampling.return_experts) for pool in self._pools]
         idle, busy = self._by_preference(known)
         # Waiting for a prefix is cheaper than computing it again, or than crowding the device that has it.
@@ -132,7 +138,8 @@ class Scheduler:
         size = self.page_size
         full, cached = sequence.computed // size, sequence.cached // size
         if full > cached:
-            known = enumerate(zip(sequence.pages, self._digests(sequence.ids[: full * size], version), strict=False))
+            wanted = self._digests(sequence.request, sequence.ids[: full * size], version)
+            known = enumerate(zip(sequence.pages, wanted, strict=False))
             for i, (page, digest) in itertools.islice(known, cached, None):
                 experts = None if sequence.experts is None else sequence.experts[i * size : (i + 1) * size].copy()
                 self._pools[sequence.device].cache_prefix(page, digest, experts)
@@ -154,8 +161,8 @@ class Scheduler:
         for pool in self._pools:
             pool.drop_all()
 
-    def _digests(self, ids: abc.Sequence[int], version: int) -> Iterator[bytes]:
-        return digests(ids, self.page_size, version)
+    def _digests(self, request: Request, ids: abc.Sequence[int], version: int) -> Iterator[bytes]:
+        return digests(ids, self.page_size, version, request.media)
 
     def _by_preference(self, known: list[list[int]]) -> tuple[list[int], list[int]]:
         """Devices with a free slot, the longest prefix first: those with about the least load, and the others."""
@@ -172,7 +179,7 @@ class Scheduler:
         return any(
             other.pending > 1
             and other.request.sampling.return_experts >= request.sampling.return_experts
-            and other.computed < common_pages(ids, other.ids, self.page_size)
+            and other.computed < common_pages((ids, request.media), (other.ids, other.request.media), self.page_size)
             for other in self.on(device)
         )
 
@@ -190,9 +197,16 @@ class Scheduler:
         return sequence
 
 
-def common_pages(a: abc.Sequence[int], b: abc.Sequence[int], size: int) -> int:
-    """Leading ids that both have in common, in whole pages."""
+Prompt = tuple[abc.Sequence[int], abc.Sequence[PlacedChunk]]
+"""Ids, and the images that stand for some of them."""
+
+
+def common_pages(a: Prompt, b: Prompt, size: int) -> int:
+    """Leading ids that both have in common, images by their content, in whole pages."""
+    (ids, media), (other_ids, other_media) = a, b
     end = 0
-    while len(a) >= end + size and a[end : end + size] == b[end : end + size]:
+    while len(ids) >= end + size and ids[end : end + size] == other_ids[end : end + size]:
+        if content_of(media, end, end + size) != content_of(other_media, end, end + size):
+            break
         end += size
     return end

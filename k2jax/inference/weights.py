@@ -23,11 +23,15 @@ from k2jax.errors import UserError
 from k2jax.inference.checksum import combine, replica_sums, seed_of
 from k2jax.inference.mesh import default_sharding, fetch, spread
 from k2jax.model import cast_params, model_specs
+from k2jax.model.vision import vision_specs
 from k2jax.params import ParamSpec, Specs, is_spec, map_specs, named_specs
 from k2jax.sharding import param_shardings
 
 Name = str | tuple[str, int]
 """``moe/attention/q_b`` is a whole weight, stacked over its layers; ``("moe/attention/q_b", 3)`` is row 3 of it."""
+
+VISION = "vision"
+"""Group of the tower and the projector, whole on every device. Its layers stay stacked, and are a part of the group."""
 
 Leaves = Iterable[tuple[Name, Any]] | Mapping[Name, Any]
 
@@ -42,8 +46,8 @@ class EngineWeights:
     """The weights that an engine computes with, in the dtype of the embedding.
 
     Args:
-        params: parameter tree of ``model_specs(model)``, of NumPy or JAX arrays; it is copied. A tree of
-            ShapeDtypeStructs says the dtypes alone: the weights are incomplete until the first update.
+        params: parameter tree of ``model_specs(model)`` or ``multimodal_specs(model)``, of NumPy or JAX arrays, which
+            are copied. A tree of ShapeDtypeStructs says dtypes alone: weights are incomplete until the first update.
         model: the architecture.
         mesh: of ``inference.mesh.make_engine_mesh``; None is the default device.
         stacked: whether layers stay stacked. By default they do not on a CPU, see ``model.unstack_layers``.
@@ -53,6 +57,7 @@ class EngineWeights:
         params: the tree that programs read. Its arrays change with ``update``.
         dtype: of the embedding, in which programs compute.
         complete: whether all weights belong to one update; False before the first and after one that broke off.
+        has_vision: whether the weights of a tower are among them.
 
     Raises:
         UserError: experts that do not divide over the mesh, or weights that are not the model's.
@@ -61,11 +66,14 @@ class EngineWeights:
     def __init__(
         self, params: dict, model: ModelConfig, mesh: Mesh | None, stacked: bool | None = None, donate: bool = False
     ):
-        specs = model_specs(model)
-        self._specs: dict[str, ParamSpec] = dict(named_specs(specs))
+        specs, self.has_vision = model_specs(model), VISION in params
+        shardings = param_shardings(specs, mesh) if mesh else {}
+        if self.has_vision:
+            specs = {**specs, VISION: vision_specs(model)}
+            shardings |= {VISION: param_shardings(specs[VISION], mesh, {})} if mesh else {}
         default = default_sharding()
-        shardings = map_specs(lambda spec: default, specs) if mesh is None else param_shardings(specs, mesh)
-        self._shardings: dict[str, Sharding] = dict(named_leaves(shardings))
+        self._specs: dict[str, ParamSpec] = dict(named_specs(specs))
+        self._shardings: dict[str, Sharding] = dict(named_leaves(shardings or map_specs(lambda spec: default, specs)))
         named = named_leaves(params)
         leaves = self.check(named)
         self._dtypes = {name: leaf.dtype for name, leaf in named_leaves(_cast_dtypes(params, specs))}
@@ -108,7 +116,10 @@ class EngineWeights:
 
     def release(self) -> None:
         """Gives the memory of all weights back; they are incomplete until the next update."""
-        self.params = {group: _without_arrays(part, self._stacked) for group, part in self._tree.items()}
+        self.params = {
+            group: map_specs(lambda spec: None, part) if group == VISION else _without_arrays(part, self._stacked)
+            for group, part in self._tree.items()
+        }
         self.complete = False
 
     def target(self, name: str) -> jax.ShapeDtypeStruct:
@@ -144,7 +155,7 @@ class EngineWeights:
         """The arrays of a weight: number of the first layer, or None, seeds of the checksum, and the array."""
         group, *path = name.split("/")
         if spec.axes[0] != "layers":
-            yield None, seed_of(name), self.params[group]
+            yield None, seed_of(name), _node(self.params, [group, *path])[name.split("/")[-1]]
         elif isinstance(self.params[group], list):
             for row, layer in enumerate(self.params[group]):
                 yield row, seed_of(name, row), _node(layer, path)[path[-1]]
@@ -188,9 +199,10 @@ class EngineWeights:
         whole, row = (name, None) if isinstance(name, str) else name
         group, *path = whole.split("/")
         part = self.params[group]
-        if not path:
-            self.params[group] = None  # before there is a second one
-            self.params[group] = self._owned(whole, array, False, donate)
+        if self._specs[whole].axes[0] != "layers":
+            node, key = _node(self.params, [group, *path]), whole.split("/")[-1]
+            node[key] = None  # before there is a second one
+            node[key] = self._owned(whole, array, False, donate)
         elif isinstance(part, list):
             for i in range(len(part)) if row is None else (row,):
                 node = _node(part[i], path)

@@ -11,6 +11,7 @@ from typing import Any
 
 from k2jax.client import Sampling
 from k2jax.inference.engine import Engine, EngineStats, OnRequest
+from k2jax.inference.media import PlacedChunk
 from k2jax.inference.request import Request
 
 
@@ -36,16 +37,17 @@ class Worker:
         sampling: Sampling,
         generated: Sequence[int] = (),
         *,
+        media: Sequence[PlacedChunk] = (),
         on_token: OnRequest | None = None,
         scored_temperature: float = 1.0,
     ) -> Request:
         """Queues a request; see ``Engine.submit``, and ``Request`` for ``scored_temperature``.
 
         Raises:
-            UserError: a prompt or sampling parameter that the engine refuses; nothing is queued.
+            UserError: a prompt, image or sampling parameter that the engine refuses; nothing is queued.
             RuntimeError: the worker has failed or stopped.
         """
-        request = self._engine.make_request(prompt, sampling, generated, on_token=on_token)
+        request = self._engine.make_request(prompt, sampling, generated, media=media, on_token=on_token)
         request.scored_temperature = scored_temperature
         self._put(lambda: self._engine.enqueue(request))
         return request

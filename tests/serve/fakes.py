@@ -37,10 +37,10 @@ class FakeEngine:
         self.asked = []
         self.logprob = -0.25
 
-    def make_request(self, prompt, sampling, generated=(), *, on_token=None):
+    def make_request(self, prompt, sampling, generated=(), *, media=(), on_token=None):
         sampling.check()
         self.asked.append((tuple(prompt), sampling))
-        return Request(tuple(prompt), sampling, on_token)
+        return Request(tuple(prompt), sampling, on_token, tuple(media))
 
     def enqueue(self, request):
         self.waiting.append(request)
@@ -122,10 +122,10 @@ class Live:
 
 
 @contextlib.contextmanager
-def live(engine, tokenizer, *, vocab, max_length=256, keys=(), max_queue=200, max_body_bytes=1 << 16):
+def live(engine, tokenizer, *, vocab, max_length=256, keys=(), max_queue=200, max_body_bytes=1 << 16, media=None):
     """A server on a free port, until the end of the block."""
     worker = Worker(engine)
-    card = ModelCard(NAME, tokenizer, vocab, max_length, chat_format_or_none(tokenizer))
+    card = ModelCard(NAME, tokenizer, vocab, max_length, chat_format_or_none(tokenizer), media=media)
     service = Service(worker, card, max_queue)
     app = make_app(service, ApiKeys(keys), max_body_bytes)
     sock = socket.create_server(("127.0.0.1", 0))
