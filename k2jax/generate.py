@@ -3,15 +3,18 @@
 Example:
     python -m k2jax.generate --checkpoint=smollm2 --prompt="Once upon a time"
     python -m k2jax.generate --checkpoint=smollm2 --prompt="What is the capital of France?" --chat --temperature=0
+    python -m k2jax.generate --checkpoint=path/to/Kimi-K2.5 --image=photo.jpg --prompt="What is this?" --chat
 """
 
 import secrets
 import sys
 import time
+from typing import Any
 
 from absl import flags
 
 from k2jax import cli, runtime
+from k2jax.errors import UserError
 
 
 def define(values: flags.FlagValues) -> None:
@@ -19,6 +22,9 @@ def define(values: flags.FlagValues) -> None:
     to = {"flag_values": values}
     flags.DEFINE_string("checkpoint", None, "A workdir, one of its steps, a Hugging Face folder, or smollm2.", **to)
     flags.DEFINE_string("prompt", None, "Text to continue, or message to answer.", **to)
+    text = "File or URL of an image before the prompt; may be given several times."
+    flags.DEFINE_multi_string("image", [], text, **to)
+    flags.DEFINE_multi_string("video", [], "The same of a video, after the images.", **to)
     flags.DEFINE_bool("chat", False, "Answer the prompt as a user's message in a chat.", **to)
     flags.DEFINE_integer("max_tokens", 256, "Most tokens to generate.", **to)
     flags.DEFINE_float("temperature", 1.0, "Divides the logits; 0 takes the most likely token.", **to)
@@ -37,21 +43,15 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.inference.loading import load_engine
     from k2jax.inference.mesh import make_engine_mesh
     from k2jax.inference.request import Request
-    from k2jax.text.chat import ChatBuilder, chat_format
+    from k2jax.text.chat import chat_format
     from k2jax.text.streaming import TextStream
 
     seed = secrets.randbelow(2**32) if values.seed is None else values.seed
     sampling = Sampling(values.max_tokens, values.temperature, values.top_p, seed=seed)
     sampling.check()
     tokenizer = tokenizer_of(values.checkpoint)
-    ends = {tokenizer.eos}
-    if values.chat:
-        builder = ChatBuilder(chat_format(tokenizer))
-        builder.add({"role": "user", "content": values.prompt})
-        builder.open_assistant()
-        prompt, ends = builder.tokens, ends | {builder.format.end}
-    else:
-        prompt = tokenizer.encode_document(values.prompt)
+    ends = {tokenizer.eos, chat_format(tokenizer).end} if values.chat else {tokenizer.eos}
+    prompt, media = _prompt(values, tokenizer)
     text, times = TextStream(tokenizer, prompt), []
 
     def show(request: Request) -> None:
@@ -61,14 +61,42 @@ def main(values: flags.FlagValues) -> None:
 
     mesh = make_engine_mesh(expert=values.expert)
     sizes = {"slots": values.expert, "max_length": len(prompt) + values.max_tokens}
-    engine = load_engine(values.checkpoint, values.dtype, mesh, **sizes)
+    engine = load_engine(values.checkpoint, values.dtype, mesh, vision=bool(media), **sizes)
     sampling = Sampling(**vars(sampling) | {"stop_tokens": tuple(ends)})
     began = time.perf_counter()
-    engine.submit(prompt, sampling, on_token=show)
+    engine.submit(prompt, sampling, media=media, on_token=show)
     while engine.has_work():
         engine.step()
     print(text.end(), flush=True)
     print(_speed(len(prompt), began, times), file=sys.stderr)
+
+
+def _prompt(values: flags.FlagValues, tokenizer: Any) -> tuple[list[int], tuple[Any, ...]]:
+    """Token ids of the prompt, and its images and videos; reading these needs the extra ``vision``."""
+    from k2jax.convert.loading import open_pretrained
+    from k2jax.text.chat import chat_format, render_history
+
+    if not (values.image or values.video):
+        if not values.chat:
+            return tokenizer.encode_document(values.prompt), ()
+        builder = render_history(chat_format(tokenizer), [{"role": "user", "content": values.prompt}])
+        builder.open_assistant()
+        return builder.tokens, ()
+    try:
+        from k2jax.data.images.processor import ImageProcessor
+    except ModuleNotFoundError as error:
+        raise UserError(f'{error.name} is not installed: pip install -e ".[vision]"') from None
+    from k2jax.inference.media_prompt import chat_prompt, document_prompt
+
+    vision = open_pretrained(values.checkpoint).model.vision
+    if not vision.layers:
+        raise UserError(f"{values.checkpoint} reads text alone; --image and --video need a model with a tower")
+    content = [{"type": "image", "image": path} for path in values.image]
+    content += [{"type": "video", "video": path} for path in values.video]
+    content += [{"type": "text", "text": values.prompt}]
+    if values.chat:
+        return chat_prompt([{"role": "user", "content": content}], tokenizer, ImageProcessor(vision))
+    return document_prompt(content, tokenizer, ImageProcessor(vision))
 
 
 def _speed(prompt: int, began: float, times: list[float]) -> str:

@@ -20,8 +20,8 @@ from k2jax.convert.packaged import PACKAGED, open_packaged, packaged_tokenizer
 from k2jax.convert.source import Source, open_folder
 from k2jax.errors import UserError
 from k2jax.model import K2, model_specs
-from k2jax.model.vision import multimodal_specs, vision_specs
-from k2jax.params import ParamSpec, is_spec, map_specs, named_specs
+from k2jax.model.vision import multimodal_specs
+from k2jax.params import ParamSpec, Specs, is_spec, map_specs, named_specs
 from k2jax.sharding import param_shardings
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -82,14 +82,14 @@ class Opened(NamedTuple):
         for (name, spec), sharding in zip(named_specs(specs), jax.tree.leaves(shardings), strict=True):
             yield name, _place(self.read, name, spec, sharding, self._kept(spec, dtype))
 
-    def host_leaves(self) -> Iterator[tuple[str, np.ndarray]]:
-        """As ``leaves``, of the decoder alone, whole in this process' memory and as they are stored."""
-        for name, spec in named_specs(model_specs(self.model)):
+    def host_leaves(self, vision: bool = False) -> Iterator[tuple[str, np.ndarray]]:
+        """As ``leaves``, whole in this process' memory and as they are stored; with ``vision`` also the tower's."""
+        for name, spec in named_specs(_specs(self.model, vision)):
             yield name, self.read(name, spec, tuple(slice(0, size) for size in spec.shape))
 
-    def abstract(self, dtype: Any = None) -> Any:
-        """Shapes and dtypes of the decoder's weights, a tree of ShapeDtypeStructs."""
-        specs = model_specs(self.model)
+    def abstract(self, dtype: Any = None, vision: bool = False) -> Any:
+        """Shapes and dtypes of the weights that ``host_leaves`` reads, a tree of ShapeDtypeStructs."""
+        specs = _specs(self.model, vision)
         leaves = [
             jax.ShapeDtypeStruct(spec.shape, self._kept(spec, dtype) or self.dtype(name, spec))
             for name, spec in named_specs(specs)
@@ -130,17 +130,22 @@ def from_pretrained(
 def load_pretrained(path: str | Path, dtype: Any = None, mesh: Mesh | None = None, vision: bool = False) -> Pretrained:
     """Loads architecture and parameters of the decoder, with ``vision`` also of the tower; see ``from_pretrained``."""
     opened = open_pretrained(path)
-    shardings = shardings_on(opened.model, mesh)
-    if vision and opened.model.vision.layers:
-        tower, default = vision_specs(opened.model), SingleDeviceSharding(jax.devices()[0])
-        shardings["vision"] = param_shardings(tower, mesh, {}) if mesh else map_specs(lambda spec: default, tower)
-    return Pretrained(opened.model, opened.params(shardings, dtype), opened.origin)
+    return Pretrained(opened.model, opened.params(shardings_on(opened.model, mesh, vision), dtype), opened.origin)
 
 
-def shardings_on(model: ModelConfig, mesh: Mesh | None) -> Any:
-    """Shardings of every weight of a decoder on a mesh; None is the default device."""
-    specs, default = model_specs(model), SingleDeviceSharding(jax.devices()[0])
-    return param_shardings(specs, mesh) if mesh else map_specs(lambda spec: default, specs)
+def shardings_on(model: ModelConfig, mesh: Mesh | None, vision: bool = False) -> Any:
+    """Shardings of every weight of a decoder on a mesh, with ``vision`` also of the tower; None: the default device."""
+    specs, default = _specs(model, vision), SingleDeviceSharding(jax.devices()[0])
+    if mesh is None:
+        return map_specs(lambda spec: default, specs)
+    shardings = param_shardings(model_specs(model), mesh)
+    if "vision" in specs:
+        shardings["vision"] = param_shardings(specs["vision"], mesh, {})
+    return shardings
+
+
+def _specs(model: ModelConfig, vision: bool) -> Specs:
+    return multimodal_specs(model) if vision else model_specs(model)
 
 
 def open_pretrained(path: str | Path) -> Opened:

@@ -13,6 +13,8 @@ _LAZY = {
     "LockstepClient": "k2jax.inference.client",
     "Sampling": "k2jax.client",
     "Worker": "k2jax.inference.worker",
+    "chat_prompt": "k2jax.inference.media_prompt",
+    "place_chunks": "k2jax.inference.media",
 }
 
 __all__ = list(_LAZY)

@@ -11,20 +11,24 @@ from k2jax.convert.loading import open_pretrained, shardings_on
 from k2jax.inference.engine import Engine
 
 
-def load_engine(path: str | Path, dtype: Any = None, mesh: Mesh | None = None, **sizes: int) -> Engine:
+def load_engine(
+    path: str | Path, dtype: Any = None, mesh: Mesh | None = None, *, vision: bool = False, **sizes: int
+) -> Engine:
     """Opens a checkpoint argument, makes an engine, and reads the weights into it one by one.
 
     Args:
         path: as of ``from_pretrained``.
         dtype: of weights and computation; None keeps what is stored.
         mesh: of ``inference.mesh.make_engine_mesh``; None is the default device.
+        vision: whether to load the tower of a model that has one, to read images.
         **sizes: of the engine, such as ``slots`` and ``max_length``.
 
     Raises:
         UserError: it cannot be read, or the sizes are invalid; those are checked before any weight is read.
     """
     opened = open_pretrained(path)
-    engine = Engine(opened.model, opened.abstract(dtype), mesh=mesh, **sizes)
-    leaves = opened.leaves(shardings_on(opened.model, mesh), dtype) if mesh else opened.host_leaves()
+    engine = Engine(opened.model, opened.abstract(dtype, vision), mesh=mesh, **sizes)
+    shardings = shardings_on(opened.model, mesh, vision) if mesh else None
+    leaves = opened.leaves(shardings, dtype) if mesh else opened.host_leaves(vision)
     engine.update_params(leaves, engine.version, donate=True)
     return engine
