@@ -13,6 +13,7 @@ from typing import Any
 from k2jax.api.encoding import dump_json
 from k2jax.api.errors import bad_request, unsupported
 from k2jax.api.fields import Fields
+from k2jax.api.media import start_reading
 from k2jax.api.model_card import ModelCard
 from k2jax.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
 from k2jax.errors import UserError
@@ -100,9 +101,9 @@ def render(conversation: Conversation, card: ModelCard, limit_field: str = "max_
             it asks for; the error names it.
     """
     with api_errors():
-        prompt = _render(conversation, card)
-        request = dataclasses.replace(conversation.options, prompts=(prompt,), tools=bool(conversation.tools))
-        return check_room(limit_field, request, card)
+        prompt, media = _render(conversation, card)
+        rendered = {"prompts": (prompt,), "media": media, "tools": bool(conversation.tools)}
+        return check_room(limit_field, dataclasses.replace(conversation.options, **rendered), card)
 
 
 def start_builder(tools: tuple[Mapping[str, Any], ...], card: ModelCard) -> ChatBuilder:
@@ -168,10 +169,10 @@ def _is_deep(value: Any) -> bool:
     return bool(level)
 
 
-def _render(conversation: Conversation, card: ModelCard) -> tuple[int, ...]:
-    """Token ids of a conversation, up to the beginning of the assistant's next message."""
+def _render(conversation: Conversation, card: ModelCard) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """Token ids of a conversation, up to the beginning of the assistant's next message, and its images."""
     assert card.chat is not None
-    builder = start_builder(conversation.tools, card)
+    builder, reading = start_builder(conversation.tools, card), start_reading(card.media)
     messages = conversation.messages
     if card.chat.thinks:
         try:
@@ -180,11 +181,11 @@ def _render(conversation: Conversation, card: ModelCard) -> tuple[int, ...]:
             raise bad_request(conversation.origins[0].partition("[")[0], str(error)) from None
     for message, origin in zip(messages, conversation.origins, strict=True):
         try:
-            builder.add(message)
+            builder.add(reading.read(message))
         except UserError as error:
             raise bad_request(origin, str(error)) from None
         # Checked here so that the rest of a conversation that is too long is not encoded.
         check_prompt_length(origin.partition("[")[0], len(builder.tokens), card)
     builder.open_assistant(conversation.options.thinking)
     check_prompt_length(conversation.origins[-1].partition("[")[0], len(builder.tokens), card)
-    return tuple(builder.tokens)
+    return tuple(builder.tokens), reading.place(builder.tokens)

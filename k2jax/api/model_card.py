@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from k2jax.api.errors import ApiError
+from k2jax.api.media import MediaReader
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatFormat, chat_format
 from k2jax.text.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ class ModelCard:
         max_length: longest sequence, prompt and response together [tokens].
         chat: its chat format, or None if the tokenizer has none.
         created: start time of the server [Unix seconds].
+        media: reads the images of messages; None for a model of text alone.
     """
 
     name: str
@@ -31,6 +33,7 @@ class ModelCard:
     max_length: int
     chat: ChatFormat | None
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    media: MediaReader | None = None
 
     @property
     def json(self) -> dict[str, Any]:

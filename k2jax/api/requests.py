@@ -45,6 +45,7 @@ class GenerationRequest:
         tools: whether tool calls are parsed.
         reasoning: whether the answer may hold reasoning, which the response has apart.
         thinking: whether it begins inside the reasoning.
+        media: images and chunks of video in the only prompt, as the card's ``MediaReader`` places them.
         record: name under which a gateway records the answer; dialects put it where clients send it back unread.
     """
 
@@ -61,6 +62,7 @@ class GenerationRequest:
     tools: bool = False
     reasoning: bool = False
     thinking: bool = False
+    media: tuple[Any, ...] = ()
     record: str = ""
 
     @property

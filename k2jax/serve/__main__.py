@@ -12,11 +12,14 @@ grace period and then ends the server with exit code 0.
 """
 
 import sys
+from typing import Any
 
 from absl import flags
 
 from k2jax import cli, runtime
 from k2jax.errors import UserError
+
+BODY_OF_TEXT, BODY_WITH_IMAGES = 4 << 20, 32 << 20
 
 
 def define(values: flags.FlagValues) -> None:
@@ -34,8 +37,17 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("data", 1, "Data-parallel groups of devices.", **to, lower_bound=1)
     flags.DEFINE_integer("max_length", 4096, "Longest sequence, prompt and response together [tokens].", **to)
     flags.DEFINE_integer("max_queue", 256, "Most choices that wait for a slot.", **to, lower_bound=0)
-    flags.DEFINE_integer("max_body_bytes", 4 << 20, "Longest request body [bytes].", **to, lower_bound=1)
+    text = "Longest request body [bytes]; default: 4 MiB, 32 MiB for a model that reads images."
+    flags.DEFINE_integer("max_body_bytes", None, text, **to, lower_bound=1)
     flags.DEFINE_float("grace_seconds", 30.0, "Time for running requests after SIGTERM [s].", **to, lower_bound=0.0)
+    flags.DEFINE_integer("max_images", 64, "Most images and frames of video of a request.", **to, lower_bound=0)
+    flags.DEFINE_float("max_megapixels", 50.0, "Most pixels of all images of a request [10^6].", **to, lower_bound=0.0)
+    text = "Largest file of an image [10^6 bytes]."
+    flags.DEFINE_float("max_image_megabytes", 20.0, text, **to, lower_bound=0.0)
+    text = "Hosts whose http and https URLs of images are opened, HOST or HOST:PORT; default: none, data URLs alone."
+    flags.DEFINE_list("image_hosts", [], text, **to)
+    text = "Longest download of an image [s]."
+    flags.DEFINE_float("image_seconds", 10.0, text, **to, lower_bound=0.001)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -64,16 +76,33 @@ def main(values: flags.FlagValues) -> None:
     tokenizer = tokenizer_of(values.checkpoint)
     mesh = make_engine_mesh(values.data, values.expert)
     sizes = {"slots": values.slots, "max_length": values.max_length}
-    engine = load_engine(values.checkpoint, values.dtype, mesh, **sizes)
+    engine = load_engine(values.checkpoint, values.dtype, mesh, vision=True, **sizes)
     name = values.model_name or run_folder(values.checkpoint).name
-    card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat_format_or_none(tokenizer))
+    media, chat = _reader(engine.model.vision, tokenizer, values), chat_format_or_none(tokenizer)
+    card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat, media=media)
     print("compiling the first programs", file=sys.stderr)
     engine.generate([[tokenizer.bos]], Sampling(max_tokens=2))
     worker = Worker(engine)
     service = Service(worker, card, values.max_queue)
-    app = make_app(service, keys, values.max_body_bytes)
+    app = make_app(service, keys, values.max_body_bytes or (BODY_WITH_IMAGES if media else BODY_OF_TEXT))
     run_server(app, service, sock, values.grace_seconds, f"serving {name} at {{url}}/v1")
     worker.stop()
+
+
+def _reader(vision: Any, tokenizer: Any, values: flags.FlagValues) -> Any:
+    """What reads the images of requests; None for a model or a vocabulary without them."""
+    from k2jax.text.media import MEDIA_PAD
+
+    if not (vision.layers and tokenizer.has_special(MEDIA_PAD)):
+        return None
+    try:
+        from k2jax.serve.download import DownloadLimits
+        from k2jax.serve.media import MediaLimits, ServedMedia
+    except ModuleNotFoundError as error:
+        raise UserError(f'{error.name} is not installed: pip install -e ".[serve,vision]"') from None
+    files = DownloadLimits(frozenset(values.image_hosts), values.max_image_megabytes, values.image_seconds)
+    limits = MediaLimits(values.max_images, values.max_megapixels, files)
+    return ServedMedia(vision, tokenizer.special_id(MEDIA_PAD), limits)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ _COUNTERS = {
     "prompt_tokens": "Prompt tokens",
     "prompt_tokens_cached": "Prompt tokens found in the prefix cache",
     "steps": "Engine steps",
+    "images_computed": "Images and chunks of video that the tower has read",
 }
 
 

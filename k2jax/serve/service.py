@@ -24,6 +24,9 @@ from k2jax.inference.engine import EngineStats
 from k2jax.inference.request import Request
 from k2jax.inference.worker import Worker
 
+MOST_MEDIA_BYTES = 2 << 30
+"""Patches of images that requests in progress hold, while there are several of them."""
+
 LOG = logging.getLogger("k2jax.serve")
 
 
@@ -68,6 +71,10 @@ class Service:
         if request.choices + sum(job.unfinished for job in self._jobs) > self._capacity:
             message = "too many requests are waiting; try again later"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+        new, held = _media_bytes(request), sum(_media_bytes(job.request) for job in self._jobs)
+        if new and held and held + new > MOST_MEDIA_BYTES:
+            message = "too many images are waiting; try again later"
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
         job = Job(request, self._jobs.discard)
         self._jobs.add(job)
         try:
@@ -106,7 +113,8 @@ class Service:
         feed = _ChoiceFeed(job, choice, self.card, asyncio.get_running_loop())
         prompt = job.request.choice_prompt(choice)
         sampling = job.request.choice_sampling(choice, self.card.max_length)
-        job.sequences.append(self._worker.submit(prompt, sampling, on_token=feed.on_token))
+        media = job.request.media
+        job.sequences.append(self._worker.submit(prompt, sampling, media=media, on_token=feed.on_token))
 
     def _discard_partial(self, job: Job) -> None:
         """Ends a job of which some choices could not be submitted; those will never deliver anything."""
@@ -114,6 +122,11 @@ class Service:
         self.cancel(job)
         if not job.unfinished:
             self._jobs.discard(job)
+
+
+def _media_bytes(request: GenerationRequest) -> int:
+    """Size of the patches of a request's images, which its choices share."""
+    return sum(placed.chunk.pixels.nbytes for placed in request.media)
 
 
 class Job:

@@ -1,0 +1,284 @@
+"""Images of requests through the official clients, against a tiny random model with a tower; and what is refused."""
+
+import base64
+import contextlib
+import http.server
+import io
+import threading
+import time
+
+import anthropic
+import jax
+import numpy as np
+from PIL import Image
+import pytest
+
+from k2jax.client import Sampling
+from k2jax.config.schema import GQAConfig, ModelConfig, VisionConfig
+from k2jax.data.images.processor import ImageProcessor
+from k2jax.data.images.reading import ImageError
+from k2jax.inference.engine import Engine
+from k2jax.inference.media_prompt import chat_prompt, document_prompt
+from k2jax.model.vision import multimodal_specs
+from k2jax.params import initialize
+from k2jax.serve import service as service_module
+from k2jax.serve.download import DownloadLimits, download
+from k2jax.serve.media import MediaLimits, ServedMedia
+from k2jax.text.media import MEDIA_PAD
+from tests.api.sample import NAME
+from tests.serve.fakes import FakeEngine, live
+from tests.text.kimi import thinking_tokenizer
+
+TOKENIZER = thinking_tokenizer()
+PAD = TOKENIZER.special_id(MEDIA_PAD)
+SEEING = ModelConfig(
+    layers=2, dense_layers=2, d_model=32, heads=4, attention="gqa", gqa=GQAConfig(kv_heads=2, head_dim=8), dense_ffn=48,
+    vocab=TOKENIZER.vocab_size, init_std=0.2, vision=VisionConfig(layers=2, width=24, heads=2, ffn=40, patch=4, grid=6),
+)  # fmt: skip
+LIMITS = MediaLimits(images=6, megapixels=0.05, files=DownloadLimits(megabytes=0.5))
+PROCESSOR = ImageProcessor(SEEING.vision, open_urls=False)
+PLAIN = {"chat_template_kwargs": {"thinking": False}}
+
+
+@pytest.fixture(scope="module")
+def params():
+    return initialize(multimodal_specs(SEEING), jax.random.key(0), SEEING.init_std)
+
+
+@pytest.fixture(scope="module")
+def server(params):
+    reader = ServedMedia(SEEING.vision, PAD, LIMITS)
+    options = {"vocab": SEEING.vocab, "media": reader, "max_body_bytes": 1 << 20}
+    with live(Engine(SEEING, params, slots=4, max_length=256), TOKENIZER, **options) as running:
+        yield running
+
+
+def picture(width, height, seed=0):
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+def png(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(data):
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def user(*parts):
+    """A message; a string that is no URL is text."""
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) and ":" not in part else
+        {"type": "image_url", "image_url": {"url": part}} if isinstance(part, str) else part
+        for part in parts
+    ]  # fmt: skip
+    return [{"role": "user", "content": content}]
+
+
+def frames(count, fps=2):
+    return {"type": "video", "video": [data_url(png(picture(16, 8, seed))) for seed in range(count)], "fps": fps}
+
+
+def ask(server, messages, **options):
+    given = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 6}
+    extra = {"return_token_ids": True, **PLAIN}
+    return server.openai().chat.completions.create(**given | options, extra_body=extra)
+
+
+def expected(params, messages):
+    """Prompt and greedy answer of another engine, whose prompt is made of the messages without a server."""
+    prompt = chat_prompt(messages, TOKENIZER, PROCESSOR, thinking=False)
+    ends = (TOKENIZER.special_id("<|im_end|>"), TOKENIZER.eos)
+    sampling = Sampling(max_tokens=6, temperature=0.0, stop_tokens=ends)
+    [request] = Engine(SEEING, params, max_length=256).generate([prompt.tokens], sampling, [prompt.media])
+    return prompt.tokens, list(request.tokens)
+
+
+def test_images_of_the_openai_client_reach_the_model(server, params):
+    first, other = (data_url(png(picture(40, 24, seed))) for seed in (1, 2))
+    messages = user("Compare", first, "and", other)
+    answer = ask(server, messages)
+    prompt, tokens = expected(params, messages)
+    assert answer.prompt_token_ids == prompt and answer.choices[0].token_ids == tokens
+    assert prompt.count(PAD) == 2 * 15
+    assert answer.usage.prompt_tokens == len(prompt)
+    computed = server.metrics()["k2jax_images_computed_total"]
+    again = ask(server, messages)
+    assert again.choices[0].token_ids == tokens and again.usage.prompt_tokens_details.cached_tokens >= 48
+    swapped = ask(server, user("Compare", other, "and", first))  # the same ids, pages of its own, known features
+    assert swapped.prompt_token_ids == prompt and swapped.usage.prompt_tokens_details.cached_tokens < 32
+    assert swapped.choices[0].token_ids == expected(params, user("Compare", other, "and", first))[1]
+    assert server.metrics()["k2jax_images_computed_total"] == computed
+
+
+def test_choices_and_streams_share_the_images_of_their_request(server):
+    messages = user(data_url(png(picture(16, 16, 7))), "?")
+    answer = ask(server, messages, n=3)
+    stream = ask(server, messages, stream=True)
+    tokens = [
+        token for chunk in stream for choice in chunk.choices for token in getattr(choice, "token_ids", None) or ()
+    ]
+    assert [choice.token_ids for choice in answer.choices] == [tokens] * 3
+
+
+def test_frames_of_a_video_are_sampled_and_share_features(server, params):
+    message = user(frames(13, fps=4), "What moves")  # two per second: 6 frames, chunks of 4 and of 2
+    answer = ask(server, message)
+    sampled = [picture(16, 8, seed) for seed in range(13)]
+    prompt, tokens = expected(params, user({"type": "video", "video": sampled, "fps": 4}, "What moves"))
+    assert answer.prompt_token_ids == prompt and prompt.count(PAD) == 2 * 2
+    assert answer.choices[0].token_ids == tokens
+
+
+def test_responses_and_anthropics_messages_have_the_same_prompt(server):
+    data = png(picture(24, 16, 3))
+    wanted = ask(server, user("Look", data_url(data))).usage.prompt_tokens
+    parts = [
+        {"type": "input_text", "text": "Look"},
+        {"type": "input_image", "image_url": data_url(data), "detail": "auto"},
+    ]
+    off = {"reasoning": {"effort": "none"}}
+    answer = server.openai().responses.create(
+        model=NAME, input=[{"role": "user", "content": parts}], max_output_tokens=2, **off
+    )
+    assert answer.usage.input_tokens == wanted
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
+    blocks = [{"type": "text", "text": "Look"}, {"type": "image", "source": source}]
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    asked = {"model": NAME, "messages": [{"role": "user", "content": blocks}], "thinking": {"type": "disabled"}}
+    usage = client.messages.create(**asked, max_tokens=2).usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == wanted
+    assert client.messages.count_tokens(**asked).input_tokens == wanted
+
+
+SMALL = data_url(png(picture(8, 8)))
+HUGE = png(Image.new("1", (5000, 5000)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (["file:///etc/passwd"], "must come in a data URL; this server does not open 'file:///etc/passwd'"),
+        ([{"type": "image_url", "image_url": {"url": "/etc/passwd"}}], "must come in a data URL"),
+        (["http://127.0.0.1:9/a.png"], "this server does not open"),
+        (["http://[::1/a.png"], "has no valid URL"),
+        (["data:image/png;base64,@@@"], "is not base64"),
+        (["data:text/plain,abc"], "must be a data URL with base64 content"),
+        ([data_url(b"<svg/>")], "image 1 cannot be decoded"),
+        ([SMALL, data_url(png(picture(40, 40))[:900])], "image 2 cannot be decoded"),
+        ([data_url(HUGE)], "image 1 has 25.0 megapixels; at most 0.05 are decoded"),
+        ([data_url(png(picture(200, 200))), data_url(png(picture(200, 200)))], "at most 0.01 are decoded"),
+        ([data_url(b"\x89PNG" + b"a" * 600_000)], "image 1 has 0.6 MB; at most 0.5 are read"),
+        ([SMALL] * 7, "a request may have 6 images and frames of video, not 7"),
+        ([SMALL, frames(6)], "a request may have 6 images and frames of video, not 7"),
+        ([{"type": "video", "video": [SMALL]}], "frames per second in fps"),
+        ([{"type": "video", "video": [SMALL], "fps": 1e-320}], "frames per second in fps"),
+        ([{"type": "video", "video": SMALL, "fps": 1}], "a list with the URL of each frame"),
+        ([{"type": "video", "video": [SMALL, data_url(png(picture(8, 16)))], "fps": 1}], "must have one size"),
+        ([{"type": "image_url"}], "image 1 needs a URL"),
+        ([{"type": "image", "image": "/etc/passwd"}], "content must be text or a list of text parts"),
+        ([data_url(png(picture(200, 100))), data_url(png(picture(160, 160)))], "longest sequence is 256 tokens"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_said_in_one_line(server, parts, message):
+    began = time.monotonic()
+    answer = server.post("chat/completions", messages=[{"role": "user", "content": "Hi"}, *user(*parts)])
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert message in error["message"] and "\n" not in error["message"] and len(error["message"]) < 300
+    assert error["param"] in ("messages[1]", "messages") and time.monotonic() - began < 5
+
+
+def test_a_model_of_text_refuses_images():
+    with live(FakeEngine(lambda request: [2]), TOKENIZER, vocab=TOKENIZER.vocab_size) as plain:
+        answer = plain.post("chat/completions", messages=user(SMALL))
+    assert answer.status_code == 400 and "this model reads text alone" in answer.json()["error"]["message"]
+
+
+def test_images_that_wait_take_a_limited_amount_of_memory(params, monkeypatch):
+    """A second request whose patches do not fit beside the first's is told to come back; alone it is taken."""
+    monkeypatch.setattr(service_module, "MOST_MEDIA_BYTES", 1)
+    reader = ServedMedia(SEEING.vision, PAD, LIMITS)
+    slow = FakeEngine(lambda request: [2 + ord("a")], seconds=0.05)
+    with live(slow, TOKENIZER, vocab=TOKENIZER.vocab_size, media=reader) as running:
+        client = running.openai()
+        stream = client.chat.completions.create(model=NAME, messages=user(SMALL), max_tokens=200, stream=True)
+        next(iter(stream))
+        refused = running.post("chat/completions", messages=user(SMALL), max_tokens=1)
+        assert refused.status_code == 429 and "too many images" in refused.json()["error"]["message"]
+        assert running.post("chat/completions", messages=user("Hi"), max_tokens=1).status_code == 200
+        stream.close()
+        running.wait_until_idle()
+        assert running.post("chat/completions", messages=user(SMALL), max_tokens=1).status_code == 200
+
+
+def test_documents_begin_with_images(params):
+    prompt = document_prompt([{"type": "image", "image": picture(16, 8)}, "What is it"], TOKENIZER, PROCESSOR)
+    [placed] = prompt.media
+    assert prompt.tokens[placed.start : placed.stop] == [PAD] * 2 == [PAD] * prompt.tokens.count(PAD)
+    text = document_prompt(["What is it"], TOKENIZER, PROCESSOR)
+    assert text == (TOKENIZER.encode_document("What is it"), ())
+
+
+class Pictures(http.server.BaseHTTPRequestHandler):
+    """Answers by path: a picture, a long or endless file, a redirect, or nothing in time."""
+
+    def do_GET(self):
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/picture")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        if self.path.startswith("/picture"):
+            self.wfile.write(png(picture(8, 8)))
+        if self.path == "/long":
+            self.wfile.write(b"a" * 600_000)
+        with contextlib.suppress(OSError):
+            while self.path == "/slow":
+                self.wfile.write(b"a")
+                time.sleep(0.05)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def host():
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
+    running.daemon_threads = True
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{running.server_port}"
+    running.shutdown()
+    running.server_close()
+
+
+def test_downloads_from_allowed_hosts_are_limited_in_size_and_time(host):
+    limits = DownloadLimits(frozenset([host]), megabytes=0.5, seconds=0.4)
+    assert download(f"http://{host}/picture?a=1#b", limits) == png(picture(8, 8))
+    refused = {"moved": "the host answers 302", "long": "more than 0.5 MB", "slow": "it takes over 0.4 seconds"}
+    for path, message in refused.items():
+        began = time.monotonic()
+        with pytest.raises(ImageError, match=message):
+            download(f"http://{host}/{path}", limits)
+        assert time.monotonic() - began < 2
+    for url in (f"http://user@{host}/picture", "http://127.0.0.1/picture", f"ftp://{host}/picture", "picture"):
+        with pytest.raises(ImageError, match="does not open"):
+            download(url, limits)
+    with pytest.raises(ImageError, match="cannot be read from"):
+        download(f"http://{host}/a b", limits)
+    with pytest.raises(ImageError, match="cannot be read from"):
+        download("http://127.0.0.1:1/picture", limits._replace(hosts=frozenset(["127.0.0.1:1"])))
+
+
+def test_the_server_opens_urls_of_allowed_hosts_alone(host):
+    allowed = LIMITS._replace(files=LIMITS.files._replace(hosts=frozenset([host])))
+    reading = ServedMedia(SEEING.vision, PAD, allowed).start()
+    [message] = user(f"http://{host}/picture")
+    tokens = [1, *[PAD] * reading.read(message)["content"][0].features[0], 2]
+    [placed] = reading.place(tokens)
+    assert placed.chunk.grid == (1, 2, 2) and placed.start == 1
