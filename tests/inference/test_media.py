@@ -101,7 +101,7 @@ def several():
     return zip(first, clip, shown(image(1, 8, 10, seed=4), 10, image(1, 2, 4, seed=5)), shown(40), strict=True)
 
 
-@pytest.mark.parametrize(("name", "slots"), [("mla", 1), ("gqa", 4)])
+@pytest.mark.parametrize(("name", "slots"), [pytest.param("mla", 1, marks=pytest.mark.slow), ("gqa", 4)])
 def test_generation_equals_the_full_pass_over_the_same_features(name, slots):
     run = engine(name, slots=slots)
     texts, media = several()
