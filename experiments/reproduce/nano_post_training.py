@@ -30,9 +30,9 @@ SEEDS = (0, 1, 2)
 KINDS = "add4+sum7+sort7"
 EASIER = "add2+sub2+sum4+sort4+rev4"  # of pretraining, which never sees a problem of the tasks
 DEMONSTRATIONS = 24_000
-DIRECT = 0.6  # share of the teacher's answers without working
+DIRECT = 0.8  # share of the teacher's answers without working
 ITERATIONS, SFT_STEPS = 70, 720
-SFT = {"stage": "sft", "data.sources.text.kind": "chat", "train.steps": SFT_STEPS, "train.patience": 4}
+SFT = {"stage": "sft", "data.sources.text.kind": "chat", "train.steps": SFT_STEPS, "train.patience": 12}
 KEYS = ("eval/greedy", "eval/avg@8", "eval/pass@8", "worked", "worked_right", "direct_right", "eval/length")
 HEADER = ("run", "greedy", "points over SFT", "Avg@8", "points over SFT", "pass@8", "worked", "right if worked",
           "right if direct", "tokens")  # fmt: skip
