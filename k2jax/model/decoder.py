@@ -216,7 +216,6 @@ def _walk(
         count = layers["attention_norm"].shape[0]
         return lax.scan(step, hidden, (layers, jnp.arange(first, first + count, dtype=jnp.int32), replayed))
     outputs = []
-    step = jax.jit(step)  # traced once for all of them; XLA inlines it
     for index, layer in enumerate(layers):
         chosen = None if replayed is None else replayed[index]
         hidden, output = step(hidden, (layer, jnp.int32(first + index), chosen))

@@ -9,8 +9,7 @@ import pytest
 
 from k2jax.batch import pack_row, stack_rows
 from k2jax.config import MLAConfig, ModelConfig, MoEConfig, replace_keys
-from k2jax.model import K2, cast_params, combine_stats, forward, model_specs, run_layers, unstack_layers
-from k2jax.model.attention import make_attend
+from k2jax.model import K2, cast_params, combine_stats, forward, model_specs
 from k2jax.model.remat import Remat
 from k2jax.model.router import route
 from k2jax.params import abstract, initialize
@@ -180,21 +179,3 @@ def test_a_batch_of_nothing_gives_nothing(params, shape, groups):
     assert output.hidden.shape == (*shape, TINY.d_model) and output.logits.shape == (*shape, TINY.vocab)
     assert np.isneginf(output.stats.max_logit).all() and output.stats.max_logit.shape == (TINY.layers, TINY.heads)
     assert not output.stats.expert_tokens.any() and float(output.stats.balance_loss) == 0
-
-
-def test_layers_of_a_list_are_traced_once_for_each_kind_and_computed_one_after_the_other(params):
-    traced = []
-    index = jnp.arange(5)[None]
-    attend = make_attend(TINY, index, None)
-
-    def counted(weights, x, number):
-        traced.append(number)
-        return attend(weights, x, number)
-
-    hidden = params["embed"][jnp.arange(5)[None]]
-    settings = {"config": TINY, "real": jnp.ones((1, 5), bool)}
-    apart, stats = run_layers(unstack_layers(params), hidden, attend=counted, **settings)
-    assert len(traced) == 2  # one dense layer, two with experts
-    stacked, expected = run_layers(params, hidden, attend=attend, **settings)
-    np.testing.assert_allclose(apart, stacked, atol=1e-6)
-    np.testing.assert_allclose(stats.extra, expected.extra, atol=1e-6)
