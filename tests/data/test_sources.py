@@ -181,7 +181,7 @@ def test_sources_that_are_not_there(tmp_path):
     refused(SourceConfig(kind="jsonl", path=str(tmp_path)), r"holds no \*.jsonl files")
     refused(SourceConfig(kind="text"), r"set data.sources.s.path")
     refused(SourceConfig(kind="huggingface"), r"set data.sources.s.path")
-    refused(SourceConfig(kind="csv"), "kind is 'csv'; there are .*stdlib, text")
+    refused(SourceConfig(kind="csv"), "kind is 'csv'; there are .*stdlib, synthetic_images, text")
     refused(SourceConfig(kind="text", path=str(tmp_path / "blank.txt")), "has no documents in .*blank.txt: nothing")
     bad = text_folder(tmp_path / "bad", [b"\xff", b"\xfe"])
     refused(bad, r"has no documents .*: 2 records were skipped, the first in .*0000.txt, line 1, byte 0: not UTF-8")

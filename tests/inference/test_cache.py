@@ -56,9 +56,9 @@ def test_programs_read_few_pages_beyond_those_in_use(monkeypatch):
     """A fresh prompt reads none, and a later token at most twice those of its sequence."""
     read = []
 
-    def record(params, cache, chunk, targets, **static):
+    def record(params, cache, chunk, targets, media, **static):
         read.append((chunk.pages.shape[1], -(-int(chunk.start.max()) // cache.shape[2])))
-        return run_chunk(params, cache, chunk, targets, **static)
+        return run_chunk(params, cache, chunk, targets, media, **static)
 
     monkeypatch.setattr(programs_module, "run_chunk", record)
     engine(MLA, page_size=16).generate(prompts(70), Sampling(max_tokens=30, temperature=0.0))

@@ -25,10 +25,10 @@ def programs(monkeypatch):
     ran = []
     original = programs_module.run_chunk
 
-    def record(params, cache, chunk, targets, **static):
+    def record(params, cache, chunk, targets, media, **static):
         tokens = [np.asarray(part) for part in (chunk.tokens, chunk.count, chunk.start)]
         ran.append(([(part.shape, part.tobytes()) for part in tokens], chunk.pages.shape))
-        return original(params, cache, chunk, targets, **static)
+        return original(params, cache, chunk, targets, media, **static)
 
     monkeypatch.setattr(programs_module, "run_chunk", record)
     return ran

@@ -61,7 +61,9 @@ def test_the_start_is_shown_by_length_with_its_errors():
     text = toggle.summarize(results(37.0, 0.95)).markdown
     (row,) = [line for line in text.splitlines() if "±" in line]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[2] == "none" and cells[1] == cells[3] == "0.900 ± 0.007 of 2,000" and cells[4].startswith("0.000 ±")
+    assert (
+        cells[2] == "0, too few" and cells[1] == cells[3] == "0.900 ± 0.007 of 2,000" and cells[4].startswith("0.000 ±")
+    )
 
 
 def test_the_demonstrations_lie_in_the_buckets_of_the_summary(tmp_path, monkeypatch):

@@ -224,4 +224,4 @@ def _bytes(value: Any, folder: str | Path, limits: ReadLimits, name: str) -> byt
         with fsspec.open(place, "rb") as file:
             return file.read(int(limits.megabytes * 1e6) + 1)
     except (OSError, ValueError, ImportError) as error:
-        raise ImageError(f"{name} cannot be read from {abbreviate(place)}: {abbreviate(str(error))}") from error
+        raise ImageError(f"{name} cannot be read from {abbreviate(place, 300)}: {abbreviate(str(error))}") from error
