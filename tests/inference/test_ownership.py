@@ -1,6 +1,7 @@
 """The engine owns its weights: whatever a caller does to the arrays that it gave, the engine goes on."""
 
 import functools
+import gc
 import sys
 
 import jax
@@ -169,6 +170,7 @@ def peak_bytes(act):
         if event in ("call", "return") and "k2jax" in frame.f_code.co_filename:
             seen.append(sum(array.nbytes for array in jax.live_arrays()))
 
+    gc.collect()  # what earlier tests left in cycles must not be freed while this one measures
     before = sum(array.nbytes for array in jax.live_arrays())
     sys.setprofile(measure)
     try:

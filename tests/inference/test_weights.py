@@ -1,5 +1,7 @@
 """New weights come one array at a time: memory stays bounded, and wrong arrays are refused in one line."""
 
+import gc
+
 import jax
 import numpy as np
 import pytest
@@ -40,6 +42,7 @@ def test_an_update_never_needs_two_copies(stacked, split, monkeypatch):
     total, largest = sum(array.nbytes for _, array in new), max(array[0].nbytes for _, array in new)
     held = EngineWeights(weights(MLA), MLA, None, stacked)
     held.update(held.check(host_leaves(1)))  # from now on nobody else holds its arrays
+    gc.collect()  # what earlier tests left in cycles must not be freed while this one measures
     before, seen = live_bytes(), []
     original = EngineWeights._placed
 
@@ -141,6 +144,7 @@ def test_a_stream_that_breaks_off_stops_the_engine_until_a_whole_update():
 
 def test_an_engine_that_gave_its_memory_back_goes_on_with_the_next_weights():
     """Nothing of the weights and the cache is left meanwhile; the running request is computed anew."""
+    gc.collect()  # what earlier tests left in cycles must not be freed while this one measures
     before = live_bytes()
     run = engine(**SIZES)
     request = run.submit(PROMPT, GREEDY)

@@ -1,5 +1,6 @@
 """The engine has exactly the weights that the trainer pushed, on any mesh, and a sync that was left out is noticed."""
 
+import gc
 import json
 import math
 import sys
@@ -111,6 +112,7 @@ def test_a_push_needs_at_most_one_bucket_beside_the_weights(layout):
     _, state, engine, sync = colocated(*layout)
     sync.push(state.params, 0)
     sizes = [bytes_of(engine.weights.target(bucket.weight)) * len(bucket.rows) for bucket in sync.buckets]
+    gc.collect()  # what earlier tests left in cycles must not be freed while this one measures
     before, seen = live_bytes(), []
 
     def measure(frame, event, _):
