@@ -1,0 +1,73 @@
+"""``python -m k2jax.bench.gateway_process FOLDER``: a gateway in a process of its own, whose model answers at once.
+
+Its first line ends with its address. The operator's key is OPERATOR; ``GET /processor_time`` is the time of all threads
+of the process so far [s].
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+import sys
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from k2jax.api import ModelCard
+from k2jax.client import Completion, OnToken, Sampling, new_completion
+from k2jax.convert.loading import tokenizer_of
+from k2jax.gateway import Gateway
+from k2jax.gateway.app import make_gateway_app
+from k2jax.text import chat_format
+from k2jax.web.http import json_response
+from k2jax.web.keys import ApiKeys
+from k2jax.web.server import open_socket, run_server
+
+OPERATOR = "operator"
+ANSWER = "I look at the file. ```bash\ncat src/main.py\n```"
+GRACE_SECONDS = 1.0
+
+
+class InstantClient:
+    """Answers with fixed tokens, at once."""
+
+    def __init__(self, reply: Sequence[int]):
+        self.reply = list(reply)
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        resume: Completion | None = None,
+        on_token: OnToken | None = None,
+    ) -> Completion:
+        """The fixed tokens; see ``Client.generate``."""
+        for token in self.reply:
+            if on_token is not None:
+                on_token(token, -0.5)
+            await asyncio.sleep(0)
+        count = len(self.reply)
+        return new_completion(self.reply, [-0.5] * count, [0] * count, "stop")
+
+
+def main(folder: str) -> None:
+    """Serves until a signal ends the process."""
+    tokenizer = tokenizer_of("smollm2")
+    chat = chat_format(tokenizer)
+    card = ModelCard("k2", tokenizer, tokenizer.vocab_size, 1 << 16, chat)
+    gateway = Gateway(InstantClient([*tokenizer.encode(ANSWER), chat.end]), card, folder)
+    app = make_gateway_app(gateway, ApiKeys([OPERATOR]))
+    app.routes.append(Route("/processor_time", _processor_time))
+    run_server(app, gateway, open_socket("127.0.0.1", 0), GRACE_SECONDS)
+    gateway.release_folder()
+
+
+async def _processor_time(request: Request) -> Response:
+    return json_response(time.process_time())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
