@@ -112,7 +112,7 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
         "added": [("toolset", "simulated", "k2jax.rollout.simulated:SimulatedTools")],
     }
     argv = [sys.executable, "-m", "k2jax.rollout.engine_process", json.dumps(record)]
-    engine = subprocess.Popen(argv, stdin=subprocess.PIPE)
+    engine = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)  # see the workers'
     workers = -(-tasks // CAPACITY)
     manager = RolloutManager(
         folder, runner="k2jax.rollout.episodes:EpisodeRunner", options=options, workers=workers, capacity=CAPACITY
@@ -154,7 +154,7 @@ class _Watch:
             self.memory = max(self.memory, await asyncio.to_thread(lambda pids=pids: sum(map(_own_memory, pids))))
             if self._client.load is not None:
                 self.requests = max(self.requests, self._client.load.running)
-            await asyncio.sleep(2)
+            await asyncio.sleep(5)
 
 
 async def _kill(manager: RolloutManager, watch: _Watch, kills: int, mean: float, rng: random.Random) -> None:

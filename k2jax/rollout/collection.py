@@ -190,7 +190,7 @@ class Collection:
                 "deterministic": self._deterministic,
             }
             argv = [sys.executable, "-m", "k2jax.rollout.engine_process", json.dumps(record)]
-            engine = subprocess.Popen(argv, stdin=subprocess.PIPE)
+            engine = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)  # see the workers'
             try:
                 yield record["socket"], engine
             finally:

@@ -7,6 +7,7 @@ ends when the other end of the socket closes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -28,6 +29,7 @@ from k2jax.rollout.wire import FrameConnection
 from k2jax.trajectory import Trajectory, TrajectoryStore
 from k2jax.trajectory.types import NO_TURN
 
+_NICE = 5
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 JOB = "job.json"
 """File of a collection: the maker of the runner and its options."""
@@ -111,10 +113,17 @@ async def work(folder: Path, connection: socket.socket, shard: int) -> None:
         await worker.serve(connection)
 
 
+def _yield_to_scheduler() -> None:
+    """Lowers the priority of this process and, where Linux groups processes by session, of its session."""
+    os.nice(_NICE)
+    with contextlib.suppress(OSError):  # no autogroups here, or they were set a moment ago
+        Path("/proc/self/autogroup").write_text(str(_NICE))
+
+
 def main() -> None:
     """Serves the socket whose descriptor is the second argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is the scheduler's business
-    os.nice(5)  # the scheduler comes first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the scheduler's business
+    _yield_to_scheduler()
     folder, descriptor, shard = sys.argv[1:]
     with socket.socket(fileno=int(descriptor)) as connection:
         run(work(Path(folder), connection, int(shard)))
