@@ -39,7 +39,7 @@ LIMIT = 0.1
 """Allowed lateness of the scheduler [s]."""
 SAMPLES = 8
 _BYTES_OF_AN_EPISODE = 60_000
-_SECONDS_OF_AN_EPISODE = 1.0e-3
+_SECONDS_OF_AN_EPISODE = 0.7e-3
 """Time of an answer for each episode, so that the last begins before the first ends [s]."""
 
 
@@ -58,6 +58,7 @@ class ScaleRun:
     turns: int
     calls: int
     least: tuple[int, int, int]
+    processors: tuple[float, float]
 
 
 def measure(rounds: int = 1) -> list[Row]:
@@ -85,6 +86,8 @@ def run_scale(tasks: int, kills: int = 6, seed: int = 0) -> ScaleRun:
         f"scheduler late by p50 {lag.p50 * 1e3:.1f} ms, p99 {lag.p99 * 1e3:.1f} ms, at most {lag.most * 1e3:.0f} ms; "
         f"p99 of what it did itself {lag.own_p99 * 1e3:.1f} ms; "
         f"longest of {lag.collections} garbage collections {lag.collecting * 1e3:.0f} ms\n"
+        f"processors that this took on average {result.processors[0]:.2f}, that other programs took beside it "
+        f"{result.processors[1]:.2f}, of {os.cpu_count()}\n"
         f"memory of all processes at most {result.memory / 2**30:.2f} GiB; {result.kills} workers killed with SIGKILL\n"
         f"{result.tokens:,} tokens, {result.turns:,} requests, {result.calls:,} calls of tools; an episode had "
         f"at least {result.least[0]}, {result.least[1]} and {result.least[2]}; every episode was emitted once"
@@ -96,7 +99,7 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
     tokenizer = byte_tokenizer()
     tokenizer.save(folder / "tokenizer")
     mean = max(1.0, tasks * _SECONDS_OF_AN_EPISODE)
-    simulation = Simulation(answer=mean, tool=mean / 20)
+    simulation = Simulation(answer=mean, tool=mean / 20, most=4)
     write_tasks(folder, [("simulated", _task(number, simulation)) for number in range(tasks // SAMPLES)])
     record = {
         "socket": str(folder / "engine.sock"),
@@ -118,7 +121,7 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
         folder, runner="k2jax.rollout.episodes:EpisodeRunner", options=options, workers=workers, capacity=CAPACITY
     )
     watch, watcher = _Watch(engine.pid, record["socket"]), None
-    began, emissions = time.monotonic(), []
+    began, emissions, used = time.monotonic(), [], _processor_seconds()
     try:
         async with manager:
             watcher = asyncio.ensure_future(watch.follow(manager))
@@ -131,7 +134,9 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
             watcher.cancel()
         engine.stdin.close()
         engine.wait()
-    return _result(manager, emissions, time.monotonic() - began, watch)
+    seconds = time.monotonic() - began
+    ours, all_of_them = (after - before for after, before in zip(_processor_seconds(), used, strict=True))
+    return _result(manager, emissions, seconds, watch, (ours / seconds, (all_of_them - ours) / seconds))
 
 
 def _task(number: int, simulation: Simulation) -> Task:
@@ -169,14 +174,28 @@ async def _kill(manager: RolloutManager, watch: _Watch, kills: int, mean: float,
             watch.kills += 1
 
 
-def _result(manager: RolloutManager, emissions: list[Emission], seconds: float, watch: _Watch) -> ScaleRun:
+def _processor_seconds() -> tuple[float, float]:
+    """Processor time of this process and of its children that have ended, and of all programs of the machine [s]."""
+    ours = sum(os.times()[:4])
+    with open("/proc/stat") as lines:
+        user, nice, system, _, _, interrupts, soft_interrupts, *_ = map(int, next(lines).split()[1:])
+    return ours, (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
+
+
+def _result(
+    manager: RolloutManager,
+    emissions: list[Emission],
+    seconds: float,
+    watch: _Watch,
+    processors: tuple[float, float],
+) -> ScaleRun:
     counts = Counter(emission.key for emission in emissions)
     assert max(counts.values()) == 1, "an episode was emitted twice"
     totals = [sum(getattr(emission, name) for emission in emissions) for name in ("tokens", "turns", "calls")]
     least = tuple(min(getattr(emission, name) for emission in emissions) for name in ("tokens", "turns", "calls"))
     return ScaleRun(
         len(emissions), manager.probe.lag, seconds, manager.most_running, watch.requests, watch.kills, watch.memory,
-        *totals, least,
+        *totals, least, processors,
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import functools
 import inspect
 import shlex
 from typing import Any, Literal, get_args, get_origin
@@ -40,7 +41,7 @@ def parse_options(
     Raises:
         UserError: an option that is unknown, given twice, or whose value is of another type.
     """
-    parameters = {k: p for k, p in inspect.signature(maker, eval_str=True).parameters.items() if k not in given}
+    parameters = {name: parameter for name, parameter in _parameters(maker).items() if name not in given}
     values: dict[str, Any] = {}
     for option in options:
         name, separator, text = option.partition("=")
@@ -55,6 +56,12 @@ def parse_options(
     if required:
         raise UserError(f"{owner} needs the option {required[0]}=...")
     return values
+
+
+@functools.lru_cache(maxsize=512)
+def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Parameters with evaluated annotations; every episode makes its scaffold and its tools."""
+    return inspect.signature(maker, eval_str=True).parameters
 
 
 def _value(kind: Any, text: str, name: str) -> Any:

@@ -160,8 +160,13 @@ class Rollout:
 
     def _conversation(self, node: int) -> ChatBuilder:
         """The conversation up to a node, whose tokens are those of its path."""
+        path = self.trajectory.path(node)
+        if path and is_answer(self.trajectory, node):  # all of its tokens are known: nothing is encoded again
+            parts = ((index, self.trajectory.nodes[index].message) for index in path)
+            roles = ["assistant" if is_answer(self.trajectory, index) else message["role"] for index, message in parts]
+            return ChatBuilder.resume(self.chat, self.trajectory.path_tokens(node), roles, is_open=True)
         builder = ChatBuilder(self.chat, self.tools)
-        for index in self.trajectory.path(node):
+        for index in path:
             part = self.trajectory.nodes[index]
             if is_answer(self.trajectory, index):
                 builder.open_assistant()

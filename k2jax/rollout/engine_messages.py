@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-import dataclasses
 import enum
 import json
 import struct
@@ -57,7 +56,7 @@ class EngineLoad(NamedTuple):
 
 def pack_request(number: int, prompt: Sequence[int], sampling: Sampling, resume: Completion | None) -> bytes:
     """A request; ``unpack_request`` is the inverse."""
-    text = json.dumps(dataclasses.asdict(sampling)).encode()
+    text = json.dumps(vars(sampling)).encode()
     prompt_P = np.asarray(prompt, "<i4")
     known = -1 if resume is None else len(resume.tokens)
     parts = [_REQUEST.pack(number, len(text), len(prompt_P), known), text, prompt_P.tobytes()]

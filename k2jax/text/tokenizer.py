@@ -71,8 +71,9 @@ class Tokenizer:
         special = {i for i, token in added.items() if token.special and i != unknown}
         self._special = {i: backend.id_to_token(i) for i in special | {self.bos, self.eos}}
         self._ids_of_special = {name: i for i, name in self._special.items()}
-        self._special_ids = np.array(sorted(self._special), np.uint32)
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        self._is_special = np.zeros(self.vocab_size, np.bool_)  # by id; np.isin would take longer than encoding does
+        self._is_special[list(self._special)] = True
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text without bos and eos; names of special tokens in it stay text."""
@@ -92,7 +93,7 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         ids = [np.array(encoding.ids, np.uint32) for encoding in encodings]
         return [
-            self._encode_in_pieces(text) if np.isin(array, self._special_ids).any() else array
+            self._encode_in_pieces(text) if self._is_special[array].any() else array
             for text, array in zip(texts, ids, strict=True)
         ]
 
@@ -111,7 +112,7 @@ class Tokenizer:
             ]
         encodings = self._backend.encode_batch_fast(pieces, add_special_tokens=False)
         ids = np.array([i for encoding in encodings for i in encoding.ids], np.uint32)
-        return ids[~np.isin(ids, self._special_ids)]
+        return ids[~self._is_special[ids]]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of token ids without special tokens; bytes that are not UTF-8 become U+FFFD."""

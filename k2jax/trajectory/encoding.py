@@ -54,7 +54,7 @@ def encode(trajectory: Trajectory) -> bytes:
     parts = [_LENGTHS.pack(len(structure), sum(len(node.tokens) for node in trajectory.nodes))]
     for name, dtype in _COLUMNS.items():
         arrays = [getattr(node, name) for node in trajectory.nodes]
-        parts += [np.ascontiguousarray(array).astype(dtype).tobytes() for array in arrays if array is not None]
+        parts += [array.astype(dtype, copy=False).tobytes() for array in arrays if array is not None]
     data = b"".join([*parts, structure])
     if len(data) > LARGEST or len(structure) > LARGEST_STRUCTURE:
         raise EncodingError(

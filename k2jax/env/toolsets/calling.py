@@ -143,17 +143,24 @@ def _validate(name: str, arguments: Any, schema: Mapping[str, Any]) -> None:
 
 
 def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
+    mistake = _mistake(json.dumps(schema, sort_keys=True))
+    if mistake:
+        raise UserError(f"the parameters of the tool {name!r} are no JSON schema: {abbreviate(mistake)}")
+
+
+@functools.lru_cache(maxsize=512)
+def _mistake(schema: str) -> str:
+    """Why a text is no JSON schema, or nothing; every episode has the same few, and a check takes a millisecond."""
     try:
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
     except ImportError:
         raise UserError("tools need the package jsonschema: pip install 'k2jax[env]'") from None
     try:
-        Draft202012Validator.check_schema(schema)
+        Draft202012Validator.check_schema(json.loads(schema))
     except SchemaError as error:
-        raise UserError(
-            f"the parameters of the tool {name!r} are no JSON schema: {abbreviate(error.message)}"
-        ) from None
+        return error.message
+    return ""
 
 
 @functools.lru_cache(maxsize=512)
