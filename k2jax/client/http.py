@@ -35,6 +35,7 @@ class HTTPClient:
         timeout: longest silence of the server [s].
         attempts: most times that a request is sent; connection errors, status 429 and 5xx are tried again.
         backoff: pause before the second attempt [s]; it doubles with every further one.
+        version: of the server's weights, where they are known not to change.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class HTTPClient:
         timeout: float = 600.0,
         attempts: int = 5,
         backoff: float = 0.5,
+        version: int = UNKNOWN_VERSION,
     ):
         try:
             import httpx
@@ -56,6 +58,7 @@ class HTTPClient:
         self._retried = (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError)
         self._failed = httpx.HTTPError
         self._url, self._model, self._attempts, self._backoff = url, model, attempts, backoff
+        self._version = version
 
     async def __aenter__(self) -> HTTPClient:
         return self
@@ -87,7 +90,7 @@ class HTTPClient:
         body = self._body([*map(int, prompt), *known], sampling, len(known), stream=on_token is not None)
         tokens, logprobs, finish = await self._with_retries(body, on_token)
         tokens, logprobs = known + tokens, [0.0] * len(known) + logprobs
-        return new_completion(tokens, logprobs, [UNKNOWN_VERSION] * len(tokens), finish, resume)
+        return new_completion(tokens, logprobs, [self._version] * len(tokens), finish, resume)
 
     def _body(self, prompt: list[int], sampling: Sampling, known: int, stream: bool) -> dict[str, Any]:
         body = {"model": self._model, "prompt": prompt, "max_tokens": sampling.max_tokens - known, "stream": stream}

@@ -162,6 +162,7 @@ toolsets = Registry(
     "k2jax.toolsets",
     {
         "calculator": "k2jax.env.toolsets.calculator:calculator",
+        "delegate": "k2jax.env.toolsets.delegate:DelegateTools",
         "edit": "k2jax.env.toolsets.edit:EditTool",
         "mcp": "k2jax.env.toolsets.mcp_tools:MCPTools",
         "python": "k2jax.env.toolsets.python:PythonTool",

@@ -6,7 +6,7 @@ from its trajectory with the same random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -19,7 +19,7 @@ from k2jax.env.messages import read_message
 from k2jax.env.registry import scaffolds
 from k2jax.env.seeds import derived_seed
 from k2jax.env.task import Task
-from k2jax.errors import InfrastructureError
+from k2jax.errors import InfrastructureError, UserError
 from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Trajectory
@@ -34,6 +34,9 @@ COPIES = "copies"
 _ENVIRONMENT = -1  # in the place of a turn, in the environment's seed
 _UNLIMITED = 1 << 62
 
+Start = Callable[[Task, str], Awaitable[Trajectory]]
+"""Runs a task of a class (empty: the starter's) to its end; what ``Rollout.spawn`` calls."""
+
 
 class Rollout:
     """One episode of a task with a model.
@@ -47,8 +50,18 @@ class Rollout:
         tokenizer: its vocabulary.
     """
 
-    def __init__(self, task: Task, client: Client, chat: ChatFormat, tokenizer: Tokenizer, key: tuple[int, int, int]):
-        """Begins an episode; ``key`` is (step, prompt, sample)."""
+    def __init__(
+        self,
+        task: Task,
+        client: Client,
+        chat: ChatFormat,
+        tokenizer: Tokenizer,
+        key: tuple[int, int, int],
+        *,
+        start: Start | None = None,
+    ):
+        """Begins an episode; ``key`` is (step, prompt, sample), and ``start`` runs sub-episodes, or is None."""
+        self._start = start
         self.task = task
         self.trajectory = Trajectory(task.id, task.domain, key)
         self.client, self.chat, self.tokenizer = client, chat, tokenizer
@@ -73,6 +86,26 @@ class Rollout:
     def pause_after(self, tokens: int) -> None:
         """Lets the episode grow by so many sampled tokens from here on."""
         self._token_limit = self.trajectory.sampled_tokens + tokens
+
+    async def spawn(self, task: Task, kind: str = "") -> Trajectory:
+        """Runs another task as a sub-episode, with the same model and random numbers of its own.
+
+        Several may run at a time. They end with this episode, and cancelling the coroutine cancels the sub-episode.
+
+        Args:
+            task: what is asked; it may spawn others.
+            kind: class of the task, which decides how it is sampled; this episode's by default.
+
+        Returns:
+            Its trajectory, finished or truncated, with a reward where the task has a verifier.
+
+        Raises:
+            InfrastructureError: it was masked.
+            UserError: whoever runs this episode runs no sub-episodes.
+        """
+        if self._start is None:
+            raise UserError(f"the task {self.task.id!r} starts sub-episodes, which python -m k2jax.rollout alone runs")
+        return await self._start(task, kind)
 
     def observe(self, node: int, messages: Sequence[Message]) -> int:
         """Adds messages that the model did not write, one node each; the last ends with the model's generation prompt.
@@ -236,6 +269,7 @@ async def run_episode(
     sampling: Sampling,
     token_cap: int = 0,
     trajectory: Trajectory | None = None,
+    start: Start | None = None,
 ) -> Trajectory:
     """Runs an episode to its end, or until it has grown by ``token_cap`` tokens.
 
@@ -251,6 +285,7 @@ async def run_episode(
         token_cap: sampled tokens by which the episode may grow in this call; 0 is no cap.
         trajectory: an unfinished episode of this task and key that goes on: the environment is rebuilt by replaying
             its actions. It is changed in place.
+        start: runs sub-episodes, see ``Rollout.spawn``; an environment that has ``attach`` is given that.
 
     Returns:
         The trajectory: ``finished``, ``truncated`` by a budget, ``unfinished`` at the cap or where the client ended a
@@ -260,7 +295,9 @@ async def run_episode(
         UserError: the task needs a scaffold or tools that are not there, or the client cannot serve it.
     """
     scaffold = scaffolds.make(task.scaffold)
-    rollout = Rollout(task, client, chat, tokenizer, key)
+    rollout = Rollout(task, client, chat, tokenizer, key, start=start)
+    if (attach := getattr(environment, "attach", None)) is not None:
+        attach(rollout.spawn)
     if trajectory is not None:
         rollout.resume(trajectory)
     if token_cap:

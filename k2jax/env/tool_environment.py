@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import contextlib
 from typing import Any
 
@@ -14,6 +14,7 @@ from k2jax.env.toolsets.types import Toolset, Workplace
 from k2jax.env.workspace import joined_spec
 from k2jax.errors import UserError
 from k2jax.sandbox import Sandbox, SandboxBackend, SandboxSpec
+from k2jax.trajectory import Trajectory
 
 USER_TURNS = "user_turns"
 """Key of a task's metadata: texts that the user says, one after each answer that calls no tool."""
@@ -48,6 +49,11 @@ class ToolEnvironment:
         self._sandbox: Sandbox | None = None
         self._toolbox = Toolbox(())
         self._turns: list[str] = []
+        self._spawn: Callable[[Task], Awaitable[Trajectory]] | None = None
+
+    def attach(self, spawn: Callable[[Task], Awaitable[Trajectory]]) -> None:
+        """Lets the toolsets start sub-episodes; ``spawn`` is ``Rollout.spawn``."""
+        self._spawn = spawn
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -67,7 +73,7 @@ class ToolEnvironment:
         await self.prepare(task, self._sandbox)
         for toolset in made:
             self._toolsets.append(toolset)  # closed even if it opens halfway
-            await toolset.open(Workplace(task, seed, self._sandbox))
+            await toolset.open(Workplace(task, seed, self._sandbox, self._spawn))
         self._toolbox = Toolbox(made)
         self._turns = [str(turn) for turn in task.metadata.get(USER_TURNS, ())]
         return Observation(task.instruction)

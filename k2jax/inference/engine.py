@@ -45,6 +45,7 @@ class EngineStats(NamedTuple):
     prompt_tokens_cached: int
     steps: int
     images_computed: int = 0
+    preemptions: int = 0
 
 
 class Engine:
@@ -100,7 +101,7 @@ class Engine:
         self._scheduler = Scheduler(devices, slots // devices, total // devices, page_size)
         self._waiting: deque[Request] = deque()
         self._paused: dict[Request, None] = {}
-        self._generated = self._prompt_tokens = self._cached_tokens = self._steps = 0
+        self._generated = self._prompt_tokens = self._cached_tokens = self._steps = self._preemptions = 0
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -284,6 +285,7 @@ class Engine:
             self._cached_tokens,
             self._steps,
             self._programs.features.computed,
+            self._preemptions,
         )
 
     # --- one step ---------------------------------------------------------------------------------------------------
@@ -343,6 +345,7 @@ class Engine:
         return [sequence for sequence in chosen if sequence in running]
 
     def _preempt(self, sequence: Sequence) -> None:
+        self._preemptions += 1
         self._release(sequence.request)
         sequence.request.state = State.WAITING
         self._waiting.appendleft(sequence.request)

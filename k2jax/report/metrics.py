@@ -21,7 +21,7 @@ A run writes the following keys if it has their values; other keys are kept unch
 | `balance_loss` | sequence-level balance loss |
 | `dropped_rows` | tokens dropped because a device's experts had no free slot, over all MoE layers |
 | `dropped_rows_layers` | the same for each MoE layer |
-| `spikes` | loss spikes since step 0 |
+| `spikes` | loss spikes since step 0, in pretraining and fine-tuning |
 | `memory_gb` | peak memory of the device, or of the process on CPU [GB] |
 | `seconds` | training time since step 0, earlier runs included [s] |
 | `tokens` | training tokens since step 0, padding excluded [tokens] |

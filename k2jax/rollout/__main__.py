@@ -38,6 +38,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("tasks", 100, "Number of tasks, drawn from config.rl.tasks.", **to, lower_bound=1)
     flags.DEFINE_integer("samples", 1, "Episodes of each task.", **to, lower_bound=1)
     flags.DEFINE_integer("workers", 2, "Processes that run episodes.", **to, lower_bound=1)
+    flags.DEFINE_integer("engines", 1, "Processes with an engine of the checkpoint each.", **to, lower_bound=1)
     flags.DEFINE_integer("capacity", 1024, "Episodes that a process runs at a time.", **to, lower_bound=1)
     flags.DEFINE_integer("metrics_port", 0, "Serve Prometheus metrics on 127.0.0.1; 0: do not.", **to, lower_bound=0)
     flags.DEFINE_bool("trace", False, "Write trace.json for chrome://tracing.", **to)
@@ -71,6 +72,7 @@ def main(values: flags.FlagValues) -> int:
         samples=values.samples,
         workers=values.workers,
         capacity=values.capacity,
+        engines=values.engines,
         deterministic=values.deterministic,
     )
     total = collection.prepare(_tasks(config, values.split, values.tasks))

@@ -53,6 +53,7 @@ class Admission:
             preempted: whether a sequence had to give its pages back since the last observation.
         """
         if preempted or pages >= self._pressure:
-            self._limit = max(self._least, self._limit * self._decrease)
+            if running <= self.limit:  # or the last decrease has not taken effect: episodes that run are not stopped
+                self._limit = max(self._least, self._limit * self._decrease)
         elif running >= self.limit:
             self._limit = min(self._most, self._limit + self._increase)

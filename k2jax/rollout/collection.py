@@ -18,7 +18,9 @@ from k2jax.config.schema import Config
 from k2jax.env.task import Task
 from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
+from k2jax.rollout.admission import Admission
 from k2jax.rollout.journal import Emission, read_journal, stored_trajectory
+from k2jax.rollout.load_watch import LoadWatch
 from k2jax.rollout.manager import RolloutManager
 from k2jax.rollout.monitoring import ChromeTrace
 from k2jax.rollout.queue_file import queued_samples, write_tasks
@@ -56,7 +58,9 @@ class Collection:
         samples: of each task.
         workers: processes.
         capacity: episodes that a worker runs at a time.
-        deterministic: the checkpoint's engine answers one request at a time, so that no answer depends on others.
+        engines: processes with an engine of the checkpoint each; requests go where most of their prompt is cached.
+        deterministic: engines answer one request at a time, so that no answer depends on others, and as many episodes
+            run at a time as workers hold; otherwise as many as the engines' caches bear.
 
     Raises:
         UserError: the folder has another collection.
@@ -72,9 +76,10 @@ class Collection:
         samples: int,
         workers: int,
         capacity: int,
+        engines: int = 1,
         deterministic: bool = False,
     ):
-        self._deterministic = deterministic
+        self._deterministic, self._engines = deterministic, engines
         self._config, self._folder, self._source = config, folder, source
         self._samples, self._workers, self._capacity = samples, workers, capacity
         self._tokenizer = folder / "tokenizer"
@@ -106,29 +111,31 @@ class Collection:
         Raises:
             UserError: a mistake in the tasks, or the engine or the server fails for good.
         """
-        with contextlib.ExitStack() as opened:
-            options = self._options()
-            engine = None
+        async with contextlib.AsyncExitStack() as opened:
+            options, engines = self._options(), []
             if self._source.checkpoint:
-                path, engine = opened.enter_context(self._engine())
-                options["engines"] = [path]
+                engines = [opened.enter_context(self._engine()) for _ in range(self._engines)]
+                options["engines"] = [path for path, _ in engines]
             else:
                 options |= {"url": self._source.url, "model": self._source.model}
-            manager = RolloutManager(
-                self._folder,
-                runner=RUNNER,
-                options=options,
-                workers=self._workers,
-                capacity=self._capacity,
-                trace=trace,
+            manager = await opened.enter_async_context(
+                RolloutManager(
+                    self._folder,
+                    runner=RUNNER,
+                    options=options,
+                    workers=self._workers,
+                    capacity=self._capacity,
+                    admission=self._admission(),
+                    trace=trace,
+                )
             )
-            async with manager:
-                opened_manager(manager)
-                watching = asyncio.ensure_future(_watch(engine, manager)) if engine is not None else None
-                async for emission in manager.collect(queued_samples(self._folder, self._samples)):
-                    report(emission)
-                if watching is not None:
-                    watching.cancel()
+            opened_manager(manager)
+            for _, engine in engines:
+                opened.callback(asyncio.ensure_future(_watch(engine, manager)).cancel)
+            if engines and not self._deterministic:
+                await opened.enter_async_context(LoadWatch(options["engines"], manager))
+            async for emission in manager.collect(queued_samples(self._folder, self._samples)):
+                report(emission)
 
     def emissions(self) -> list[Emission]:
         """The ends so far, those of earlier processes too."""
@@ -152,6 +159,15 @@ class Collection:
             "sandbox": rl.rollout.sandbox,
             "scoring": scoring,
         }
+
+    def _admission(self) -> Admission | None:
+        """Follows the caches of engines; a deterministic collection follows no load, and of a server none is known."""
+        most = self._workers * self._capacity
+        if self._deterministic or not self._source.checkpoint or most < 2 * self._engines:
+            return None
+        slots = self._config.rl.rollout.slots
+        start = min(most, 2 * slots * self._engines)  # half of the episodes may be waiting for tools
+        return Admission(start, least=self._engines, most=most, increase=max(1, slots // 8))
 
     def _check_identity(self, tokenizer: Tokenizer) -> None:
         """A folder goes on only with the same source, sampling and vocabulary."""

@@ -45,7 +45,7 @@ def open_client(record: dict[str, Any]) -> tuple[Client, Any]:
 
     def load() -> EngineLoad:
         stats = worker.stats()
-        return EngineLoad(stats.pages_in_use / max(1, stats.pages), stats.running, stats.waiting, 0)
+        return EngineLoad(stats.pages_in_use / max(1, stats.pages), stats.running, stats.waiting, stats.preemptions)
 
     client = EngineClient(worker)
     return AloneClient(client, worker) if record.get("deterministic") else client, load

@@ -9,14 +9,12 @@ import os
 import time
 from typing import Any
 
-import numpy as np
-
 from k2jax.client import Client, Completion, HTTPClient, Sampling
-from k2jax.client.types import UNKNOWN_VERSION
 from k2jax.env.environment import Environment, Message, Observation, Step
 from k2jax.env.registry import environments, toolsets
 from k2jax.env.rollout import run_episode
 from k2jax.env.scorer import Scorer
+from k2jax.env.seeds import derived_seed
 from k2jax.env.task import Task
 from k2jax.env.verifying import VerifierPool
 from k2jax.env.wiring import EnvironmentMaker
@@ -25,10 +23,14 @@ from k2jax.rollout.messages import Key
 from k2jax.rollout.routed_client import RoutedClient
 from k2jax.rollout.routing import Policy, Router
 from k2jax.rollout.runner import Waits
+from k2jax.rollout.starting import EpisodeStarter
 from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import load_tokenizer
 from k2jax.trajectory import Trajectory
+
+STARTED = -2
+"""In the place of a turn, in the seed of the first sub-episode; the next ones' are below."""
 
 
 class EpisodeRunner:
@@ -79,7 +81,9 @@ class EpisodeRunner:
 
     async def __aenter__(self) -> EpisodeRunner:
         self._opened = contextlib.AsyncExitStack()
-        self._client = await self._open_client()
+        self._client = self._subagents = await self._open_client()
+        if isinstance(self._client, RoutedClient):
+            self._subagents = self._client.subagents
         if self._scoring is not None:
             self._pool = self._opened.enter_context(VerifierPool(**self._scoring))
             self._scorer = Scorer(self._pool)
@@ -89,9 +93,15 @@ class EpisodeRunner:
     async def __aexit__(self, *error: object) -> None:
         await self._opened.aclose()
 
-    async def run(self, key: Key, kind: str, task: Task, trajectory: Trajectory | None) -> tuple[Trajectory, Waits]:
+    async def run(
+        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, starter: EpisodeStarter
+    ) -> tuple[Trajectory, Waits]:
         """See ``Runner.run``."""
-        client, environment = _TimedClient(self._client), _TimedEnvironment(self._environments.make(task))
+        seed = self._seed
+        for number in starter.path:
+            seed = derived_seed(seed, key, STARTED - number)
+        client = _TimedClient(self._subagents if starter.path else self._client)
+        environment = _TimedEnvironment(self._environments.make(task))
         trajectory = await run_episode(
             task,
             client,
@@ -99,10 +109,11 @@ class EpisodeRunner:
             self._tokenizer,
             environment,
             key=key,
-            seed=self._seed,
+            seed=seed,
             sampling=self._sampling[kind],
             token_cap=self._token_cap,
             trajectory=trajectory,
+            start=starter.start,
         )
         began = time.monotonic()
         if self._scorer is not None and task.verifier and trajectory.status in ("finished", "truncated"):
@@ -117,7 +128,8 @@ class EpisodeRunner:
                 self._opened.push_async_callback(client.close)
             return RoutedClient(clients, Router(len(clients), self._routing)) if len(clients) > 1 else clients[0]
         key = os.environ.get("OPENAI_API_KEY")
-        return _VersionedClient(await self._opened.enter_async_context(HTTPClient(self._url, self._model, api_key=key)))
+        client = HTTPClient(self._url, self._model, api_key=key, version=0)  # its weights do not change
+        return await self._opened.enter_async_context(client)
 
     async def _prepare_scoring(self, task: Task) -> None:
         """Gives the scorer a backend of sandboxes when the first verifier needs one."""
@@ -139,18 +151,6 @@ class _TimedClient:
             return await self._client.generate(prompt, sampling, **options)
         finally:
             self.seconds += time.monotonic() - began
-
-
-class _VersionedClient:
-    """A server whose weights do not change: its tokens, which come without a version, are those of version 0."""
-
-    def __init__(self, client: Client):
-        self._client = client
-
-    async def generate(self, prompt: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
-        completion = await self._client.generate(prompt, sampling, **options)
-        versions_T = np.where(completion.versions == UNKNOWN_VERSION, 0, completion.versions)
-        return completion._replace(versions=versions_T)
 
 
 class _TimedEnvironment:

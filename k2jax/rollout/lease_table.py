@@ -135,14 +135,19 @@ class LeaseTable:
         entry.children = (entry.children or set()) | {task}
         return True
 
-    def grant(self) -> Lease | None:
-        """Leases the oldest waiting task to the worker with the most room; None where none waits or no room is left."""
+    def grant(self, started_only: bool = False) -> Lease | None:
+        """Leases the oldest waiting task to the worker with the most room; None where none waits or no room is left.
+
+        Args:
+            started_only: only tasks that a running one has started are leased: it waits for them.
+        """
         self._drop_ended(self._queue)
         self._drop_ended(self._started_queue)
         if not self._free:
             return None
         worker = max(self._free, key=self._free.__getitem__)
-        heaps = [heap for heap in (self._started_queue, self._queue if self._free[worker] > 0 else []) if heap]
+        has_room = self._free[worker] > 0 and not started_only
+        heaps = [heap for heap in (self._started_queue, self._queue if has_room else []) if heap]
         if not heaps:
             return None
         *_, task = heapq.heappop(min(heaps, key=lambda heap: heap[0]))

@@ -24,7 +24,16 @@ from k2jax.rollout.admission import Admission
 from k2jax.rollout.journal import SHARDS, Emission, Journal
 from k2jax.rollout.lag import LagProbe, calm_collector
 from k2jax.rollout.lease_table import Ended, Lease, LeaseTable
-from k2jax.rollout.messages import NUMBER, Key, LeaseOrder, LeaseReport, Said
+from k2jax.rollout.messages import (
+    LEASE_AND_NUMBER,
+    NUMBER,
+    Key,
+    LeaseOrder,
+    LeaseReport,
+    Said,
+    StartedEnd,
+    StartOrder,
+)
 from k2jax.rollout.monitoring import ChromeTrace
 from k2jax.rollout.queue_file import QueuedTask
 from k2jax.rollout.wire import FrameConnection
@@ -84,6 +93,7 @@ class RolloutManager:
         probe: lateness of this process while it collects.
         most_running: the most tasks that ran at a time.
         lost_workers: workers that died.
+        started: sub-episodes that tasks have started.
     """
 
     def __init__(
@@ -105,9 +115,10 @@ class RolloutManager:
         self._table = LeaseTable(attempts)
         self._admission, self._trace = admission, trace
         self._lines: dict[Key, int] = {}
+        self._started: dict[tuple[int, ...], tuple[int, StartOrder]] = {}  # by name: the starter's shard
         self._processes: dict[int, _WorkerProcess] = {}
         self._ends: asyncio.Queue[Emission | BaseException] = asyncio.Queue()
-        self._stillborn = self.lost_workers = self.most_running = 0
+        self._stillborn = self.lost_workers = self.most_running = self.started = 0
         self._pumping = self._closing = False
         self.probe = LagProbe()
 
@@ -159,6 +170,12 @@ class RolloutManager:
         """Ends a task that has not ended; its worker stops it."""
         self._hand_on(self._table.cancel(key))
 
+    def observe(self, pages: float, preempted: bool) -> None:
+        """What an engine says of its cache, see ``Admission.observe``; more tasks may run from now on, or fewer."""
+        if self._admission is not None:
+            self._admission.observe(pages, self._table.running, preempted)
+            self._pump_soon()
+
     def fail(self, error: Exception) -> None:
         """Ends ``collect`` with an error."""
         self._ends.put_nowait(error)
@@ -207,10 +224,24 @@ class RolloutManager:
         elif kind == Said.FAILED:
             reason = body[NUMBER.size :].decode(errors="replace")
             self._hand_on(self._table.fail(*NUMBER.unpack_from(body), reason))
+        elif kind == Said.START:
+            self._start(worker, StartOrder.unpack(body))
+        elif kind == Said.DROP:
+            lease, number = LEASE_AND_NUMBER.unpack(body)
+            if lease in self._table.leases:
+                self._hand_on(self._table.cancel((*self._table.leases[lease].task, number)))
         elif kind == Said.FATAL:
             text = body[1:].decode(errors="replace")
             self._ends.put_nowait(UserError(text) if body[:1] == b"u" else RuntimeError(f"in a worker:\n{text}"))
         self._pump_soon()
+
+    def _start(self, worker: _WorkerProcess, order: StartOrder) -> None:
+        """A task starts another; nothing where it has ended meanwhile, and its lease is on the way back."""
+        if order.lease in self._table.leases:
+            name = (*self._table.leases[order.lease].task, order.number)
+            if self._table.start(order.lease, name):
+                self._started[name] = worker.shard, order
+                self.started += 1
 
     def _done(self, report: LeaseReport) -> None:
         if self._trace is not None:
@@ -244,6 +275,9 @@ class RolloutManager:
             if ended.lease is not None:
                 worker = self._processes[ended.lease.worker]
                 worker.connection.send(Said.REVOKE, NUMBER.pack(ended.lease.number))
+            if ended.task in self._started:
+                self._tell_starter(ended)
+                continue
             if ended.end == "done":
                 emission = Emission.of_report(ended.task, ended.result)
             else:
@@ -257,6 +291,14 @@ class RolloutManager:
             self._lines.pop(emission.key, None)
             self._ends.put_nowait(emission)
 
+    def _tell_starter(self, ended: Ended) -> None:
+        """Tells the worker of the task that had started an ended one; nothing where that worker is lost."""
+        shard, order = self._started.pop(ended.task)
+        if ended.end != "cancelled" and shard in self._processes:
+            place = ended.result.place if ended.end == "done" else None
+            told = StartedEnd(order.lease, order.number, place, ended.reason)
+            self._processes[shard].connection.send(Said.STARTED_END, told.pack())
+
     def _pump_soon(self) -> None:
         if not self._pumping:
             self._pumping = True
@@ -266,9 +308,8 @@ class RolloutManager:
         """Gives leases while there is room, some at a time."""
         self._pumping = False
         for _ in range(GRANTS):
-            if self._admission is not None and self._table.running >= self._admission.limit:
-                break
-            lease = self._table.grant()
+            full = self._admission is not None and self._table.running >= self._admission.limit
+            lease = self._table.grant(started_only=full)
             if lease is None:
                 break
             self._give(lease)
@@ -277,7 +318,11 @@ class RolloutManager:
         self.most_running = max(self.most_running, self._table.running)
 
     def _give(self, lease: Lease) -> None:
-        order = LeaseOrder(lease.number, lease.task, self._lines[lease.task], lease.paused)
+        if lease.task in self._started:
+            starter, started = self._started[lease.task]
+            order = LeaseOrder(lease.number, lease.task[:3], started.line, lease.paused, starter)
+        else:
+            order = LeaseOrder(lease.number, lease.task, self._lines[lease.task], lease.paused)
         self._processes[lease.worker].connection.send(Said.LEASE, order.pack())
         if self._trace is not None:
             self._trace.leased(lease.number, lease.worker)

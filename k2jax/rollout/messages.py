@@ -24,6 +24,9 @@ class Said(enum.IntEnum):
     FAILED = 5  # worker: number, and why there is no trajectory
     RELEASED = 6  # worker: number of a lease that was revoked
     FATAL = 7  # worker: a mistake of the user, or a traceback; the run ends
+    START = 8  # worker: StartOrder, a task that one of its leases has started
+    STARTED_END = 9  # scheduler: StartedEnd, what became of it
+    DROP = 10  # worker: number of a lease, number of a task that it has started and waits for no more
 
 
 class RecordPlace(NamedTuple):
@@ -39,25 +42,29 @@ class LeaseOrder(NamedTuple):
     Attributes:
         number: of the lease.
         key: of the episode.
-        line: offset of the task's line in the file of tasks.
+        line: offset of the task's line in its file.
         paused: where the episode goes on; None to begin.
+        starter: shard of the worker whose file the line is in; None for the collection's tasks.
     """
 
     number: int
     key: Key
     line: int
     paused: RecordPlace | None = None
+    starter: int | None = None
 
     def pack(self) -> bytes:
         """The record; ``unpack`` is the inverse."""
         shard, offset = (-1, 0) if self.paused is None else self.paused
-        return _ORDER.pack(self.number, *self.key, self.line, shard, offset)
+        starter = -1 if self.starter is None else self.starter
+        return _ORDER.pack(self.number, *self.key, self.line, shard, offset, starter)
 
     @classmethod
     def unpack(cls, data: bytes) -> LeaseOrder:
         """Reads a record."""
-        number, step, prompt, sample, line, shard, offset = _ORDER.unpack(data)
-        return cls(number, (step, prompt, sample), line, None if shard < 0 else RecordPlace(shard, offset))
+        number, step, prompt, sample, line, shard, offset, starter = _ORDER.unpack(data)
+        paused = None if shard < 0 else RecordPlace(shard, offset)
+        return cls(number, (step, prompt, sample), line, paused, None if starter < 0 else starter)
 
 
 class LeaseReport(NamedTuple):
@@ -103,6 +110,60 @@ class LeaseReport(NamedTuple):
         return cls(number, RecordPlace(shard, offset), _STATUSES[status], reward, *counts)
 
 
+class StartOrder(NamedTuple):
+    """A task that a running one has started.
+
+    Attributes:
+        lease: of the running task.
+        number: of the started task, among those of the lease.
+        line: offset of the task's line in the file of the worker's shard.
+    """
+
+    lease: int
+    number: int
+    line: int
+
+    def pack(self) -> bytes:
+        """The record; ``unpack`` is the inverse."""
+        return _START.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> StartOrder:
+        """Reads a record."""
+        return cls(*_START.unpack(data))
+
+
+class StartedEnd(NamedTuple):
+    """The end of a started task.
+
+    Attributes:
+        lease: of the task that had started it.
+        number: of the task, among those of the lease.
+        place: of its trajectory; None where the infrastructure failed.
+        reason: why it failed.
+    """
+
+    lease: int
+    number: int
+    place: RecordPlace | None
+    reason: str = ""
+
+    def pack(self) -> bytes:
+        """The record; ``unpack`` is the inverse."""
+        shard, offset = (-1, 0) if self.place is None else self.place
+        return _STARTED_END.pack(self.lease, self.number, shard, offset) + self.reason.encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> StartedEnd:
+        """Reads a record."""
+        lease, number, shard, offset = _STARTED_END.unpack_from(data)
+        place = None if shard < 0 else RecordPlace(shard, offset)
+        return cls(lease, number, place, data[_STARTED_END.size :].decode(errors="replace"))
+
+
 NUMBER = struct.Struct("<Q")
-_ORDER = struct.Struct("<QqqqQiQ")
+LEASE_AND_NUMBER = struct.Struct("<QI")
+_START = struct.Struct("<QIQ")
+_STARTED_END = struct.Struct("<QIiQ")
+_ORDER = struct.Struct("<QqqqQiQi")
 _REPORT = struct.Struct("<QIQBdIIIdddd")

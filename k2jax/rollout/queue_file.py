@@ -34,8 +34,7 @@ def write_tasks(folder: Path | str, tasks: Iterable[tuple[str, Task]]) -> None:
     Raises:
         UserError: the folder has a file with other tasks.
     """
-    lines = [json.dumps({"kind": kind, "task": task.to_json()}, ensure_ascii=False) + "\n" for kind, task in tasks]
-    data, path = "".join(lines).encode(), Path(folder) / FILE
+    data, path = b"".join(WrittenTask(kind, task).line() for kind, task in tasks), Path(folder) / FILE
     if path.exists():
         if path.read_bytes() != data:
             raise UserError(f"{path} holds other tasks; give another folder, or the same config")
@@ -59,20 +58,50 @@ class TaskReader:
 
     def __init__(self, folder: Path | str):
         self._file = os.open(Path(folder) / FILE, os.O_RDONLY)
-        self._last: tuple[int, str, Task] | None = None
+        self._last: tuple[int, WrittenTask] | None = None
 
-    def read(self, line: int) -> tuple[str, Task]:
-        """The class and the task of a line."""
+    def read(self, line: int) -> WrittenTask:
+        """The task of a line."""
         if self._last is None or self._last[0] != line:
-            values = json.loads(self._line(line))
-            self._last = line, values["kind"], Task.from_json(values["task"])
-        return self._last[1:]
+            self._last = line, _read_line(self._file, line)
+        return self._last[1]
 
-    def _line(self, offset: int) -> bytes:
-        data = b""
-        while b"\n" not in data:
-            part = os.pread(self._file, 1 << 14, offset + len(data))
-            if not part:
-                raise UserError(f"the file of tasks has no line at byte {offset:,}")
-            data += part
-        return data[: data.index(b"\n")]
+
+class WrittenTask(NamedTuple):
+    """A line of a file of tasks.
+
+    Attributes:
+        kind: class of the task, which decides how it is sampled.
+        task: what is asked.
+        path: numbers of the started tasks from the collection's task on; empty for one of the collection.
+    """
+
+    kind: str
+    task: Task
+    path: tuple[int, ...] = ()
+
+    def line(self) -> bytes:
+        """The line."""
+        path = {"path": self.path} if self.path else {}
+        values = {"kind": self.kind, "task": self.task.to_json(), **path}
+        return (json.dumps(values, ensure_ascii=False) + "\n").encode()
+
+
+def read_started(folder: Path, line: int) -> WrittenTask:
+    """The started task at an offset of the file in a worker's folder."""
+    file = os.open(folder / FILE, os.O_RDONLY)
+    try:
+        return _read_line(file, line)
+    finally:
+        os.close(file)
+
+
+def _read_line(file: int, offset: int) -> WrittenTask:
+    data = b""
+    while b"\n" not in data:
+        part = os.pread(file, 1 << 14, offset + len(data))
+        if not part:
+            raise UserError(f"the file of tasks has no line at byte {offset:,}")
+        data += part
+    values = json.loads(data[: data.index(b"\n")])
+    return WrittenTask(values["kind"], Task.from_json(values["task"]), tuple(values.get("path", ())))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from k2jax.env.task import Task
 from k2jax.rollout.messages import Key
+from k2jax.rollout.starting import EpisodeStarter
 from k2jax.trajectory import Trajectory
 
 
@@ -25,7 +26,9 @@ class Runner(Protocol):
 
     async def __aexit__(self, *error: object) -> None: ...
 
-    async def run(self, key: Key, kind: str, task: Task, trajectory: Trajectory | None) -> tuple[Trajectory, Waits]:
+    async def run(
+        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, starter: EpisodeStarter
+    ) -> tuple[Trajectory, Waits]:
         """Runs an episode to its end and judges it, or until it pauses.
 
         Args:
@@ -33,6 +36,7 @@ class Runner(Protocol):
             kind: class of the task.
             task: what is asked.
             trajectory: an unfinished episode that goes on; None to begin.
+            starter: starts sub-episodes; its ``path`` says which of a task's sub-episodes this is.
 
         Raises:
             InfrastructureError: a machine failed; the task is tried again, perhaps by another worker.

@@ -22,9 +22,10 @@ from k2jax.errors import InfrastructureError, UserError
 from k2jax.rollout.journal import shard_path, stored_trajectory
 from k2jax.rollout.lag import calm_collector
 from k2jax.rollout.loops import run
-from k2jax.rollout.messages import NUMBER, LeaseOrder, LeaseReport, RecordPlace, Said
-from k2jax.rollout.queue_file import TaskReader
+from k2jax.rollout.messages import NUMBER, LeaseOrder, LeaseReport, RecordPlace, Said, StartedEnd
+from k2jax.rollout.queue_file import TaskReader, WrittenTask, read_started
 from k2jax.rollout.runner import Runner, make_runner
+from k2jax.rollout.starting import StartedTasks
 from k2jax.rollout.wire import FrameConnection
 from k2jax.trajectory import Trajectory, TrajectoryStore
 from k2jax.trajectory.types import NO_TURN
@@ -51,6 +52,7 @@ class RolloutWorker:
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
         self._connection = FrameConnection(self._on_frame, self._ended.set)
+        self._started = StartedTasks(folder, shard, self._connection)
 
     async def serve(self, connection: socket.socket) -> None:
         """Works until the scheduler closes the connection; what still runs then is cancelled."""
@@ -62,6 +64,7 @@ class RolloutWorker:
             episode.cancel()
         if running:
             await asyncio.wait(running)
+        self._started.close()
         self._store.close()
 
     def _on_frame(self, kind: int, body: bytes) -> None:
@@ -74,13 +77,16 @@ class RolloutWorker:
             (number,) = NUMBER.unpack(body)
             if number in self._episodes:  # or its report is on the way
                 self._episodes[number].cancel()
+        elif kind == Said.STARTED_END:
+            self._started.settle(StartedEnd.unpack(body))
 
     async def _carry_out(self, order: LeaseOrder) -> None:
         number, began = NUMBER.pack(order.number), time.monotonic()
         try:
-            kind, task = self._tasks.read(order.line)
+            written = self._written(order)
             known = None if order.paused is None else stored_trajectory(self._folder, order.paused)
-            trajectory, waits = await self._runner.run(order.key, kind, task, known)
+            starter = self._started.starter(order.number, written)
+            trajectory, waits = await self._runner.run(order.key, written.kind, written.task, known, starter)
             offset = self._store.append(0, trajectory)
             report = _report(order.number, RecordPlace(self._shard, offset), trajectory, time.monotonic() - began)
             self._connection.send(Said.DONE, report._replace(**waits._asdict()).pack())
@@ -94,6 +100,11 @@ class RolloutWorker:
             full = isinstance(error, OSError) and error.errno in _NO_ROOM
             told = b"u%s: make room" % str(error).encode() if full else b"e" + traceback.format_exc().encode()
             self._connection.send(Said.FATAL, told)
+
+    def _written(self, order: LeaseOrder) -> WrittenTask:
+        if order.starter is None:
+            return self._tasks.read(order.line)
+        return read_started(shard_path(self._folder, order.starter), order.line)
 
 
 def _report(number: int, place: RecordPlace, trajectory: Trajectory, seconds: float) -> LeaseReport:

@@ -124,8 +124,7 @@ class Recorder:
         """
         tokens = int(metrics.tokens)
         self.seconds, self.tokens = self.seconds + seconds, self.tokens + tokens
-        loss = float(metrics.loss)
-        self.is_spike(loss)
+        loss, terms = float(metrics.loss), {name: float(share) for name, share in metrics.shares.terms.items()}
         max_logit = np.asarray(metrics.stats.max_logit)
         record = {
             "loss": loss,
@@ -135,12 +134,13 @@ class Recorder:
             **self.rates(tokens, seconds),
             "max_logit": float(max_logit.max()),
             "max_logit_heads": max_logit,
-            "spikes": self.spikes,
             "memory_gb": memory_gb(),
             "seconds": self.seconds,
             "tokens": self.tokens,
         }
-        terms = {name: float(share) for name, share in metrics.shares.terms.items()}
+        if terms.keys() == {"nll"}:  # the loss of a policy changes sign, and may rise while it learns
+            self.is_spike(loss)
+            record["spikes"] = self.spikes
         if len(terms) > 1:
             record |= {f"loss/{name}": share for name, share in terms.items()}
         record |= {name: float(share) for name, share in scalar_metrics(metrics.shares).items()}

@@ -45,6 +45,14 @@ def test_token_ids_and_logprobs_come_from_the_server(server, streamed):
     assert (asked.max_tokens, asked.temperature, asked.top_p, asked.seed) == (4, 0.5, 0.9, 7)
 
 
+def test_weights_that_do_not_change_have_the_version_that_the_caller_knows(server):
+    async def run():
+        async with HTTPClient(server.url, NAME, version=3) as client:
+            return await client.generate([10, 11], Sampling(max_tokens=2))
+
+    assert asyncio.run(run()).versions.tolist() == [3, 3]
+
+
 def test_stop_tokens_are_the_server_s_too(server):
     completion = generate(server.url, sampling=Sampling(max_tokens=9, stop_tokens=(67, 99)))
     assert (completion.tokens.tolist(), completion.finish) == ([65, 66, 67], "stop")

@@ -6,7 +6,9 @@ import signal
 
 import pytest
 
+from k2jax.env.task import Task
 from k2jax.errors import UserError
+from k2jax.rollout.admission import Admission
 from k2jax.rollout.journal import read_journal, stored_trajectory
 from k2jax.rollout.manager import RolloutManager
 from k2jax.rollout.queue_file import queued_samples, write_tasks
@@ -14,10 +16,14 @@ from k2jax.trajectory.encoding import encode
 from tests.rollout.runners import FOLDER, expected, task
 
 
-def manager(folder, *, workers=2, capacity=16, seconds=0.01) -> RolloutManager:
-    options = {"seconds": seconds}
-    runner = "tests.rollout.runners:ScriptedRunner"
-    return RolloutManager(folder, runner=runner, options=options, workers=workers, capacity=capacity)
+def manager(folder, *, workers=2, capacity=16, seconds=0.01, admission=None) -> RolloutManager:
+    options = {"runner": "tests.rollout.runners:ScriptedRunner", "options": {"seconds": seconds}}
+    return RolloutManager(folder, **options, workers=workers, capacity=capacity, admission=admission)
+
+
+def starting(number: int, parts) -> Task:
+    """A task that starts others, whose domains are ``parts``; those of started ones end below the second level."""
+    return Task(str(number), "starts", (), "", tools=parts)
 
 
 async def collected(folder, samples, during=lambda opened, emissions: None, **options):
@@ -77,6 +83,48 @@ def test_failures_are_tried_again_or_masked_pauses_go_on_and_cancelled_episodes_
     ends = {emission.key[1]: (emission.end, emission.status) for emission in emissions}
     done = ("done", "finished")
     assert ends == {0: ("masked", ""), 1: done, 2: done, 3: ("cancelled", ""), 4: done}
+
+
+def test_sub_episodes_run_on_every_worker_and_only_the_tasks_of_the_collection_are_emitted(tmp_path):
+    """More tasks wait for others than workers hold; one worker is killed, and what it had is done again."""
+    parts = ("good", "starts", "good")  # the one in the middle starts three more, whose own middle one ends there
+    write_tasks(tmp_path, [("kind", starting(number, parts)) for number in range(6)])
+
+    def kill(opened, emissions):
+        if len(emissions) == 2:
+            os.kill(opened.worker_processes()[0], signal.SIGKILL)
+
+    emissions = asyncio.run(collected(tmp_path, 2, during=kill, capacity=2))
+    assert sorted(emission.key for emission in emissions) == [(0, p, s) for p in range(6) for s in range(2)]
+    for emission in emissions:
+        assert emission.end == "done"
+        [node] = stored_trajectory(tmp_path, emission.place).nodes
+        assert node.tokens.tolist() == [emission.key[1] + 1, 3, emission.key[1] + 1]
+    assert len(read_journal(tmp_path)) == 12
+
+
+def test_admission_holds_tasks_back_but_never_the_ones_that_a_running_one_waits_for(tmp_path):
+    write_tasks(tmp_path, [("kind", starting(number, ("good", "good"))) for number in range(3)])
+
+    async def admitted():
+        async with manager(tmp_path, workers=1, admission=Admission(1)) as opened:
+            return [emission async for emission in opened.collect(queued_samples(tmp_path, 1))], opened.most_running
+
+    emissions, most = asyncio.run(asyncio.wait_for(admitted(), 30))
+    assert [emission.key[1] for emission in emissions] == [0, 1, 2] and most == 3
+
+
+def test_sub_episodes_end_with_the_one_that_started_them_and_their_failures_are_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    write_tasks(tmp_path, [("kind", starting(0, ("endless", "good"))), ("kind", starting(1, ("broken",)))])
+
+    def cancel(opened, emissions):
+        opened.cancel((0, 0, 0))
+
+    emissions = asyncio.run(collected(tmp_path, 1, during=cancel, workers=1))
+    ends = {emission.key[1]: emission.end for emission in emissions}
+    assert ends == {0: "cancelled", 1: "masked"}
+    assert (tmp_path / "0-0-0-0-stopped").exists()
 
 
 def test_a_mistake_of_the_user_ends_the_collection_in_one_line(tmp_path):

@@ -14,7 +14,7 @@ from k2jax.errors import UserError
 from k2jax.rollout import engine_messages as engine
 from k2jax.rollout.journal import Emission, Journal, read_journal
 from k2jax.rollout.lag import LagProbe
-from k2jax.rollout.messages import LeaseOrder, LeaseReport, RecordPlace
+from k2jax.rollout.messages import LeaseOrder, LeaseReport, RecordPlace, StartedEnd, StartOrder
 from k2jax.rollout.wire import FrameConnection
 
 numbers = st.integers(0, 2**32 - 1)
@@ -52,9 +52,14 @@ def test_frames_arrive_as_they_were_sent_however_the_bytes_are_divided(frames, p
     assert asyncio.run(exchange()) == frames
 
 
-@given(st.builds(LeaseOrder, numbers, keys, numbers, st.none() | places))
+orders = st.builds(LeaseOrder, numbers, keys, numbers, st.none() | places, st.none() | st.integers(0, 2**31 - 1))
+starts = st.builds(StartOrder, numbers, numbers, numbers)
+started_ends = st.builds(StartedEnd, numbers, numbers, st.none() | places, st.text(max_size=5))
+
+
+@given(orders | starts | started_ends)
 def test_orders_survive_the_wire(order):
-    assert LeaseOrder.unpack(order.pack()) == order
+    assert type(order).unpack(order.pack()) == order
 
 
 @given(st.builds(LeaseReport, numbers, places, statuses, rewards, *[numbers] * 3, *[seconds] * 4))

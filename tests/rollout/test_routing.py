@@ -1,7 +1,9 @@
 """Routing, admission, the ratio of instances and the stream of groups, each against what it promises."""
 
 import asyncio
+import itertools
 import random
+from typing import ClassVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,10 +11,15 @@ import numpy as np
 
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.rollout.admission import Admission
+from k2jax.rollout.engine_messages import EngineLoad
+from k2jax.rollout.engine_server import EngineServer
 from k2jax.rollout.journal import Emission
-from k2jax.rollout.routed_client import RoutedClient
+from k2jax.rollout.load_watch import LoadWatch
+from k2jax.rollout.routed_client import REVIEW, RoutedClient
 from k2jax.rollout.routing import BLOCK, Router, shared_instances
 from k2jax.rollout.streaming import GroupStream
+
+PAGES = (("one", 0.25), ("other", 0.5))
 
 
 def tokens(count, seed):
@@ -74,6 +81,68 @@ def test_all_turns_of_an_episode_go_to_one_engine_and_episodes_to_different_ones
     asyncio.run(episodes())
     beginnings = [{prompt[:BLOCK] for prompt, _ in client.calls} for client in clients]
     assert [len(each) for each in beginnings] == [1, 1, 1] and [len(each.calls) for each in clients] == [4, 4, 4]
+
+
+def test_sub_agents_have_engines_of_their_own_whose_number_follows_the_queues():
+    def counted(client):
+        return len(client.calls)
+
+    clients = [ScriptedClient(lambda prompt, sampling: range(4)) for _ in range(4)]
+    routed = RoutedClient(clients, Router(4, bound=0))
+
+    async def ask(client, count, number):
+        await asyncio.gather(*(client.generate(tokens(80, n + number).tolist(), Sampling()) for n in range(count)))
+
+    asyncio.run(ask(routed, 40, 0))
+    assert routed.instances == [4, 0] and all(map(counted, clients)), "without sub-agents all engines are one role's"
+    asyncio.run(ask(routed.subagents, 1, 100))
+    assert routed.instances == [3, 1]
+    for _ in range(8):
+        before = [counted(client) for client in clients]
+        shares = routed.instances[0]
+        asyncio.run(ask(routed.subagents, REVIEW - 1, 200))
+        if routed.instances[0] == shares:
+            assert [counted(client) for client in clients][:shares] == before[:shares]
+        asyncio.run(ask(routed, 1, 300))
+    assert routed.instances == [1, 3]
+
+
+def test_admission_does_not_fall_again_before_the_last_fall_has_taken_effect():
+    admission = Admission(100)
+    for running in (100, 100, 90, 71):
+        admission.observe(1.0, running)
+        assert admission.limit == 70
+    admission.observe(1.0, 70)
+    assert admission.limit == 49
+
+
+def test_what_engines_say_of_their_caches_is_observed(tmp_path):
+    class Observer:
+        seen: ClassVar[list] = []
+
+        def observe(self, pages, preempted):
+            self.seen.append((pages, preempted))
+
+    def told(pages):
+        return itertools.chain([EngineLoad(pages, 1, 0, 0)], itertools.repeat(EngineLoad(pages, 1, 0, 2)))
+
+    loads = {name: told(pages) for name, pages in PAGES}
+
+    async def watch():
+        serving = [
+            asyncio.ensure_future(EngineServer(None, lambda each=each: next(each), 0.01).serve(tmp_path / name))
+            for name, each in loads.items()
+        ]
+        async with LoadWatch([str(tmp_path / name) for name, _ in PAGES], Observer()):
+            while len(Observer.seen) < 12:
+                await asyncio.sleep(0.01)
+        for each in serving:
+            each.cancel()
+
+    asyncio.run(watch())
+    for _, pages in PAGES:
+        preempted = [preempted for each, preempted in Observer.seen if each == pages]
+        assert preempted[:2] in ([False, True], [True, False]) and not any(preempted[2:]), "it counts once"
 
 
 def test_admission_settles_below_the_pressure_of_a_cache():

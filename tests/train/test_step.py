@@ -9,11 +9,13 @@ import pytest
 
 from k2jax.batch import pack_row, stack_rows
 from k2jax.losses import NLL
+from k2jax.model.decoder import ModelStats
 from k2jax.parallel.accumulate import accumulate
 from k2jax.parallel.gradients import make_objective
+from k2jax.parallel.objective import LossShares
 from k2jax.train.program import Program
 from k2jax.train.record import UNBALANCED_STEPS, Recorder, max_violation
-from k2jax.train.step import _finite, make_train_step
+from k2jax.train.step import StepMetrics, _finite, make_train_step
 from tests.train.tiny import tiny, write_corpus
 
 
@@ -134,6 +136,17 @@ def test_spikes_are_counted_and_survive_a_restart(config):
     assert [recorder.is_spike(loss) for loss in losses] == [False, False, False, True, False, False]
     again = Recorder(config, recorder.meta())
     assert again.spikes == 1 and again.is_spike(9.0)
+
+
+@pytest.mark.parametrize(("term", "counted"), [("nll", 1), ("policy", None)])
+def test_only_a_likelihood_has_spikes(config, term, counted):
+    recorder = Recorder(config, {})
+    for loss in (1.0, 9.0):
+        shares = LossShares({term: loss}, {}, {})
+        stats = ModelStats(*[np.zeros((1, 0))] * len(ModelStats._fields))._replace(max_logit=np.ones((1, 1)))
+        metrics = StepMetrics(loss, shares, 8, 1.0, 1.0, stats, 0.0, True)
+        record = recorder.values(metrics, 1e-3, 1.0)
+    assert record.get("spikes") == counted
 
 
 def test_a_resumed_run_keeps_its_measure_of_the_device(config):

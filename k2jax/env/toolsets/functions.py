@@ -9,7 +9,7 @@ import types
 from typing import Any, Literal, Union, get_args, get_origin
 
 from k2jax.env.toolsets.types import ToolError, Workplace, declared, parameters_of
-from k2jax.errors import UserError
+from k2jax.errors import InfrastructureError, UserError
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _SECTIONS = re.compile(r"^(Args|Returns|Raises|Example|Examples|Note|Notes|Yields|Attributes):", re.MULTILINE)
@@ -48,12 +48,14 @@ class FunctionTools:
 
         Raises:
             ToolError: the function raised.
+            InfrastructureError: it raised this itself: what it runs on has failed.
+            UserError: it raised this itself: the run has to end.
         """
         try:
             result = self._functions[name](**arguments)
             if inspect.isawaitable(result):
                 result = await result
-        except ToolError:
+        except (ToolError, InfrastructureError, UserError):
             raise
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error

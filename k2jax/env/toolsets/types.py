@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from k2jax.env.task import Task
 from k2jax.sandbox import Sandbox
+from k2jax.trajectory import Trajectory
 
 
 class ToolError(Exception):
@@ -20,11 +21,13 @@ class Workplace(NamedTuple):
         task: what is asked.
         seed: of the episode; what a tool draws at random depends on it alone.
         sandbox: the episode's sandbox, where one of its toolsets needs one.
+        spawn: runs sub-episodes, see ``Rollout.spawn``; None where there is no rollout.
     """
 
     task: Task
     seed: int
     sandbox: Sandbox | None = None
+    spawn: Callable[[Task], Awaitable[Trajectory]] | None = None
 
 
 class Toolset(Protocol):
