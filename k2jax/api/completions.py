@@ -46,10 +46,11 @@ def parse_completion(body: Any, card: ModelCard) -> GenerationRequest:
         if max_tokens == 0 and not echo:
             raise bad_request("max_tokens", "max_tokens 0 makes sense only with echo")
         logprobs = top_logprobs is not None
+        ends = () if fields.flag("ignore_eos") else (card.tokenizer.eos,)
         options = read_options(
             fields,
             card,
-            stop_tokens=(card.tokenizer.eos, *_stop_token_ids(fields.take("stop_token_ids", []))),
+            stop_tokens=(*ends, *_stop_token_ids(fields.take("stop_token_ids", []))),
             top_logprobs=top_logprobs or 0,
             prompt_logprobs=echo and logprobs,
         )

@@ -20,9 +20,9 @@ class ServerFailedError(UserError, InfrastructureError):
 class HTTPClient:
     """A client of an OpenAI-compatible server: ``/v1/completions`` with token ids and log-probabilities.
 
-    The server has to understand ``return_token_ids`` and, where there are stop tokens, ``stop_token_ids``, as
-    ``python -m k2jax.serve`` and vLLM do; its own end-of-text token ends a completion too. A resumed completion is sent
-    as a longer prompt: its tokens go on with other random numbers than an engine's would.
+    The server has to understand ``return_token_ids``, ``stop_token_ids`` and ``ignore_eos``, as
+    ``python -m k2jax.serve`` and vLLM do: the stop tokens of the sampling end a completion, no others. A resumed
+    completion is sent as a longer prompt: its tokens go on with other random numbers than an engine's would.
 
     Example:
         >>> async with HTTPClient("http://localhost:8000", "k2") as client:
@@ -96,7 +96,8 @@ class HTTPClient:
         body = {"model": self._model, "prompt": prompt, "max_tokens": sampling.max_tokens - known, "stream": stream}
         names = ("temperature", "top_p", "top_k", "min_p", "seed")
         body |= {name: getattr(sampling, name) for name in names} | {"logprobs": 0, "return_token_ids": True}
-        return body | ({"stop_token_ids": list(sampling.stop_tokens)} if sampling.stop_tokens else {})
+        # What ends a request is what its sampling says, as with an engine in the same process.
+        return body | {"ignore_eos": True, "stop_token_ids": list(sampling.stop_tokens)}
 
     async def _with_retries(self, body: dict, on_token: OnToken | None) -> tuple[list[int], list[float], str]:
         failure = ""

@@ -112,7 +112,7 @@ def place(array: np.ndarray, spec: PartitionSpec, mesh: Mesh | None) -> Array | 
 def fetch(arrays: Any) -> Any:
     """All rows of arrays as NumPy arrays, in every process."""
     if all(array.is_fully_addressable for array in jax.tree.leaves(arrays)):
-        return jax.device_get(arrays)
+        return jax.tree.map(np.asarray, arrays)
     return multihost_utils.process_allgather(arrays, tiled=True)
 
 

@@ -85,6 +85,10 @@ class PagePool:
         if experts is not None and digest in self._known:
             self._experts.setdefault(self._known[digest], experts)
 
+    def digest(self, page: int) -> bytes:
+        """Of the contents of a known page."""
+        return self._digest[page]
+
     def find(self, digests: Iterable[bytes], with_experts: bool = False) -> list[int]:
         """The known pages of the longest prefix, as far as their tokens' experts are known where those are wanted."""
         pages = itertools.takewhile(lambda page: page is not None, map(self._known.get, digests))
@@ -106,10 +110,27 @@ class PagePool:
         self._experts.pop(page, None)
 
 
-def digests(tokens: Sequence[int], size: int, version: int, media: Sequence[PlacedChunk] = ()) -> Iterator[bytes]:
-    """One digest per full page of ``tokens``; the images of ``media`` count by their content and place."""
-    digest = version.to_bytes(8, "little", signed=True)
-    for end in range(size, len(tokens) + 1, size):
+def digests(
+    tokens: Sequence[int],
+    size: int,
+    version: int,
+    media: Sequence[PlacedChunk] = (),
+    *,
+    first: int = 0,
+    before: bytes | None = None,
+) -> Iterator[bytes]:
+    """One digest per full page of ``tokens``, of its contents and of all pages before it.
+
+    Args:
+        tokens: from the first page on.
+        size: tokens in a page.
+        version: of the weights.
+        media: images among the tokens, which count by their content and place.
+        first: number of the page to begin with.
+        before: digest of the page before that one; None begins anew.
+    """
+    digest = version.to_bytes(8, "little", signed=True) if before is None else before
+    for end in range((first + 1) * size, len(tokens) + 1, size):
         page = np.asarray(tokens[end - size : end], np.int64).tobytes()
         shown = content_of(media, end - size, end)
         digest = hashlib.blake2b(digest + page + shown, digest_size=16).digest()

@@ -7,8 +7,7 @@ where it began, and a prefix can be reused on the device that computed it.
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Iterator
-import itertools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -35,6 +34,7 @@ class Sequence:
         self.request, self.device, self.pages, self.computed = request, device, pages, computed
         self.ids = request.ids
         self.cached = computed  # ids whose full pages are known
+        self.last_digest: bytes | None = None  # of the last of these pages
         self.experts: np.ndarray | None = None
 
     @property
@@ -45,7 +45,7 @@ class Sequence:
     def reads_media(self, width: int) -> bool:
         """Whether images stand for some of its next ``width`` ids."""
         end = self.computed + min(width, self.pending)
-        return any(within(self.request.media, self.computed, end))
+        return bool(self.request.media) and any(within(self.request.media, self.computed, end))
 
     def add_experts(self, experts: np.ndarray) -> None:
         """Takes the experts ``[N, expert layers, active experts]`` of the next N ids, before they count as computed."""
@@ -105,7 +105,7 @@ class Scheduler:
         if len(self.running) == self.slots * len(self._pools):
             return None
         ids, reusable = request.ids, not request.sampling.prompt_logprobs
-        wanted = list(self._digests(request, ids[:-1], version)) if reusable else []
+        wanted = list(digests(ids[:-1], self.page_size, version, request.media)) if reusable else []
         known = [pool.find(wanted, request.sampling.return_experts) for pool in self._pools]
         idle, busy = self._by_preference(known)
         # Waiting for a prefix is cheaper than computing it again, or than crowding the device that has it.
@@ -138,11 +138,13 @@ class Scheduler:
         size = self.page_size
         full, cached = sequence.computed // size, sequence.cached // size
         if full > cached:
-            wanted = self._digests(sequence.request, sequence.ids[: full * size], version)
-            known = enumerate(zip(sequence.pages, wanted, strict=False))
-            for i, (page, digest) in itertools.islice(known, cached, None):
+            # From where the last page ended: a long sequence is not read again for each of its pages.
+            going_on = {"first": cached, "before": sequence.last_digest}
+            new = digests(sequence.ids, size, version, sequence.request.media, **going_on)
+            for i, digest in zip(range(cached, full), new, strict=False):
                 experts = None if sequence.experts is None else sequence.experts[i * size : (i + 1) * size].copy()
-                self._pools[sequence.device].cache_prefix(page, digest, experts)
+                self._pools[sequence.device].cache_prefix(sequence.pages[i], digest, experts)
+                sequence.last_digest = digest
             sequence.cached = full * size
 
     def release(self, request: Request) -> None:
@@ -160,9 +162,6 @@ class Scheduler:
         """Drops every prefix, as when the weights change."""
         for pool in self._pools:
             pool.drop_all()
-
-    def _digests(self, request: Request, ids: abc.Sequence[int], version: int) -> Iterator[bytes]:
-        return digests(ids, self.page_size, version, request.media)
 
     def _by_preference(self, known: list[list[int]]) -> tuple[list[int], list[int]]:
         """Devices with a free slot, the longest prefix first: those with about the least load, and the others."""
@@ -192,6 +191,8 @@ class Scheduler:
                 pool.release(page)
             return None
         sequence = Sequence(request, device, known, len(known) * self.page_size)
+        if known:
+            sequence.last_digest = pool.digest(known[-1])
         if request.sampling.return_experts and known:
             sequence.experts = np.concatenate([pool.experts(page) for page in known])
         return sequence

@@ -19,6 +19,8 @@ CAPACITY_FACTOR = 1.06
 # Rows of an unrolled matmul tile. Capacities are multiples of it, so that no matmul has a partial tile.
 _ROW_MULTIPLE = 8
 
+_COMPARED = 1 << 14  # copies times experts
+
 
 class CapacityPlan(NamedTuple):
     """Rows of the copies of T tokens with K of E experts and capacity C; all arrays are int32.
@@ -87,6 +89,14 @@ def sort_copies(expert_ids_N: jax.Array, experts: int) -> tuple[jax.Array, jax.A
     return key_N // copies, key_N % copies
 
 
+def first_positions(expert_sorted_N: jax.Array, experts: int) -> jax.Array:
+    """Position of the first copy of each expert; int32 ``[E + 1]``, the last is the number of copies with an expert."""
+    # Few copies are compared with every expert at once: the steps of a binary search cost a CPU more than they save.
+    method = "compare_all" if expert_sorted_N.size * experts <= _COMPARED else "scan"
+    bounds = jnp.arange(experts + 1, dtype=jnp.int32)
+    return jnp.searchsorted(expert_sorted_N, bounds, method=method).astype(jnp.int32)
+
+
 def plan_capacity(expert_ids_TK: jax.Array, experts: int, slots: int, block: int) -> CapacityPlan:
     """Plans the rows of all copies.
 
@@ -98,7 +108,7 @@ def plan_capacity(expert_ids_TK: jax.Array, experts: int, slots: int, block: int
     """
     copies = expert_ids_TK.size
     expert_N, copy_N = sort_copies(expert_ids_TK.reshape(-1), experts)
-    edge = jnp.searchsorted(expert_N, jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
+    edge = first_positions(expert_N, experts)
     start_E, count_E = edge[:-1], edge[1:] - edge[:-1]
     block_end_E = jnp.cumsum(-(-jnp.maximum(count_E - slots, 0) // block), dtype=jnp.int32)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.grouped_matmul.tiling import Visits, plan_visits
 from pallas_kernels.ops import take
-from pallas_kernels.routed_experts.plan import sort_copies
+from pallas_kernels.routed_experts.plan import first_positions, sort_copies
 
 # v5p runs the two halves of a parallel grid dimension on its two TensorCores; other chips run them one after the other.
 CORES = 2
@@ -77,7 +77,7 @@ def plan_routing(ids_TK, gates_TK, experts: int, max_copies: int, row_tile: int,
             "expert, or exchange the tokens in chunks"
         )
     expert_N, copy_N = sort_copies(ids_TK.reshape(-1), experts)
-    edge = jnp.searchsorted(expert_N, jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
+    edge = first_positions(expert_N, experts)
     excess = jnp.maximum(edge[-1:] - max_copies, 0)
     edge = jnp.minimum(edge, max_copies)
     sizes_E = edge[1:] - edge[:-1]

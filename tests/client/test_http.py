@@ -53,9 +53,11 @@ def test_weights_that_do_not_change_have_the_version_that_the_caller_knows(serve
     assert asyncio.run(run()).versions.tolist() == [3, 3]
 
 
-def test_stop_tokens_are_the_server_s_too(server):
+def test_stop_tokens_are_those_of_the_sampling_alone(server):
     completion = generate(server.url, sampling=Sampling(max_tokens=9, stop_tokens=(67, 99)))
     assert (completion.tokens.tolist(), completion.finish) == ([65, 66, 67], "stop")
+    generate(server.url)
+    assert server.engine.asked[-1][1].stop_tokens == ()  # the end of a text is a token like others
 
 
 def test_a_resumed_completion_is_a_longer_prompt(server):

@@ -120,6 +120,17 @@ def test_a_conversation_goes_on_from_its_own_pages():
     check_against_oracle(MLA, second)
 
 
+def test_a_prefix_grows_from_conversation_to_conversation():
+    """What follows a reused prefix is known as well as what follows a prompt that was computed whole."""
+    run = engine(max_length=256)
+    [whole] = prompts(120, seed=3)
+    lengths = (40, 80, 120)
+    seen = [run.generate([whole[:length]], Sampling(max_tokens=1))[0].cached_tokens for length in lengths]
+    assert seen == [0, 32, 80]  # whole pages of 16
+    [other] = prompts(120, seed=4)
+    assert run.generate([[*other[:32], *whole[32:]]], Sampling(max_tokens=1))[0].cached_tokens == 0
+
+
 def test_a_prompt_that_was_computed_whole_still_gives_its_last_logits():
     """All but the last token may come from the cache: the logits after it have to be computed."""
     [prompt] = prompts(64)

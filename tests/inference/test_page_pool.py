@@ -11,6 +11,7 @@ def test_digests_are_of_everything_before():
     assert next(digests(range(12), 4, 1)) != a[0]
     assert list(digests(range(3), 4, 0)) == []
     assert len(list(digests(range(11), 4, 0))) == 2
+    assert list(digests(range(12), 4, 0, first=2, before=a[1])) == a[2:]
 
 
 def test_a_prefix_is_found_as_far_as_it_goes():

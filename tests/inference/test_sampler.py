@@ -96,3 +96,12 @@ def test_alternatives_come_best_first():
     _, _, ids, logprobs = map(np.asarray, sample(logits, choice(ROWS), drawn=True, truncated=False, top=3))
     np.testing.assert_array_equal(ids, np.argsort(-logits, axis=-1)[:, :3])
     assert (np.diff(logprobs) < 0).all()
+
+
+def test_of_equal_logits_the_first_token_is_taken_and_of_none_that_is_finite_some():
+    logits = np.full((ROWS, VOCAB), -1.0, np.float32)
+    logits[1, [4, 7]], logits[2, 5:], logits[3, 3] = 2.0, np.inf, np.nan
+    for drawn in (False, True):
+        asked = choice(ROWS, temperature=0.0)
+        ids = np.asarray(sample(logits, asked, drawn=drawn, truncated=False, top=0)[0])
+        assert ids[:3].tolist() == [0, 4, 5] and ids.dtype == np.int32 and 0 <= ids[3] < VOCAB

@@ -12,7 +12,7 @@ import pytest
 
 from pallas_kernels.routed_experts import expert_counts, routed_experts
 from pallas_kernels.routed_experts.overflow import blocks_per_round
-from pallas_kernels.routed_experts.plan import capacity, plan_capacity, sort_copies
+from pallas_kernels.routed_experts.plan import capacity, first_positions, plan_capacity, sort_copies
 
 D, F = 8, 12
 # (T, K, E, capacity_factor, block): tight and ample capacity, several rounds of blocks, sizes that divide no tile.
@@ -265,6 +265,15 @@ def test_sorting_is_stable_whether_or_not_keys_fit_32_bits(experts):
     order = np.argsort(ids, kind="stable")
     np.testing.assert_array_equal(copy, order)
     np.testing.assert_array_equal(expert, ids[order])
+
+
+@pytest.mark.parametrize("copies", [1, 60, 3000])
+def test_first_positions_are_counts_of_what_comes_before(copies):
+    experts = 12
+    ids = np.sort(np.random.default_rng(copies).choice([0, 3, 7, 11, experts], copies)).astype(np.int32)
+    found = first_positions(jnp.asarray(ids), experts)
+    np.testing.assert_array_equal(found, np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=13)[:12])]))
+    assert found.dtype == jnp.int32
 
 
 @pytest.mark.parametrize(

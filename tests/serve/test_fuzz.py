@@ -21,6 +21,7 @@ SHARED = {
     "model": st.just(NAME), "stream": st.booleans(), "seed": st.integers(), "n": SMALL,
     "temperature": st.floats(0, 3), "top_p": st.floats(0, 1), "top_k": SMALL, "min_p": st.floats(0, 1),
     "return_token_ids": st.booleans(), "user": st.text(max_size=3), "logit_bias": st.just({}),
+    "ignore_eos": st.booleans(),
     "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
 }  # fmt: skip
 STOP = st.text(max_size=3) | st.lists(st.sampled_from(["quick", " ", "月"]), max_size=5)

@@ -211,6 +211,8 @@ def test_completions_end_at_the_end_of_the_document(server, client):
     assert list(prompt) == TOKENIZER.encode_document("a") and sampling.stop_tokens == (TOKENIZER.eos,)
     complete(client, extra_body={"add_special_tokens": False})
     assert list(asked(server)[0]) == TOKENIZER.encode("a")
+    complete(client, extra_body={"ignore_eos": True, "stop_token_ids": [7]})
+    assert asked(server)[1].stop_tokens == (7,)
     client.completions.create(model=NAME, prompt="a")
     assert asked(server)[1].max_tokens == 16
 
