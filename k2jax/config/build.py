@@ -15,15 +15,17 @@ from ml_collections import ConfigDict, config_dict
 from k2jax.config import schema
 from k2jax.config.checks import check_combinations
 from k2jax.config.fields import check_fields, field_type, group_of, hints_of, mapping_of
-from k2jax.config.presets import model_preset
+from k2jax.config.presets import model_preset, vision_preset
 from k2jax.errors import UserError, nearest
 
 FORMAT = 2
 """Number of the format of ``config.json``, raised when a key changes its name or place."""
 
 
-def defaults(stage: str, model: str = "nano") -> ConfigDict:
+def defaults(stage: str, model: str = "nano", vision: str | None = None) -> ConfigDict:
     """Returns a locked ConfigDict with every key of ``schema.Config`` at its default, for ``stage`` and a model preset.
+
+    ``vision`` names a tower to add, see ``presets.VISION_PRESETS``.
 
     Example:
         >>> config = defaults("pretrain", model="moonlight")
@@ -32,7 +34,10 @@ def defaults(stage: str, model: str = "nano") -> ConfigDict:
     stages = get_args(schema.Stage)
     if stage not in stages:
         raise UserError(f"unknown stage {stage!r}; there are {', '.join(stages)}")
-    config = to_config_dict(schema.Config(stage=stage, model=model_preset(model)))
+    architecture = model_preset(model)
+    if vision is not None:
+        architecture = dataclasses.replace(architecture, vision=vision_preset(vision))
+    config = to_config_dict(schema.Config(stage=stage, model=architecture))
     config.lock()
     config.data.sources.unlock()  # sources and tasks come and go by name
     config.rl.tasks.unlock()

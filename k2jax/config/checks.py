@@ -20,7 +20,7 @@ def check_combinations(config: Config) -> None:
     _check_micro_batches(config)
     _check_attention(config)
     _check_rope(config.model)
-    _check_vision(config.model)
+    _check_vision(config)
     _check_exchange(config)
     check_activations(config)
     _check_router(config.model)
@@ -71,8 +71,13 @@ def _check_layers(model: ModelConfig) -> None:
         raise UserError(f"config.model.dense_layers {model.dense_layers} is not in 0..{model.layers} (model.layers)")
 
 
-def _check_vision(model: ModelConfig) -> None:
+def _check_vision(config: Config) -> None:
+    model = config.model
     vision = model.vision
+    if config.optimizer.frozen and not vision.layers:
+        raise UserError("config.optimizer.frozen names parts of a model with vision, and model.vision.layers is 0")
+    if len(set(config.optimizer.frozen)) == 3:
+        raise UserError("config.optimizer.frozen names all parts: nothing is left to learn")
     if vision.layers and vision.width % (4 * vision.heads):
         raise UserError(
             f"config.model.vision.width {vision.width} does not divide into {vision.heads} heads of a multiple of 4"

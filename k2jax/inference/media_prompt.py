@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.inference.media import PlacedChunk, place_chunks
-from k2jax.text.chat import chat_format, render_history
+from k2jax.text.chat import ChatFormat, chat_format, render_history
 from k2jax.text.media import MEDIA_PAD, content_ids
 from k2jax.text.messages import Message
 from k2jax.text.tokenizer import Tokenizer
@@ -26,21 +26,27 @@ class MediaPrompt(NamedTuple):
 
 
 def chat_prompt(
-    messages: Sequence[Message], tokenizer: Tokenizer, processor: ImageProcessor, *, thinking: bool = True
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    processor: ImageProcessor,
+    *,
+    thinking: bool = True,
+    chat: ChatFormat | None = None,
 ) -> MediaPrompt:
-    """A conversation up to the beginning of the assistant's next message, in the vocabulary's own chat format.
+    """A conversation up to the beginning of the assistant's next message.
 
     Args:
         messages: in OpenAI's format; images and video as ``ImageProcessor.prepare`` takes them.
         tokenizer: the vocabulary.
         processor: reads the images.
         thinking: whether the answer is to begin with reasoning, in formats that have it.
+        chat: the chat format; None is the vocabulary's own.
 
     Raises:
         UserError: a message or an image is malformed, or the vocabulary has no chat format or no tokens of media.
     """
     prepared = processor.prepare(messages)
-    builder = render_history(chat_format(tokenizer), prepared.messages)
+    builder = render_history(chat or chat_format(tokenizer), prepared.messages)
     builder.open_assistant(thinking)
     return _placed(builder.tokens, prepared.chunks, tokenizer)
 

@@ -11,9 +11,9 @@ from k2jax.config.fields import check_fields
 from k2jax.config.schema import OptimizerConfig, RouterConfig
 from k2jax.errors import UserError
 from k2jax.optim.balance import balance_router_bias
-from k2jax.optim.groups import decays, group_labels
+from k2jax.optim.groups import FROZEN, decays, group_labels
 from k2jax.optim.muon import NewtonSchulz, scale_by_muon
-from k2jax.optim.qk_clip import qk_clip
+from k2jax.optim.qk_clip import clip_parts
 from k2jax.optim.schedule import build_schedule
 from k2jax.params import Specs, map_specs
 from pallas_kernels.newton_schulz import Coefficients
@@ -32,9 +32,9 @@ def build_optimizer(
     """Builds the optimizer: gradient clipping, one rule for each group, QK-Clip last.
 
     ``update(grads, state, params, *, max_logit, expert_tokens)`` takes the step's statistics: ``max_logit`` float32
-    ``[L, H]`` (for muonclip), ``expert_tokens`` int32 ``[L_moe, E]`` (if there are router biases); a missing one is
-    an error. A non-finite ``max_logit`` gives NaN updates, so check them before applying them. ``init`` also accepts
-    abstract parameters.
+    ``[L, H]`` (for muonclip; ``vision_max_logit`` of the tower too), ``expert_tokens`` int32 ``[L_moe, E]`` (if there
+    are router biases); a missing one is an error. A non-finite ``max_logit`` gives NaN updates, so check them before
+    applying them. ``init`` also accepts abstract parameters.
 
     Args:
         optimizer_config: rule and its constants.
@@ -53,7 +53,7 @@ def build_optimizer(
     rules = _rules(config, router_config, specs, steps, newton_schulz)
     chain.append(optax.partition(rules, group_labels(specs, config)))
     if config.name == "muonclip":
-        chain.append(qk_clip(specs, tau=config.qk_clip_tau, alpha=config.qk_clip_alpha))
+        chain.append(clip_parts(specs, config))
     return optax.with_extra_args_support(optax.chain(*chain))
 
 
@@ -65,11 +65,9 @@ def learning_rate(optimizer_config: OptimizerConfig, steps: int) -> optax.Schedu
 def _rules(
     config: OptimizerConfig, router: RouterConfig, specs: Specs, steps: int, newton_schulz: NewtonSchulz | None
 ) -> dict[str, optax.GradientTransformation]:
-    """Transformation of each group. Muon and AdamW share the learning rate and the decoupled weight decay."""
-    decay_and_rate = (
-        optax.add_decayed_weights(config.weight_decay, mask=map_specs(decays, specs)),
-        optax.scale_by_learning_rate(learning_rate(config, steps)),
-    )
+    """Transformation of each label. Muon and AdamW share the learning rate and the decoupled weight decay."""
+    rate = learning_rate(config, steps)
+    decay = optax.add_decayed_weights(config.weight_decay, mask=map_specs(decays, specs))
     muon = scale_by_muon(
         specs,
         coefficients=_coefficients(config),
@@ -82,11 +80,17 @@ def _rules(
     )
     adam = optax.scale_by_adam(config.adam_b1, config.adam_b2, config.adam_eps)
     bias_rate = optax.linear_schedule(router.bias_rate, router.bias_rate_final, max(steps - 1, 1))
-    return {
-        "muon": optax.chain(muon, *decay_and_rate),
-        "adamw": optax.chain(adam, *decay_and_rate),
-        "balance": balance_router_bias(specs, bias_rate),
-    }
+    rules = {}
+    if "text" not in config.frozen:
+        last = optax.scale_by_learning_rate(rate)
+        rules = {"muon": optax.chain(muon, decay, last), "adamw": optax.chain(adam, decay, last)}
+        rules["balance"] = balance_router_bias(specs, bias_rate)
+    if "vision" in specs:
+        for part, factor in (("tower", config.tower_rate), ("projector", config.projector_rate)):
+            last = optax.scale_by_learning_rate(lambda count, factor=factor: factor * rate(count))
+            rules |= {f"muon/{part}": optax.chain(muon, decay, last), f"adamw/{part}": optax.chain(adam, decay, last)}
+        rules[FROZEN] = optax.set_to_zero()
+    return rules
 
 
 def _coefficients(config: OptimizerConfig) -> Coefficients:

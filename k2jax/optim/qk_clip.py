@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from k2jax.config.schema import OptimizerConfig
 from k2jax.params import ParamSpec, Specs, is_spec
 
 
@@ -38,7 +39,42 @@ def qk_clip_gamma(max_logit: Array, tau: float) -> Array:
     return jnp.where(jnp.isnan(s) | (s == jnp.inf) | underflows, jnp.nan, gamma)
 
 
-def qk_clip(specs: Specs, *, tau: float = 100.0, alpha: float = 0.5) -> optax.GradientTransformationExtraArgs:
+def clip_parts(specs: Specs, config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
+    """QK-Clip of the decoder, and of the tower where there is one, each by its own maxima, unless it is frozen.
+
+    ``update`` needs ``max_logit`` as ``qk_clip`` does, and ``vision_max_logit``, ``[layers, heads]`` of the tower. In
+    the tower every head has its own keys: queries and their biases are scaled by γ^alpha, keys by γ^(1 − alpha).
+    """
+    constants = {"tau": config.qk_clip_tau, "alpha": config.qk_clip_alpha}
+    if "vision" not in specs:
+        return qk_clip(specs, **constants)
+    text_specs = {name: part for name, part in specs.items() if name != "vision"}
+    text = None if "text" in config.frozen else qk_clip(text_specs, **constants)
+    exponents = {"q": config.qk_clip_alpha, "k": 1.0 - config.qk_clip_alpha, "v": 0.0}
+    options = {"heads": "vision_heads", "exponents": exponents}
+    tower = None if "tower" in config.frozen else qk_clip(specs["vision"], **constants, **options)
+
+    def update(updates: Any, state: Any, params: Any = None, *, vision_max_logit: Array | None = None, **extra: Any):
+        updates = dict(updates)
+        if text is not None:
+            decoder_updates, decoder_params = ({name: tree[name] for name in text_specs} for tree in (updates, params))
+            updates |= text.update(decoder_updates, state, decoder_params, **extra)[0]
+        if tower is not None:
+            extra |= {"max_logit": vision_max_logit}
+            updates["vision"] = tower.update(updates["vision"], state, params["vision"], **extra)[0]
+        return updates, state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def qk_clip(
+    specs: Specs,
+    *,
+    tau: float = 100.0,
+    alpha: float = 0.5,
+    heads: str = "heads",
+    exponents: dict[str, float] | None = None,
+) -> optax.GradientTransformationExtraArgs:
     """QK-Clip as the last transformation of a chain (Kimi K2, algorithm 1, lines 8 to 16).
 
     A head's factor γ scales its columns of W + update: ``q_nope`` by γ^alpha, ``k_nope`` by γ^(1 − alpha), ``q_rope``
@@ -54,6 +90,8 @@ def qk_clip(specs: Specs, *, tau: float = 100.0, alpha: float = 0.5) -> optax.Gr
             ``layers`` and ``heads``.
         tau: threshold of the maximum logit.
         alpha: share of the rescaling that applies to the queries.
+        heads: name of the axis of heads.
+        exponents: of γ, by the name of a segment; by default the decoder's, as above.
 
     Raises:
         ValueError: if there is nothing to scale, a segment is unknown, a layer lacks queries or keys, or queries or
@@ -61,9 +99,10 @@ def qk_clip(specs: Specs, *, tau: float = 100.0, alpha: float = 0.5) -> optax.Gr
             ``update`` if ``max_logit`` or the parameters are missing, its shape is wrong, or parameters are not
             float32.
     """
-    exponents = {"q_nope": alpha, "q_rope": 1.0, "k_nope": 1.0 - alpha, "q": 1.0, "k": 0.0, "v": 0.0}
+    if exponents is None:
+        exponents = {"q_nope": alpha, "q_rope": 1.0, "k_nope": 1.0 - alpha, "q": 1.0, "k": 0.0, "v": 0.0}
     spec_list, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
-    shape = _statistic_shape(spec_list, exponents)
+    shape = _statistic_shape(spec_list, exponents, heads)
 
     def update(updates: Any, state: Any, params: Any = None, *, max_logit: Array | None = None, **extra: Any):
         del extra
@@ -74,14 +113,16 @@ def qk_clip(specs: Specs, *, tau: float = 100.0, alpha: float = 0.5) -> optax.Gr
         gamma_LH = qk_clip_gamma(max_logit, tau)
         leaves = zip(spec_list, treedef.flatten_up_to(updates), treedef.flatten_up_to(params), strict=True)
         return treedef.unflatten(
-            _clip(spec, exponents, gamma_LH, update_leaf, weight) if spec.segments else update_leaf
+            _clip(spec, exponents, gamma_LH, update_leaf, weight, heads) if spec.segments else update_leaf
             for spec, update_leaf, weight in leaves
         ), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def _clip(spec: ParamSpec, exponents: dict[str, float], gamma_LH: Array, update: Array, weight: Array) -> Array:
+def _clip(
+    spec: ParamSpec, exponents: dict[str, float], gamma_LH: Array, update: Array, weight: Array, heads: str
+) -> Array:
     """Update that leads to the scaled weight; unchanged bit for bit where γ = 1 or the exponent is 0."""
     if weight.dtype != jnp.float32:
         raise ValueError(f"QK-Clip scales float32 master weights; {spec.hf} is {weight.dtype}")
@@ -91,19 +132,19 @@ def _clip(spec: ParamSpec, exponents: dict[str, float], gamma_LH: Array, update:
         return update
     # An empty slot has the number -1 and takes the last layer's factor, which scales zeros.
     gamma_LH1 = gamma_LH[spec.layer_numbers][..., None]
-    factor = _broadcastable(spec, gamma_LH1**exponent_C)
-    clipped = _broadcastable(spec, (gamma_LH1 != 1.0) & (exponent_C != 0.0))
+    factor = _broadcastable(spec, gamma_LH1**exponent_C, heads)
+    clipped = _broadcastable(spec, (gamma_LH1 != 1.0) & (exponent_C != 0.0), heads)
     return jnp.where(clipped, factor * (weight + update) - weight, update)
 
 
-def _broadcastable(spec: ParamSpec, x_LHC: Array) -> Array:
+def _broadcastable(spec: ParamSpec, x_LHC: Array, heads: str) -> Array:
     """Reshapes ``[*layer axes, heads, last axis]`` so that it broadcasts against the leaf."""
-    names = (*spec.layer_axes, "heads", spec.axes[-1])
+    names = (*spec.layer_axes, heads, spec.axes[-1])
     ordered = x_LHC.transpose([names.index(axis) for axis in spec.axes if axis in names])
     return ordered.reshape([size if axis in names else 1 for axis, size in zip(spec.axes, spec.shape, strict=True)])
 
 
-def _statistic_shape(spec_list: list[ParamSpec], exponents: dict[str, float]) -> tuple[int, int]:
+def _statistic_shape(spec_list: list[ParamSpec], exponents: dict[str, float], axis: str) -> tuple[int, int]:
     """(layers, heads) of the scaled weights; checks that every layer has queries once and keys once."""
     targets = [spec for spec in spec_list if spec.segments]
     covered = {"q": [], "k": []}
@@ -119,7 +160,7 @@ def _statistic_shape(spec_list: list[ParamSpec], exponents: dict[str, float]) ->
         for side, layer_list in covered.items():
             if any(name.startswith(side) for name in names):
                 layer_list.extend(layers)
-    heads = {spec.size_of(("heads",)) for spec in targets if "heads" in spec.axes}
+    heads = {spec.size_of((axis,)) for spec in targets if axis in spec.axes}
     count = len(covered["q"])
     if not count or len(heads) != 1 or any(sorted(c) != list(range(count)) for c in covered.values()):
         raise ValueError(f"QK-Clip needs queries and keys of every layer, with one number of heads: {covered}, {heads}")

@@ -20,6 +20,8 @@ from k2jax.sharding import TENSOR
 from pallas_kernels.vma import vary_tree
 
 ACCUMULATE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+FEATURES = "features"
+"""Name, among the weights of a step, of the table ``[F, D]`` of features of images, which ``batch.media`` indexes."""
 
 
 def loss_shares(
@@ -28,7 +30,7 @@ def loss_shares(
     """This device's shares of the loss of ``batch [B, S]``, and the model's statistics.
 
     Args:
-        params: the compute copy of the weights.
+        params: the compute copy of the weights, and ``FEATURES`` where the batch has media.
         batch: ``[B, S]``.
         objective: the loss and its denominators.
         config: the experiment.
@@ -43,6 +45,7 @@ def loss_shares(
         remat=Remat.from_config(config.train),
         experts=experts,
         replayed=batch.experts,
+        media=None if batch.media is None else (params[FEATURES], batch.media),
     )
     return _shares(params, hidden_BSD, batch, objective, config), stats
 

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
-from k2jax.model import model_specs
 from k2jax.model.attention import attention_of
+from k2jax.model.vision import multimodal_specs
 from k2jax.parallel.mesh import TOKEN_AXES
 from k2jax.parallel.schedule import cut
 from k2jax.params import LAYER_AXES, ParamSpec, Specs, is_spec, map_specs, named_specs
@@ -31,6 +31,8 @@ from k2jax.sharding import (
 )
 from pallas_kernels.routed_experts import F_MULTIPLE
 
+VISION = "vision"
+"""The group of weights of the tower and the projector."""
 _VECTORS = ("norm", "bias", "router_bias")  # too small to be worth sharding further
 
 
@@ -68,6 +70,14 @@ class Layout:
         Not ``tensor``: its devices have the same tokens, and types say what they have different parts of.
         """
         return tuple(axis for axis in self.mesh.axis_names if axis != TENSOR)
+
+    @property
+    def text(self) -> Layout:
+        """The layout of the decoder alone."""
+        trees = (self.logical, self.specs, self.storage, self.compute)
+        names = ("logical", "specs", "storage", "compute")
+        parts = ({name: part for name, part in tree.items() if name != VISION} for tree in trees)
+        return dataclasses.replace(self, **dict(zip(names, parts, strict=True)))
 
     @property
     def platform(self) -> str:
@@ -109,7 +119,7 @@ def make_layout(config: Config, mesh: Mesh) -> Layout:
     Raises:
         UserError: layers, experts, heads or widths that do not divide; it names numbers that would.
     """
-    logical = model_specs(config.model)
+    logical = multimodal_specs(config.model)
     body = "moe" if "moe" in logical else "dense"
     layers = config.model.layers - (config.model.dense_layers if body == "moe" else 0)
     if (

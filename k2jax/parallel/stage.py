@@ -24,6 +24,7 @@ from k2jax.model.decoder import StackStats
 from k2jax.model.feed_forward import Experts
 from k2jax.model.norm import rms_norm
 from k2jax.model.remat import Remat
+from k2jax.parallel.accumulate import FEATURES
 from k2jax.parallel.objective import LossShares, Objective
 from k2jax.sharding import STAGE
 
@@ -111,6 +112,9 @@ def _layers(
 
 def _embed(outside: Any, micro: PackedBatch, *, config: Config, layer_group: str) -> tuple[Array, Array]:
     x_BSD = embed(outside["embed"], micro.tokens, STAGE)
+    if micro.media is not None:  # each stage has some rows of the features, as it has of the embedding
+        features_BSD = embed(outside[FEATURES], micro.media, STAGE)
+        x_BSD = jnp.where((micro.media >= 0)[..., None], features_BSD.astype(x_BSD.dtype), x_BSD)
     if layer_group == "dense" or "dense" not in outside:
         return x_BSD, jnp.zeros((0, 0), jnp.float32)
     x_BSD, stats = _run("dense", outside["dense"], x_BSD, micro, config=config)

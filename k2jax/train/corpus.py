@@ -12,25 +12,28 @@ from k2jax.checkpoint import committed_steps
 from k2jax.config.schema import Config, TokenizerConfig
 from k2jax.convert.loading import tokenizer_folder, tokenizer_of
 from k2jax.data import TrainingData, prepare_data
+from k2jax.data.images.placement import PatchRows
+from k2jax.data.training_data import ImageShape
 from k2jax.errors import UserError
+from k2jax.parallel.batches import BatchSharding
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.train.run import say
 
 _SEEN_SECONDS = 60.0  # until a shared disk shows to one host what another one has written
 
 
-def open_corpus(config: Config, rows: Sequence[int], workdir: Path) -> TrainingData:
+def open_corpus(config: Config, batches: BatchSharding, workdir: Path) -> TrainingData:
     """Opens or builds the corpus, and puts its tokenizer into the workdir.
 
     Args:
         config: the experiment.
-        rows: numbers of the rows of a batch that this process reads.
+        batches: which rows of a batch this process reads, and how many rows of patches there are.
         workdir: the run's folder.
 
     Raises:
         UserError: a mistake in the data, or a tokenizer that does not fit the model or ``init_from``.
     """
-    data = shared_data(config, rows)
+    data = shared_data(config, batches.rows, image_shape(config, batches))
     if data.tokenizer.vocab_size > config.model.vocab:
         raise UserError(
             f"the tokenizer has {data.tokenizer.vocab_size} tokens, config.model.vocab only {config.model.vocab}; "
@@ -44,7 +47,19 @@ def open_corpus(config: Config, rows: Sequence[int], workdir: Path) -> TrainingD
     return data
 
 
-def shared_data(config: Config, rows: Sequence[int]) -> TrainingData:
+def image_shape(config: Config, batches: BatchSharding) -> ImageShape | None:
+    """The static shape of a step's images: a row of patches for each row of tokens, and an equal number on each device.
+
+    None for a model without vision.
+    """
+    if not config.model.vision.layers:
+        return None
+    per_device = -(-batches.total_rows // batches.devices)
+    rows = PatchRows(batches.total_rows, per_device * batches.devices, config.data.images.patches, batches.devices)
+    return ImageShape(config.model.vision, rows)
+
+
+def shared_data(config: Config, rows: Sequence[int], images: ImageShape | None = None) -> TrainingData:
     """What this process reads of the data, which process 0 builds where they are missing."""
     with _built_by_first():
         return prepare_data(
@@ -54,6 +69,7 @@ def shared_data(config: Config, rows: Sequence[int]) -> TrainingData:
             steps=config.train.steps,
             local_rows=rows,
             tokenizer=_named_tokenizer(config.data.tokenizer),
+            images=images,
             builder=processes.is_first(),
             log=say,
             wait_seconds=_SEEN_SECONDS,

@@ -39,7 +39,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
         raise UserError(f"config.stage is {config.stage!r}, and k2jax.train runs {' and '.join(VALIDATIONS)}")
     with claimed(workdir, config) as path:
         program = Program(config, loss=NLL())
-        data = open_corpus(config, program.batch_sharding().rows, path)
+        data = open_corpus(config, program.batch_sharding(), path)
         identity = {"tokenizer": data.tokenizer.fingerprint, "corpus or the tokenizer": data.fingerprint}
         with Run(program, path, identity) as run:
             if processes.is_first():

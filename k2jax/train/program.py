@@ -59,6 +59,8 @@ class Program:
         self.step = jax.jit(step, donate_argnums=0, out_shardings=(self.shardings, everywhere))
         self._gradient_step = make_gradient_step(config, self.layout, self.loss)
         sums = GradientSums(everywhere, everywhere, self.layout.shardings(self.layout.storage), everywhere)
+        if config.model.vision.layers:
+            sums = sums._replace(vision_max_logit=everywhere)
         self._zero_sums = jax.jit(self._make_zero_sums, out_shardings=sums)
         self._add_part = jax.jit(self._make_add_part, donate_argnums=1, out_shardings=sums)
         apply_step = make_apply_step(config, self.optimizer, self.layout)
@@ -90,6 +92,8 @@ class Program:
         shapes = jax.eval_shape(self._gradient_step, params, batch, denominators)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         nothing_seen = jnp.full_like(zeros.stats.max_logit, -jnp.inf)
+        if zeros.vision_max_logit is not None:
+            zeros = zeros._replace(vision_max_logit=jnp.full_like(zeros.vision_max_logit, -jnp.inf))
         return zeros._replace(stats=zeros.stats._replace(max_logit=nothing_seen))
 
     def _make_add_part(

@@ -141,6 +141,9 @@ class Recorder:
         if terms.keys() == {"nll"}:  # the loss of a policy changes sign, and may rise while it learns
             self.is_spike(loss)
             record["spikes"] = self.spikes
+        if metrics.vision_max_logit is not None:
+            tower = np.asarray(metrics.vision_max_logit)
+            record |= {"vision_max_logit": float(tower.max()), "vision_max_logit_heads": tower}
         if len(terms) > 1:
             record |= {f"loss/{name}": share for name, share in terms.items()}
         record |= {name: float(share) for name, share in scalar_metrics(metrics.shares).items()}

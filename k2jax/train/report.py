@@ -14,6 +14,8 @@ from k2jax.config.schema import Config
 from k2jax.data import TrainingData
 from k2jax.data.manifest import ASSISTANT
 from k2jax.model import active_parameters, model_specs, total_parameters
+from k2jax.model.vision import multimodal_specs, vision_specs
+from k2jax.params import count
 from k2jax.report.markdown import write_report
 from k2jax.report.plots import draw_plots
 from k2jax.report.summary import NO_BASELINES, Baselines, DataSource, RunSummary
@@ -43,10 +45,12 @@ def newton_schulz_share(config: Config) -> float | None:
 
 def print_start(config: Config, data: TrainingData, start: int) -> None:
     """Prints the model's size, the table of weights and their optimizer groups, and the data."""
-    rows = optim.group_table(model_specs(config.model), config.optimizer)
+    rows = optim.group_table(multimodal_specs(config.model), config.optimizer)
     print(text_table(("weight", "shape", "optimizer", "decay"), [[str(cell) for cell in row] for row in rows]))
     total, active = total_parameters(config.model), active_parameters(config.model)
     print(f"{quantity(total)} parameters, {quantity(active)} active per token, on {device_name()}")
+    if config.model.vision.layers:
+        print(f"{quantity(count(vision_specs(config.model)))} more in the tower and the projector")
     share = newton_schulz_share(config)
     if share is not None:
         print(

@@ -78,13 +78,14 @@ class Run:
 
     Raises:
         UserError: the newest checkpoint cannot be read, or belongs to another identity; the model has a tower, which
-            is not trained.
+            reinforcement learning does not train.
     """
 
     def __init__(self, program: Program, workdir: Path, identity: Mapping[str, str]):
-        if program.config.model.vision.layers:
+        if program.config.model.vision.layers and program.config.stage == "rl":
             raise UserError(
-                "config.model.vision.layers is not 0, and training with images is not built; 0 trains the decoder alone"
+                "config.model.vision.layers is not 0, and reinforcement learning with images is not built; 0 trains "
+                "the decoder alone"
             )
         self.program, self.workdir, self.config = program, workdir, program.config
         self._identity = dict(identity)
@@ -247,7 +248,7 @@ class Run:
     def _initial_state(self) -> tuple[TrainState, dict]:
         state = self.program.init()
         if self.config.init_from:
-            params, origin = pretrained_params(self.config.init_from, self.program.layout)
+            params, origin = pretrained_params(self.config.init_from, self.program.layout, state.params)
             say(f"parameters from {origin}")
             state = state.replace(params=params)
         return state, {}

@@ -26,7 +26,9 @@ def make_sampler(config: Config):
     model, temperature = config.model, config.eval.sample_temperature
 
     def sample(params: Any, tokens: Array, lengths: Array, key: Array) -> Array:
-        params = cast_params(params, model_specs(model), compute_dtype(config.train.compute_dtype))
+        specs = model_specs(model)
+        decoder = {name: params[name] for name in specs}
+        params = cast_params(decoder, specs, compute_dtype(config.train.compute_dtype))
         rows = jnp.arange(tokens.shape[0])
 
         def extend(at: int, tokens: Array) -> Array:

@@ -48,6 +48,9 @@ class OptimizerConfig:
     grad_clip: NonNegativeFloat = 1.0  #: global-norm gradient clipping; 0 turns it off
     qk_clip_tau: PositiveFloat = 100.0  #: QK-Clip threshold on the maximum attention logit
     qk_clip_alpha: Share = 0.5  #: share of the rescaling that goes to the queries
+    frozen: tuple[Literal["text", "tower", "projector"], ...] = ()  #: parts of a model with vision that do not learn
+    tower_rate: NonNegativeFloat = 1.0  #: learning rate of the tower, over that of the decoder
+    projector_rate: NonNegativeFloat = 1.0  #: learning rate of the projector, over that of the decoder
 
 
 @dataclasses.dataclass(frozen=True)

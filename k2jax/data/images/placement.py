@@ -59,7 +59,8 @@ def place_chunks(own: Sequence[Sequence[int]], shape: PatchRows, vision: VisionC
         fits = np.flatnonzero(free >= sizes[number])
         if not len(fits):
             return _by_row_of_tokens(own, shape)
-        row = min(fits.tolist(), key=lambda row: (work[device_of[row]], free[row], row))
+        fits = fits[work[device_of[fits]] == work[device_of[fits]].min()]
+        row = int(fits[free[fits].argmin()])
         filled[row].append(number)
         free[row] -= sizes[number]
         work[device_of[row]] += chunk_load(sizes[number], vision)

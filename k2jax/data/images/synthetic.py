@@ -5,8 +5,9 @@ Fonts are the DejaVu family that matplotlib carries, so nothing is downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
+import itertools
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 import zlib
@@ -24,6 +25,8 @@ FONTS = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSerif.ttf", "DejaVuSans
 SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
 CELLS = 4
 """Shapes lie in different cells of a grid of 4 x 4."""
+MOST_SHAPES, MOST_COUNTED = 9, 6
+"""Most shapes of a picture, and of those that a question counts."""
 HELD_OUT = 10
 """One word in so many is never in ``train``."""
 COORDINATES = 1000
@@ -104,14 +107,18 @@ def _read(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> Visu
 
 
 def _count(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
-    image, shapes = draw_shapes(rng, size)
-    wanted, colour = str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS)))
-    boxes = _boxes_of(shapes, wanted, colour, size)
-    return VisualSample(image, "count", f"How many {colour} {wanted}s are there?", str(len(boxes)), boxes)
+    """Every number up to ``MOST_COUNTED`` is the answer equally often, so that guesses are worth little."""
+    wanted = kind_of_shape(rng)
+    number = int(rng.integers(MOST_COUNTED + 1))
+    others = rng.integers(not number, MOST_SHAPES - number + 1)
+    image, shapes = draw_shapes(rng, size, [wanted] * number + [kind_of_shape(rng, wanted) for _ in range(others)])
+    boxes = _boxes_of(shapes, *wanted, size)
+    return VisualSample(image, "count", f"How many {wanted[1]} {wanted[0]}s are there?", str(len(boxes)), boxes)
 
 
 def _locate(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
-    image, shapes = draw_shapes(rng, size)
+    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, MOST_SHAPES + 1))]
+    image, shapes = draw_shapes(rng, size, kinds)
     chosen = shapes[rng.integers(len(shapes))]
     boxes = _boxes_of(shapes, chosen.shape, chosen.colour, size)
     answer = "".join("[" + ",".join(map(str, box)) + "]" for box in boxes)
@@ -121,8 +128,21 @@ def _locate(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> Vi
 _MAKERS: dict[str, Callable[..., VisualSample]] = {"read": _read, "count": _count, "locate": _locate}
 
 
-def draw_shapes(rng: np.random.Generator, size: tuple[int, int]) -> tuple[Image.Image, list[DrawnShape]]:
-    """Draws one to nine shapes that do not touch.
+def kind_of_shape(rng: np.random.Generator, but: tuple[str, str] | None = None) -> tuple[str, str]:
+    """A shape and a colour, by chance, but not those of ``but``."""
+    kinds = [kind for kind in itertools.product(SHAPES, COLOURS) if kind != but]
+    return kinds[rng.integers(len(kinds))]
+
+
+def draw_shapes(
+    rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[tuple[str, str]]
+) -> tuple[Image.Image, list[DrawnShape]]:
+    """Draws shapes that do not touch.
+
+    Args:
+        rng: decides places and sizes.
+        size: width and height [pixels].
+        kinds: name and colour of each shape, at most one for each cell.
 
     Returns:
         The picture and what it shows.
@@ -131,11 +151,10 @@ def draw_shapes(rng: np.random.Generator, size: tuple[int, int]) -> tuple[Image.
     draw = ImageDraw.Draw(image)
     cell = np.array(size) // CELLS
     shapes = []
-    for place in rng.permutation(CELLS * CELLS)[: rng.integers(1, 10)]:
+    for (shape, colour), place in zip(kinds, rng.permutation(CELLS * CELLS)[: len(kinds)], strict=True):
         side = int(rng.integers(cell.min() // 2, cell.min() - 2))
         corner = cell * (place % CELLS, place // CELLS) + rng.integers(1, cell - side)
         left, top = map(int, corner)
-        shape, colour = str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS)))
         box = (left, top, left + side - 1, top + side - 1)
         _draw_shape(draw, shape, box, COLOURS[colour])
         shapes.append(DrawnShape(shape, colour, box))
@@ -165,7 +184,8 @@ def _blank(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
 
 def _fitting_font(name: str, word: str, room: tuple[int, int], rng: np.random.Generator) -> ImageFont.FreeTypeFont:
     """The font at a size between half of what fits and all of it."""
-    points = room[1]
+    left, _, right, _ = _font(name, room[1]).getbbox(word)
+    points = min(room[1], room[1] * room[0] // (right - left) + 2)  # sizes beyond this are far too wide
     while points > 6:
         left, top, right, bottom = _font(name, points).getbbox(word)
         if right - left <= room[0] and bottom - top <= room[1]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from k2jax.data.images.synthetic import COLOURS, draw_shapes, random_word, synthetic_sample
+from k2jax.data.images.synthetic import COLOURS, draw_shapes, kind_of_shape, random_word, synthetic_sample
 
 KINDS = ("read", "count", "locate")
 SIZES = st.sampled_from([(112, 112), (160, 90), (64, 64)])
@@ -75,8 +75,15 @@ def test_no_word_is_in_both_splits():
     assert len(train) > 400 and len(held_out) > 200 and not train & held_out
 
 
+def test_no_answer_to_how_many_is_much_more_frequent_than_another():
+    answers = [synthetic_sample(0, index, kind="count", size=(64, 64)).answer for index in range(700)]
+    counts = [answers.count(str(number)) for number in range(7)]
+    assert sum(counts) == 700 and min(counts) > 60 and max(counts) < 140
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_shapes_do_not_touch(seed):
-    image, shapes = draw_shapes(np.random.default_rng(seed), (112, 112))
+    rng = np.random.default_rng(seed)
+    image, shapes = draw_shapes(rng, (112, 112), [kind_of_shape(rng) for _ in range(9)])
     mask = np.asarray(image).astype(int).sum(-1) < 600
     assert ndimage.label(mask, np.ones((3, 3)))[1] == len(shapes)

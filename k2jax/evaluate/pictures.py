@@ -1,0 +1,174 @@
+"""What a run with images answers about drawn pictures that it has not seen, and about each other's pictures.
+
+Words, layouts and seeds are those of the split ``held_out``. The second figure of every kind is of the same questions
+with the pictures exchanged among them: what the model knows without seeing.
+
+    python -m k2jax.evaluate.pictures --checkpoint=runs/sft-nano-vision
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import re
+from typing import NamedTuple
+
+from absl import flags
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from k2jax import cli, runtime
+from k2jax.checkpoint import run_config, run_folder
+from k2jax.client import Sampling
+from k2jax.config.schema import Config
+from k2jax.convert.loading import tokenizer_of
+from k2jax.data.images.processor import ImageProcessor
+from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
+from k2jax.errors import UserError
+from k2jax.inference import Engine
+from k2jax.inference.loading import load_engine
+from k2jax.inference.media_prompt import chat_prompt
+from k2jax.report.table import text_table
+from k2jax.text.chat import ChatFormat, configured_chat
+from k2jax.text.tokenizer import Tokenizer
+
+SEED = 1
+"""Of held-out pictures; training draws with seed 0."""
+
+
+class PictureScore(NamedTuple):
+    """Means over questions of one kind.
+
+    Attributes:
+        kind: what is asked.
+        seen: score with the right pictures.
+        exchanged: with another question's picture.
+        questions: their number.
+    """
+
+    kind: str
+    seen: float
+    exchanged: float
+    questions: int
+
+
+def score_answer(sample: VisualSample, answer: str) -> float:
+    """Between 0 and 1: similarity of words, whether a number is exact, or soft F1 of boxes."""
+    if sample.kind == "read":
+        longest = max(len(sample.answer), len(answer), 1)
+        return 1 - edit_distance(sample.answer, answer) / longest
+    if sample.kind == "count":
+        return float(answer.strip() == sample.answer)
+    boxes = [list(map(int, box)) for box in re.findall(r"\[(\d+),(\d+),(\d+),(\d+)\]", answer)]
+    return soft_f1(sample.boxes, np.array(boxes, float).reshape(-1, 4))
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Fewest insertions, deletions and replacements of characters that lead from one text to the other."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        before, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
+    return row[-1]
+
+
+def soft_f1(wanted: np.ndarray, given: np.ndarray) -> float:
+    """Twice the overlaps (IoU) of boxes under their best assignment, over the number of boxes of both lists.
+
+    Args:
+        wanted: ``[n, 4]`` left, top, right and bottom.
+        given: ``[m, 4]``.
+    """
+    if not len(wanted) or not len(given):
+        return float(len(wanted) == len(given))
+    low = np.maximum(wanted[:, None, :2], given[None, :, :2])
+    high = np.minimum(wanted[:, None, 2:], given[None, :, 2:])
+    shared = np.maximum(high - low, 0).prod(-1)
+    areas = [np.maximum(boxes[:, 2:] - boxes[:, :2], 0).prod(-1) for boxes in (wanted, given)]
+    overlap = shared / np.maximum(areas[0][:, None] + areas[1][None] - shared, 1e-9)
+    return float(2 * overlap[linear_sum_assignment(-overlap)].sum() / (len(wanted) + len(given)))
+
+
+def answer_pictures(
+    engine: Engine, tokenizer: Tokenizer, chat: ChatFormat, samples: Sequence[VisualSample], max_tokens: int
+) -> list[str]:
+    """Greedy answers to questions about pictures.
+
+    Args:
+        engine: a model that reads images.
+        tokenizer: its vocabulary, with the special tokens of media.
+        chat: the chat format that it was trained in.
+        samples: pictures and questions, of whose answers nothing is read.
+        max_tokens: most tokens of an answer.
+    """
+    processor = ImageProcessor(engine.model.vision, open_urls=False)
+    prompts = []
+    for sample in samples:
+        content = [{"type": "image", "image": sample.image}, {"type": "text", "text": sample.question}]
+        prompts.append(chat_prompt([{"role": "user", "content": content}], tokenizer, processor, chat=chat))
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop_tokens=(chat.end,))
+    requests = engine.generate([prompt.tokens for prompt in prompts], sampling, [prompt.media for prompt in prompts])
+    ends = [request.finish_reason == "stop" for request in requests]
+    return [
+        tokenizer.decode(request.tokens[:-1] if ended else request.tokens)
+        for request, ended in zip(requests, ends, strict=True)
+    ]
+
+
+def evaluate_pictures(checkpoint: str, config: Config, questions: int, max_tokens: int = 64) -> list[PictureScore]:
+    """Scores of a checkpoint on the kinds of pictures that its run trained on.
+
+    Args:
+        checkpoint: a workdir, or one of its steps.
+        config: of its run.
+        questions: of each kind.
+        max_tokens: most tokens of an answer.
+
+    Raises:
+        UserError: the run has no synthetic pictures.
+    """
+    drawn = [source for source in config.data.sources.values() if source.kind == "synthetic_images"]
+    if not drawn:
+        raise UserError(f"{checkpoint} trained on no source of kind synthetic_images: there is nothing to ask about")
+    tokenizer = tokenizer_of(checkpoint)
+    chat = configured_chat(tokenizer, config.data.chat_format)
+    sizes = {"max_length": config.data.sequence_length + max_tokens, "slots": 64}
+    engine = load_engine(checkpoint, np.float32, vision=True, **sizes)
+    scores = []
+    for kind in sorted({kind for source in drawn for kind in source.pictures or KINDS}):
+        options = {"kind": kind, "split": "held_out", "size": (drawn[0].side, drawn[0].side)}
+        samples = [synthetic_sample(SEED, index, **options) for index in range(questions)]
+        answers = [
+            answer_pictures(engine, tokenizer, chat, shown, max_tokens) for shown in (samples, exchanged(samples))
+        ]
+        means = [np.mean([score_answer(*pair) for pair in zip(samples, given, strict=True)]) for given in answers]
+        scores.append(PictureScore(kind, *map(float, means), questions))
+    return scores
+
+
+def exchanged(samples: Sequence[VisualSample]) -> list[VisualSample]:
+    """The same questions, each about the picture of the next one."""
+    pictures = [*samples[1:], samples[0]]
+    return [sample._replace(image=other.image) for sample, other in zip(samples, pictures, strict=True)]
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    to = {"flag_values": values}
+    flags.DEFINE_string("checkpoint", None, "The workdir of a run with images, or one of its steps.", **to)
+    flags.DEFINE_integer("questions", 128, "Held-out questions of each kind.", **to, lower_bound=2)
+    flags.DEFINE_integer("max_tokens", 64, "Most tokens of an answer.", **to, lower_bound=1)
+
+
+def main(values: flags.FlagValues) -> None:
+    """Runs the command."""
+    cli.require(values, "checkpoint")
+    runtime.prepare()
+    config = run_config(run_folder(values.checkpoint))
+    scores = evaluate_pictures(values.checkpoint, config, values.questions, values.max_tokens)
+    rows = [[score.kind, f"{score.seen:.3f}", f"{score.exchanged:.3f}", str(score.questions)] for score in scores]
+    print(text_table(("kind", "right pictures", "pictures exchanged", "questions"), rows))
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__)

@@ -1,0 +1,156 @@
+"""The decoupled encoder process (Kimi K2.5, section 4.5.1): the tower runs apart from the decoder, on all devices.
+
+A step computes the features of all images of its batch, balanced over the devices by the data, and keeps nothing else
+of the tower. The decoder runs as it does for text, whatever its parallelism; its gradient of the features adds up over
+micro-batches. Then the tower's forward runs again, row of patches by row, and its backward on the same devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from k2jax.batch import PackedBatch, PatchBatch
+from k2jax.config.schema import Config, ModelConfig
+from k2jax.losses import Loss
+from k2jax.model import ModelStats
+from k2jax.model.vision import vision_features
+from k2jax.parallel.accumulate import ACCUMULATE, FEATURES
+from k2jax.parallel.gradients import make_loss_and_gradients, make_loss_sums
+from k2jax.parallel.layout import VISION, Layout
+from k2jax.parallel.objective import LossShares
+from k2jax.params import ParamSpec
+from k2jax.sharding import STAGE
+from pallas_kernels.vma import vary_tree
+
+P = PartitionSpec
+
+
+class DecoupledGradients(NamedTuple):
+    """What a batch with images gives.
+
+    Attributes:
+        shares: of the loss.
+        stats: of the decoder.
+        vision_max_logit: float32 ``[layers, heads]`` of the tower, over the batch.
+        grads: of the compute copy of all weights.
+    """
+
+    shares: LossShares
+    stats: ModelStats
+    vision_max_logit: Array
+    grads: Any
+
+
+def make_decoupled_gradients(config: Config, layout: Layout, loss: Loss) -> Callable[..., DecoupledGradients]:
+    """``(params, batch, denominators) -> DecoupledGradients``: ``make_loss_and_gradients`` for a batch with media."""
+    forward, backward = make_tower(config.model, layout), make_tower_backward(config, layout)
+
+    def gradients(params: Any, batch: PackedBatch, denominators: dict[str, Array]) -> DecoupledGradients:
+        vision, patches = params[VISION], batch.media.patches
+        features, max_logit = forward(vision, patches)
+        decoder = make_loss_and_gradients(config, with_features(layout, len(features)), loss)
+        shares, stats, grads = decoder(_with(params, features), batch.replace(media=batch.media.feature), denominators)
+        grads = dict(grads)
+        d_features = grads.pop(FEATURES).astype(features.dtype)
+        if {"tower", "projector"} <= set(config.optimizer.frozen):
+            return DecoupledGradients(shares, stats, max_logit, {**grads, VISION: jax.tree.map(jnp.zeros_like, vision)})
+        # Without the barrier the compiler would find that it knows this forward, and would keep its residuals.
+        vision, patches, d_features = lax.optimization_barrier((vision, patches, d_features))
+        return DecoupledGradients(shares, stats, max_logit, {**grads, VISION: backward(vision, patches, d_features)})
+
+    return gradients
+
+
+def make_decoupled_loss_sums(config: Config, layout: Layout, loss: Loss) -> Callable[[Any, PackedBatch], LossShares]:
+    """``(params, batch) -> sums``, as ``make_loss_sums`` for a batch with media."""
+    forward = make_tower(config.model, layout)
+
+    def loss_sums(params: Any, batch: PackedBatch) -> LossShares:
+        features, _ = forward(params[VISION], batch.media.patches)
+        sums = make_loss_sums(config, with_features(layout, len(features)), loss)
+        return sums(_with(params, features), batch.replace(media=batch.media.feature))
+
+    return loss_sums
+
+
+def make_tower(model: ModelConfig, layout: Layout) -> Callable[[Any, PatchBatch], tuple[Array, Array]]:
+    """``(vision weights, patches [R, P]) -> (features [R P / 4, D], max logit [layers, heads])``, on all devices.
+
+    Rows are computed one after the other, so that the memory is that of one row.
+    """
+
+    def local(params: Any, patches: PatchBatch) -> tuple[Array, Array]:
+        output = lax.map(lambda row: vision_features(params, _one_row(row), model), patches)
+        return output.features.reshape(-1, output.features.shape[-1]), output.max_logit.max(0)
+
+    if layout.mesh.size == 1:
+        return local
+    axes = layout.mesh.axis_names
+
+    def on_device(params: Any, patches: PatchBatch) -> tuple[Array, Array]:
+        features, max_logit = local(vary_tree(params, axes=axes), patches)
+        return features, lax.pmax(max_logit, axes)
+
+    return jax.shard_map(
+        on_device, mesh=layout.mesh, in_specs=(layout.compute[VISION], P(axes)), out_specs=(P(axes), P())
+    )
+
+
+def make_tower_backward(config: Config, layout: Layout) -> Callable[[Any, PatchBatch, Array], Any]:
+    """``(vision weights, patches [R, P], gradient of the features [R P / 4, D]) -> gradients``, summed over devices."""
+    dtype = ACCUMULATE[config.train.gradient_dtype]
+
+    def local(params: Any, patches: PatchBatch, d_features: Array) -> Any:
+        def add(sums: Any, row: tuple[PatchBatch, Array]) -> tuple[Any, None]:
+            given, d_row = row
+            features_of = lambda params: vision_features(params, _one_row(given), config.model).features  # noqa: E731
+            _, pull = jax.vjp(features_of, params)
+            return jax.tree.map(lambda a, g: a + g.astype(dtype), sums, pull(d_row)[0]), None
+
+        rows = len(patches.start)
+        zeros = jax.tree.map(lambda p: vary_tree(jnp.zeros(p.shape, dtype), like=p), params)
+        return lax.scan(add, zeros, (patches, d_features.reshape(rows, 1, -1, d_features.shape[-1])))[0]
+
+    if layout.mesh.size == 1:
+        return local
+    axes = layout.mesh.axis_names
+
+    def on_device(params: Any, patches: PatchBatch, d_features: Array) -> Any:
+        return lax.psum(local(vary_tree(params, axes=axes), patches, d_features), axes)
+
+    specs = (layout.compute[VISION], P(axes), P(axes))
+    return jax.shard_map(on_device, mesh=layout.mesh, in_specs=specs, out_specs=layout.compute[VISION])
+
+
+def with_features(layout: Layout, count: int) -> Layout:
+    """The layout of the decoder with a table of features as one more weight beside its embedding.
+
+    Stages share out its rows as they do the embedding's; without stages every device has the table. Its gradient is
+    scattered to all devices.
+    """
+    width = layout.logical["embed"].shape[-1]
+    spec = ParamSpec((count, width), ("features", "embed"), "embedding", ("features",), "", ("embed",))
+    rest = tuple(axis for axis in layout.marked_axes if axis != STAGE)
+    text = layout.text
+    return dataclasses.replace(
+        text,
+        specs={**text.specs, FEATURES: spec},
+        storage={**text.storage, FEATURES: P((STAGE, *rest))},
+        compute={**text.compute, FEATURES: P(STAGE) if layout.stages > 1 else P()},
+    )
+
+
+def _with(params: Any, features: Array) -> Any:
+    """The decoder's weights and the features."""
+    return {**{name: part for name, part in params.items() if name != VISION}, FEATURES: features}
+
+
+def _one_row(row: PatchBatch) -> PatchBatch:
+    return jax.tree.map(lambda leaf: leaf[None], row)

@@ -1,0 +1,128 @@
+"""Whole runs with images: resumed bit for bit, started from a model of text, with parts that do not learn, exported."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from k2jax.config import resolve, source
+from k2jax.convert.exporting import export_checkpoint
+from k2jax.convert.loading import load_pretrained
+from k2jax.errors import UserError
+from k2jax.losses import NLL
+from k2jax.report.metrics import read_metrics
+from k2jax.train import train
+from k2jax.train.program import Program
+from k2jax.train.run import Run
+from tests.train.tiny import tiny_config
+
+TOWER = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "grid": 4}
+
+
+def visual_config(folder):
+    """The editable config of a run on pictures and text, two micro-batches a step, half of the pictures augmented."""
+    config = tiny_config(folder)
+    config.stage = "sft"
+    config.model.layers = 1  # a dense one
+    config.model.vision.update(TOWER)
+    config.data.sources = {
+        "pictures": source(kind="synthetic_images", max_documents=12, side=64, pictures=("count", "locate")),
+        "chat": source(kind="chat", path=f"{folder}/chat.jsonl"),
+    }
+    config.data.tokenizer.media = True
+    config.data.chat_format = "plain"
+    config.data.sequence_length = 128
+    config.data.images.patches = 72
+    config.data.images.augment = 0.5
+    config.train.steps = 4
+    config.checkpoint.every = 2
+    config.checkpoint.keep = 4
+    config.eval.every = 4
+    config.optimizer.frozen = ("projector",)
+    return config
+
+
+def visual(folder, **overrides):
+    config = visual_config(str(folder))
+    config.update_from_flattened_dict(overrides)
+    return resolve(config)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("visual")
+    lines = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in range(9) for b in range(9)]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    """The workdir of an uninterrupted run."""
+    assert train(visual(folder), folder / "finished") == 0
+    return folder / "finished"
+
+
+def params_of(workdir):
+    return jax.device_get(load_pretrained(workdir, vision=True).params)
+
+
+def losses(workdir):
+    keys = ("step", "loss", "grad_norm", "val_loss", "vision_max_logit")
+    return [[record.get(key) for key in keys] for record in read_metrics(workdir)]
+
+
+def changed(before, after):
+    """Names of the weights that differ."""
+    pairs = zip(jax.tree.leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/") for (path, a), b in pairs if not np.array_equal(a, b)
+    }
+
+
+def test_a_run_that_is_resumed_repeats_losses_and_weights_bit_for_bit(folder, finished):
+    resumed = folder / "resumed"
+    shutil.copytree(finished, resumed)
+    shutil.rmtree(resumed / "checkpoints" / "4")
+    assert train(visual(folder), resumed) == 0
+    assert losses(resumed) == losses(finished)
+    assert not changed(params_of(resumed), params_of(finished))
+    assert "conversations with" in (finished / "report.md").read_text()
+
+
+def test_what_is_frozen_keeps_every_bit_and_the_rest_learns(folder, finished):
+    before = jax.device_get(Program(visual(folder), loss=NLL()).init().params)
+    learned = changed(before, params_of(finished))
+    assert not any(name.startswith("vision/projector/") for name in learned)
+    assert {"embed", "dense/attention/q_b", "vision/patch", "vision/grid", "vision/layers/attention/q"} <= learned
+
+
+def test_a_run_may_start_from_a_model_of_text(folder):
+    text = visual_config(str(folder))
+    del text.data.sources.pictures
+    text.update_from_flattened_dict({"model.vision.layers": 0, "optimizer.frozen": (), "train.seed": 7})
+    text.checkpoint.every = 1
+    (folder / "text").mkdir()
+    with Run(Program(resolve(text), loss=NLL()), folder / "text", {}) as run:
+        run.save_when_due(next(run.steps()))
+    program = Program(visual(folder, init_from=str(folder / "text")), loss=NLL())
+    own = jax.device_get(program.init().params)
+    (folder / "seeing").mkdir()
+    with Run(program, folder / "seeing", {}) as run:
+        params = jax.device_get(run.state.params)
+    decoder = jax.device_get(load_pretrained(folder / "text").params)
+    assert not changed({**decoder, "vision": own["vision"]}, params)
+    assert "embed" in changed(own, params)
+
+
+def test_a_run_is_exported_with_its_tower_and_read_again(finished, tmp_path):
+    export_checkpoint(finished, tmp_path / "folder")
+    assert json.loads((tmp_path / "folder" / "config.json").read_text())["model_type"] == "kimi_k25"
+    assert not changed(params_of(finished), params_of(tmp_path / "folder"))
+
+
+def test_to_freeze_everything_is_refused(folder):
+    with pytest.raises(UserError, match="nothing is left to learn"):
+        visual(folder, **{"optimizer.frozen": ("text", "tower", "projector")})
