@@ -41,7 +41,7 @@ def shortened(value, key=""):
     return f"{value[:40]}... {zlib.crc32(value.encode()):08x}"
 
 
-async def run_agent(name, client, folder=FOLDER, seconds=300):
+async def run_agent(name, client, folder=FOLDER, version="", seconds=300):
     """An episode of an agent, its reward, and its requests as (path, body)."""
     seen, read = [], app.read_json
 
@@ -50,7 +50,8 @@ async def run_agent(name, client, folder=FOLDER, seconds=300):
         seen.append((request.url.path, body))
         return body
 
-    of = dataclasses.replace(task(), scaffold=f"black_box agent={name} folder={folder} seconds={seconds}")
+    scaffold = f"black_box agent={name} folder={folder} seconds={seconds}" + (f" version={version}" if version else "")
+    of = dataclasses.replace(task(), scaffold=scaffold)
     environment = FilesEnvironment(lambda: backend("bubblewrap"))
     sampling = Sampling(max_tokens=500, temperature=0.7)
     with mock.patch.object(app, "read_json", keep):
