@@ -64,23 +64,24 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.api.model_card import ModelCard
     from k2jax.checkpoint import run_folder
     from k2jax.client import Sampling
-    from k2jax.convert.loading import load_pretrained, tokenizer_of
+    from k2jax.convert.loading import tokenizer_of
     from k2jax.gateway.gateway import Gateway
     from k2jax.inference.client import EngineClient
-    from k2jax.inference.engine import Engine
+    from k2jax.inference.loading import load_engine
     from k2jax.inference.worker import Worker
     from k2jax.text import chat_format
     from k2jax.web.keys import ApiKeys
+    from k2jax.web.readers import media_reader
 
     folder = Path(values.workdir)
     keys = ApiKeys([operator_key(folder)])
     sock = open_socket(values.host, values.port)
     tokenizer = tokenizer_of(values.checkpoint)
     chat = chat_format(tokenizer)  # said before the weights are loaded
-    loaded = load_pretrained(values.checkpoint, values.dtype)
-    name = run_folder(values.checkpoint).name
-    card = ModelCard(name, tokenizer, loaded.model.vocab, values.max_length, chat)
-    engine = Engine(loaded.model, loaded.params, slots=values.slots, max_length=values.max_length, donate=True)
+    sizes = {"slots": values.slots, "max_length": values.max_length}
+    engine = load_engine(values.checkpoint, values.dtype, vision=True, **sizes)
+    name, media = run_folder(values.checkpoint).name, media_reader(engine.model.vision, tokenizer)
+    card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat, media=media)
     worker = Worker(engine)
     gateway = Gateway(EngineClient(worker), card, folder, answer_seconds=values.answer_seconds)
     tokenizer.save(folder / "tokenizer")  # for pages of the trajectories

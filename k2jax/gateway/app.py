@@ -18,7 +18,7 @@ from k2jax.api.requests import api_errors
 from k2jax.errors import UserError
 from k2jax.gateway.exchange import Exchange, PreparedRequest
 from k2jax.gateway.gateway import Gateway
-from k2jax.gateway.history import added_nodes, conversation_keys
+from k2jax.gateway.history import conversation_keys, encode_history
 from k2jax.gateway.session import GatewaySession
 from k2jax.gateway.spec import GatewayRollout
 from k2jax.web.errors import EXCEPTION_HANDLERS
@@ -107,8 +107,8 @@ class AgentEndpoints:
         # Encoding long messages takes a while, in which the event loop serves others; the match stays valid, because
         # histories only grow.
         with api_errors():
-            prompt, additions = await run_in_threadpool(added_nodes, match, history.resumed(match), self._gateway.card)
-        return PreparedRequest(session, number, match, additions, prompt, dialect.path)
+            encoded = await run_in_threadpool(encode_history, match, history.resumed(match), self._gateway.card)
+        return PreparedRequest(session, number, match, encoded, dialect.path)
 
     async def _respond(self, dialect: Dialect, exchange: Exchange, request: Request) -> Response:
         response = dialect.respond(exchange.request, self._gateway.card)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+import contextlib
 import contextvars
 import time
 
@@ -12,10 +13,11 @@ from k2jax.errors import InfrastructureError, UserError
 
 
 class EpisodeClient:
-    """Calls a client in the context of whoever made this object, one call after another.
+    """Calls a client in the context of whoever made this object.
 
     Requests of an agent are answered in tasks of a server. A client that steps an engine in lockstep with episodes
-    knows an episode by its context, and an episode waits for one answer at a time.
+    knows an episode by its context. Parallel requests of an agent are answered at the same time, except by a client
+    whose ``one_at_a_time`` is true: in lockstep, when a second request joins the engine must not depend on timing.
 
     Args:
         client: generates.
@@ -27,7 +29,7 @@ class EpisodeClient:
 
     def __init__(self, client: Client):
         self._client, self._context = client, contextvars.copy_context()
-        self._turn = asyncio.Lock()
+        self._turn = asyncio.Lock() if getattr(client, "one_at_a_time", False) else contextlib.nullcontext()
         self._waiting, self._since, self._waited = 0, 0.0, 0.0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.refused: str | None = None

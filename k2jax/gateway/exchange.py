@@ -18,7 +18,7 @@ from k2jax.api.blocks import AnswerBlocks
 from k2jax.api.errors import bad_request, unavailable
 from k2jax.client import Client, Completion, Sampling
 from k2jax.errors import InfrastructureError, UserError, abbreviate
-from k2jax.gateway.history import Addition, MatchedHistory
+from k2jax.gateway.history import EncodedHistory, MatchedHistory
 from k2jax.gateway.session import GatewaySession
 
 LAST_TOKEN_SECONDS = 60.0
@@ -34,16 +34,14 @@ class PreparedRequest:
         session: its rollout.
         history: number of the history that it goes on.
         match: where it leaves what is recorded there.
-        additions: nodes that it adds.
-        prompt: all token ids before the answer.
+        encoded: the nodes that it adds, and all tokens and images before the answer.
         dialect: route of its dialect.
     """
 
     session: GatewaySession
     history: int
     match: MatchedHistory
-    additions: list[Addition]
-    prompt: list[int]
+    encoded: EncodedHistory
     dialect: str
 
     @property
@@ -59,8 +57,8 @@ class PreparedRequest:
             "asked": asked,
             "left_out": list(self.conversation.left_out),
             "stream": self.conversation.options.stream,
-            "prompt_tokens": len(self.prompt),
-            "new_messages": sum(addition.message is not None for addition in self.additions),
+            "prompt_tokens": len(self.encoded.prompt),
+            "new_messages": sum(addition.message is not None for addition in self.encoded.additions),
             "began": began,
             "ended": time.time(),
             "abandoned": False,
@@ -86,7 +84,8 @@ class Exchange:
         conversation = prepared.conversation
         self.request: GenerationRequest = dataclasses.replace(
             conversation.options,
-            prompts=(tuple(prepared.prompt),),
+            prompts=(tuple(prepared.encoded.prompt),),
+            media=prepared.encoded.media,
             tools=bool(conversation.tools),
             record=f"k2jax-{secrets.token_hex(8)}",
         )
@@ -129,7 +128,7 @@ class Exchange:
         session = self._prepared.session
         reserved: tuple[int, Sampling] | None = None
         try:
-            reserved = await session.reserve(len(self._prepared.prompt), self._prepared.history > 0)
+            reserved = await session.reserve(len(self._prepared.encoded.prompt), self._prepared.history > 0)
             if session.is_closed:
                 raise ApiError(401, "this rollout has ended", code="invalid_api_key")
             if self._abandoned:
@@ -178,12 +177,13 @@ class Exchange:
         Raises:
             ApiError: it sampled nothing, not even a while after its time was over.
         """
-        loop = asyncio.get_running_loop()
+        loop, encoded = asyncio.get_running_loop(), self._prepared.encoded
+        images = {"media": encoded.media} if encoded.media else {}  # which clients of text alone do not take
         limited = math.isfinite(self._seconds)
         timer = loop.call_later(self._seconds, self._end_soon) if limited else None
         try:
             async with asyncio.timeout(self._seconds + LAST_TOKEN_SECONDS if limited else None):
-                completion = await self._client.generate(self._prepared.prompt, sampling, on_token=feed.on_token)
+                completion = await self._client.generate(encoded.prompt, sampling, on_token=feed.on_token, **images)
         except TimeoutError:
             raise ApiError(504, f"the model gave no token for {self._seconds:g} seconds") from None
         finally:
@@ -205,7 +205,7 @@ class Exchange:
         node = session.sampled_node(turn, completion, finish, message, prepared.history > 0)
         facts = prepared.facts(self._began) | {"first_token": self._first_token, "abandoned": self._abandoned}
         facts["record"] = self.request.record
-        session.record(prepared.history, prepared.match, prepared.additions, node, facts)
+        session.record(prepared.history, prepared.match, prepared.encoded.additions, node, facts)
 
     def begins(self) -> None:
         """Notes the time of the first token."""

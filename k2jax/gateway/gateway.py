@@ -12,6 +12,7 @@ import secrets
 from typing import Any, NamedTuple
 
 from k2jax.api import ApiError, ModelCard
+from k2jax.api.media import check_media_room
 from k2jax.client import Client
 from k2jax.errors import UserError
 from k2jax.gateway.exchange import Exchange, PreparedRequest
@@ -138,7 +139,12 @@ class Gateway:
         return session
 
     def start(self, prepared: PreparedRequest) -> Exchange:
-        """Begins to answer a request."""
+        """Begins to answer a request.
+
+        Raises:
+            ApiError: its images do not fit beside those of the answers that are being generated.
+        """
+        check_media_room(prepared.encoded.media, (exchange.request.media for exchange in self._exchanges))
         exchange = Exchange(prepared, self._client, self.card, self._answer_seconds)
         self._exchanges.add(exchange)
         exchange.on_end(self._exchanges.discard)

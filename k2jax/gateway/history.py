@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from k2jax.api import Conversation, ModelCard
 from k2jax.api.conversation import start_builder
 from k2jax.api.errors import bad_request
+from k2jax.api.media import start_reading
 from k2jax.api.requests import check_prompt_length
 from k2jax.errors import UserError
 from k2jax.gateway.canonical import answer_parts, message_key, plain_message, tools_key
@@ -159,9 +160,21 @@ class RecordedHistory:
         return "call id" if [call[1:] for call in recorded[2]] == [call[1:] for call in told[2]] else "call"
 
 
-def added_nodes(
-    match: MatchedHistory, builder: ChatBuilder | None, card: ModelCard
-) -> tuple[list[int], list[Addition]]:
+class EncodedHistory(NamedTuple):
+    """A history that is ready to be sampled after.
+
+    Attributes:
+        prompt: all its token ids, up to the generation prompt.
+        additions: the nodes that it adds; the last of them is the generation prompt.
+        media: its images, as the card's ``MediaReader`` places them in the prompt.
+    """
+
+    prompt: list[int]
+    additions: list[Addition]
+    media: tuple[Any, ...]
+
+
+def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: ModelCard) -> EncodedHistory:
     """Encodes what a history adds to what is recorded.
 
     Args:
@@ -169,13 +182,11 @@ def added_nodes(
         builder: the conversation up to there, which is changed; None for its beginning.
         card: the model.
 
-    Returns:
-        The whole prompt, and the nodes that it adds; the last of them is the generation prompt.
-
     Raises:
         ApiError: a message is wrong, or the prompt is too long; the error names it.
+        UserError: the images are not those for which the recorded tokens stand.
     """
-    conversation, additions = match.conversation, []
+    conversation, additions, reading = match.conversation, [], start_reading(card.media)
     new = match.matched
     if builder is None:
         builder = start_builder(conversation.tools, card)
@@ -183,10 +194,13 @@ def added_nodes(
             additions.append(Addition(match.keys[0], list(builder.tokens), None))
             new = 1
     first = new - bool(conversation.tools)
-    for index in range(first, len(conversation.messages)):
-        message, known = conversation.messages[index], len(builder.tokens)
+    for index, message in enumerate(conversation.messages):
+        known = len(builder.tokens)
         try:
-            builder.add(message)
+            shown = reading.read(message)  # also of what is recorded, whose images the model sees again
+            if index < first:
+                continue
+            builder.add(shown)
         except UserError as error:
             raise bad_request(conversation.origins[index], str(error)) from None
         check_prompt_length(conversation.origins[index].partition("[")[0], len(builder.tokens), card)
@@ -200,7 +214,7 @@ def added_nodes(
             raise bad_request("messages", str(error)) from None
         additions.append(Addition(_open_key(conversation), builder.tokens[known:], None))
     check_prompt_length("messages", len(builder.tokens), card)
-    return list(builder.tokens), additions
+    return EncodedHistory(list(builder.tokens), additions, reading.place(builder.tokens))
 
 
 def _open_key(conversation: Conversation) -> str:

@@ -104,10 +104,15 @@ class LockstepClient:
     Args:
         engine: nobody else may use it.
         deterministic: False steps the engine whenever it has work, and needs no participants.
+
+    Attributes:
+        one_at_a_time: whether a participant waits for one generation at a time.
+        failed: why the engine has failed; None where it has not.
     """
 
     def __init__(self, engine: Engine, deterministic: bool = True):
         self._engine, self._deterministic = engine, deterministic
+        self.one_at_a_time = deterministic
         self._participants: dict[tuple[int, ...], Participant] = {}
         self._numbered = 0
         self._calls: dict[Request, _Call] = {}  # all that have not returned

@@ -12,7 +12,6 @@ grace period and then ends the server with exit code 0.
 """
 
 import sys
-from typing import Any
 
 from absl import flags
 
@@ -67,7 +66,9 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.inference.mesh import make_engine_mesh
     from k2jax.inference.worker import Worker
     from k2jax.serve.service import Service
+    from k2jax.web.download import DownloadLimits
     from k2jax.web.keys import check_exposure, read_keys
+    from k2jax.web.readers import media_reader
 
     # Everything that does not need the weights is checked before they are loaded.
     keys = read_keys(values.api_keys_file)
@@ -78,7 +79,9 @@ def main(values: flags.FlagValues) -> None:
     sizes = {"slots": values.slots, "max_length": values.max_length}
     engine = load_engine(values.checkpoint, values.dtype, mesh, vision=True, **sizes)
     name = values.model_name or run_folder(values.checkpoint).name
-    media, chat = _reader(engine.model.vision, tokenizer, values), chat_format_or_none(tokenizer)
+    files = DownloadLimits(frozenset(values.image_hosts), values.max_image_megabytes, values.image_seconds)
+    media = media_reader(engine.model.vision, tokenizer, values.max_images, values.max_megapixels, files)
+    chat = chat_format_or_none(tokenizer)
     card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat, media=media)
     print("compiling the first programs", file=sys.stderr)
     engine.generate([[tokenizer.bos]], Sampling(max_tokens=2))
@@ -87,22 +90,6 @@ def main(values: flags.FlagValues) -> None:
     app = make_app(service, keys, values.max_body_bytes or (BODY_WITH_IMAGES if media else BODY_OF_TEXT))
     run_server(app, service, sock, values.grace_seconds, f"serving {name} at {{url}}/v1")
     worker.stop()
-
-
-def _reader(vision: Any, tokenizer: Any, values: flags.FlagValues) -> Any:
-    """What reads the images of requests; None for a model or a vocabulary without them."""
-    from k2jax.text.media import MEDIA_PAD
-
-    if not (vision.layers and tokenizer.has_special(MEDIA_PAD)):
-        return None
-    try:
-        from k2jax.serve.download import DownloadLimits
-        from k2jax.serve.media import MediaLimits, ServedMedia
-    except ModuleNotFoundError as error:
-        raise UserError(f'{error.name} is not installed: pip install -e ".[serve,vision]"') from None
-    files = DownloadLimits(frozenset(values.image_hosts), values.max_image_megabytes, values.image_seconds)
-    limits = MediaLimits(values.max_images, values.max_megapixels, files)
-    return ServedMedia(vision, tokenizer.special_id(MEDIA_PAD), limits)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,11 @@ from k2jax.api import (
     PromptUsage,
 )
 from k2jax.api.errors import bad_request, unavailable
+from k2jax.api.media import check_media_room
 from k2jax.errors import UserError
 from k2jax.inference.engine import EngineStats
 from k2jax.inference.request import Request
 from k2jax.inference.worker import Worker
-
-MOST_MEDIA_BYTES = 2 << 30
-"""Patches of images that requests in progress hold, while there are several of them."""
 
 LOG = logging.getLogger("k2jax.serve")
 
@@ -71,10 +69,7 @@ class Service:
         if request.choices + sum(job.unfinished for job in self._jobs) > self._capacity:
             message = "too many requests are waiting; try again later"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
-        new, held = _media_bytes(request), sum(_media_bytes(job.request) for job in self._jobs)
-        if new and held and held + new > MOST_MEDIA_BYTES:
-            message = "too many images are waiting; try again later"
-            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+        check_media_room(request.media, (job.request.media for job in self._jobs))
         job = Job(request, self._jobs.discard)
         self._jobs.add(job)
         try:
@@ -122,11 +117,6 @@ class Service:
         self.cancel(job)
         if not job.unfinished:
             self._jobs.discard(job)
-
-
-def _media_bytes(request: GenerationRequest) -> int:
-    """Size of the patches of a request's images, which its choices share."""
-    return sum(placed.chunk.pixels.nbytes for placed in request.media)
 
 
 class Job:

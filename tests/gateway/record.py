@@ -33,7 +33,7 @@ def shortened(value, key=""):
         if schema and str(name).lower() not in SHELLS:
             value = value | {schema: {"type": "object", "properties": {}}}
         return {name: shortened(item, name) for name, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [shortened(item, key) for item in value]
     whole = isinstance(value, str) and (len(value) <= LONGEST or value == MEND or key == "arguments")
     if not isinstance(value, str) or whole:

@@ -14,10 +14,11 @@ from tests.gateway.scripted import DIALECTS, Bench, reply_ids, spec
 
 BODIES_OF_A_ROLLOUT = 100
 VALUES = [
-    None, True, False, 0, -1, 1.5, 2**70, 1e308, "", "x", "\x00", "\ud800", "🧑‍🚀" * 3, "<|im_end|>", "[EOS]", "null", "{}",
-    '{"a": ' * 80, [], {}, [[]], [None], {"type": "text"}, {"type": "image_url"}, {"role": "assistant"}, "assistant",
-    {"type": "function", "function": {"name": "f", "arguments": "["}}, "tool", "function_call", "tool_use", "image",
-    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"": {"": [""]}}, "data:,", "NaN",
+    None, True, False, 0, -1, 1.5, 2**70, 1e308, "", "x", "\x00", "\ud800", "🧑‍🚀" * 3, "<|im_end|>", "[EOS]",
+    "null", "{}", '{"a": ' * 80, [], {}, [[]], [None], {"type": "text"}, {"type": "image_url"}, {"role": "assistant"},
+    "assistant", {"type": "function", "function": {"name": "f", "arguments": "["}}, "tool", "function_call", "tool_use",
+    "image", {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"": {"": [""]}}, "data:,",
+    "NaN",
 ]  # fmt: skip
 
 

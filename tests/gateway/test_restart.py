@@ -57,6 +57,79 @@ def test_a_killed_gateway_goes_on(tmp_path):
     assert [f"after {i}." in node.message["content"] for i, node in enumerate(sampled)] == [True] * 3
 
 
+ROLLOUTS, TURNS, KILLS = 12, 4, 3
+
+
+class Restarted:
+    """A gateway process that is killed and started again with the same folder, and clients that ask until they know."""
+
+    def __init__(self, folder):
+        self.folder, self.address, self.running = folder, "", None
+
+    async def start(self):
+        command = [sys.executable, "-m", "tests.gateway.serving", str(self.folder)]
+        self.running = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+        self.address = f"http://127.0.0.1:{int(await self.running.stdout.readline())}"
+
+    async def kill(self):
+        self.running.kill()
+        await self.running.wait()
+
+    async def ask(self, path, body, key):
+        while True:
+            async with httpx.AsyncClient(base_url=self.address, timeout=30) as http:
+                try:
+                    answer = await http.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
+                    return answer.raise_for_status().json()
+                except httpx.TransportError:
+                    await asyncio.sleep(0.05)
+
+    async def converse(self, number):
+        """A rollout of some turns; returns its name and the texts that its agent has seen."""
+        opened = await self.ask("/rollouts", spec(key=(0, number, 0)).to_json(), OPERATOR)
+        items, seen = [("user", f"Go {number}")], []
+        for _ in range(TURNS):
+            answer = chat_answer(
+                await self.ask(f"{opened['path']}/v1/chat/completions", chat_body(items), opened["key"])
+            )
+            seen.append(answer[2])
+            items += [answer, ("user", "On")]
+        return opened["rollout"], seen
+
+
+@pytest.mark.slow
+def test_rollouts_of_a_gateway_that_is_killed_again_and_again_lose_and_double_nothing(tmp_path):
+    gateway = Restarted(tmp_path)
+
+    async def run():
+        await gateway.start()
+        asked = [asyncio.create_task(gateway.converse(number)) for number in range(ROLLOUTS)]
+        for _ in range(KILLS):
+            await asyncio.sleep(0.5)  # a turn takes 0.3 s
+            assert not all(task.done() for task in asked)
+            await gateway.kill()
+            await gateway.start()
+        said = await asyncio.gather(*asked)
+        for name, _ in said:
+            await gateway.ask(f"/rollouts/{name}/close", {}, OPERATOR)
+        await gateway.kill()
+        return dict(said)
+
+    said = asyncio.run(run())
+    stored = list(TrajectoryStore(tmp_path / "trajectories").read(0))
+    assert sorted(trajectory.metadata["rollout"] for trajectory in stored) == sorted(said)
+    for trajectory in stored:
+        seen, sampled = said[trajectory.metadata["rollout"]], [n for n in trajectory.nodes if n.turn >= 0]
+        last = max(i for i, node in enumerate(trajectory.nodes) if node.turn >= 0)
+        path = [trajectory.nodes[i] for i in trajectory.path(last)]
+        assert verify(trajectory) == [] and [n.message["content"] for n in path if n.turn >= 0] == seen
+        assert len({node.turn for node in sampled}) == len(sampled) == len(trajectory.metadata["requests"])
+        kinds = [request["kind"] for request in trajectory.metadata["requests"]]
+        assert (
+            kinds.count("repeat") == len(sampled) - TURNS and "branch" not in kinds
+        )  # recorded, and cut off on its way
+
+
 RECORD = st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=6), max_size=3)
 
 

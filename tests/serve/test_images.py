@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from k2jax.api import media as media_module
 from k2jax.client import Sampling
 from k2jax.config.schema import GQAConfig, ModelConfig, VisionConfig
 from k2jax.data.images.processor import ImageProcessor
@@ -21,10 +22,9 @@ from k2jax.inference.engine import Engine
 from k2jax.inference.media_prompt import chat_prompt, document_prompt
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
-from k2jax.serve import service as service_module
-from k2jax.serve.download import DownloadLimits, download
-from k2jax.serve.media import MediaLimits, ServedMedia
 from k2jax.text.media import MEDIA_PAD
+from k2jax.web.download import DownloadLimits, download
+from k2jax.web.media import MediaLimits, ServedMedia
 from tests.api.sample import NAME
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
@@ -200,7 +200,7 @@ def test_a_model_of_text_refuses_images():
 
 def test_images_that_wait_take_a_limited_amount_of_memory(params, monkeypatch):
     """A second request whose patches do not fit beside the first's is told to come back; alone it is taken."""
-    monkeypatch.setattr(service_module, "MOST_MEDIA_BYTES", 1)
+    monkeypatch.setattr(media_module, "MOST_MEDIA_BYTES", 1)
     reader = ServedMedia(SEEING.vision, PAD, LIMITS)
     slow = FakeEngine(lambda request: [2 + ord("a")], seconds=0.05)
     with live(slow, TOKENIZER, vocab=TOKENIZER.vocab_size, media=reader) as running:

@@ -16,9 +16,9 @@ from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.reading import ImageError, ReadLimits, decode_data_url, is_data_url, read_image
 from k2jax.errors import abbreviate
 from k2jax.inference.media import PlacedChunk, place_chunks
-from k2jax.serve.download import DownloadLimits, download
 from k2jax.text.media import MediaSpan
 from k2jax.text.messages import Message
+from k2jax.web.download import DownloadLimits, download
 
 DECODERS = 2
 """Images that are decoded at a time, each of which may need tens of bytes a pixel."""

@@ -1,0 +1,38 @@
+"""What reads the images of requests, for a model that has a tower and a vocabulary with the tokens of media."""
+
+from __future__ import annotations
+
+from k2jax.api.media import MediaReader
+from k2jax.config.schema import VisionConfig
+from k2jax.errors import UserError
+from k2jax.text.media import MEDIA_PAD
+from k2jax.text.tokenizer import Tokenizer
+from k2jax.web.download import DownloadLimits
+
+
+def media_reader(
+    vision: VisionConfig,
+    tokenizer: Tokenizer,
+    images: int = 64,
+    megapixels: float = 50.0,
+    files: DownloadLimits = DownloadLimits(),  # noqa: B008  (immutable)
+) -> MediaReader | None:
+    """Returns the reader of a model's images; None for a model or a vocabulary without them.
+
+    Args:
+        vision: the model's tower.
+        tokenizer: its vocabulary.
+        images: most images and frames of video of a request.
+        megapixels: most pixels of all images of a request, before they are reduced [10^6 pixels].
+        files: largest file, and the hosts that files are downloaded from; by default none.
+
+    Raises:
+        UserError: the extra ``vision`` is not installed.
+    """
+    if not (vision.layers and tokenizer.has_special(MEDIA_PAD)):
+        return None
+    try:
+        from k2jax.web.media import MediaLimits, ServedMedia
+    except ModuleNotFoundError as error:
+        raise UserError(f'{error.name} is not installed: pip install -e ".[serve,vision]"') from None
+    return ServedMedia(vision, tokenizer.special_id(MEDIA_PAD), MediaLimits(images, megapixels, files))
