@@ -57,14 +57,15 @@ def test_a_killed_gateway_goes_on(tmp_path):
     assert [f"after {i}." in node.message["content"] for i, node in enumerate(sampled)] == [True] * 3
 
 
-ROLLOUTS, TURNS, KILLS = 12, 4, 3
+ROLLOUTS, TURNS, KILLS = 12, 5, 3
+SECONDS_BETWEEN = 0.05  # of the beginnings of rollouts, so that a kill finds each at another token
 
 
 class Restarted:
     """A gateway process that is killed and started again with the same folder, and clients that ask until they know."""
 
     def __init__(self, folder):
-        self.folder, self.address, self.running = folder, "", None
+        self.folder, self.address, self.running, self.answers = folder, "", None, 0
 
     async def start(self):
         command = [sys.executable, "-m", "tests.gateway.serving", str(self.folder)]
@@ -86,6 +87,7 @@ class Restarted:
 
     async def converse(self, number):
         """A rollout of some turns; returns its name and the texts that its agent has seen."""
+        await asyncio.sleep(number * SECONDS_BETWEEN)
         opened = await self.ask("/rollouts", spec(key=(0, number, 0)).to_json(), OPERATOR)
         items, seen = [("user", f"Go {number}")], []
         for _ in range(TURNS):
@@ -93,6 +95,7 @@ class Restarted:
                 await self.ask(f"{opened['path']}/v1/chat/completions", chat_body(items), opened["key"])
             )
             seen.append(answer[2])
+            self.answers += 1
             items += [answer, ("user", "On")]
         return opened["rollout"], seen
 
@@ -104,9 +107,9 @@ def test_rollouts_of_a_gateway_that_is_killed_again_and_again_lose_and_double_no
     async def run():
         await gateway.start()
         asked = [asyncio.create_task(gateway.converse(number)) for number in range(ROLLOUTS)]
-        for _ in range(KILLS):
-            await asyncio.sleep(0.5)  # a turn takes 0.3 s
-            assert not all(task.done() for task in asked)
+        for number in range(KILLS):
+            while gateway.answers < (number + 1) * ROLLOUTS:
+                await asyncio.sleep(0.01)
             await gateway.kill()
             await gateway.start()
         said = await asyncio.gather(*asked)
