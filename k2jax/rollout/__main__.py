@@ -41,6 +41,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("engines", 1, "Processes with an engine of the checkpoint each.", **to, lower_bound=1)
     flags.DEFINE_integer("capacity", 1024, "Episodes that a process runs at a time.", **to, lower_bound=1)
     flags.DEFINE_integer("metrics_port", 0, "Serve Prometheus metrics on 127.0.0.1; 0: do not.", **to, lower_bound=0)
+    flags.DEFINE_string("ray", "", "Ray cluster that runs the workers: its address, auto, or local.", **to)
     flags.DEFINE_bool("trace", False, "Write trace.json for chrome://tracing.", **to)
     flags.DEFINE_bool("verify", False, "Check the trajectories of the workdir instead.", **to)
     flags.DEFINE_bool("deterministic", False, "Answer one request at a time: every run gives the same bits.", **to)
@@ -73,6 +74,7 @@ def main(values: flags.FlagValues) -> int:
         workers=values.workers,
         capacity=values.capacity,
         engines=values.engines,
+        ray=values.ray,
         deterministic=values.deterministic,
     )
     total = collection.prepare(_tasks(config, values.split, values.tasks))

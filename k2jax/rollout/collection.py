@@ -24,6 +24,7 @@ from k2jax.rollout.load_watch import LoadWatch
 from k2jax.rollout.manager import RolloutManager
 from k2jax.rollout.monitoring import ChromeTrace
 from k2jax.rollout.queue_file import queued_samples, write_tasks
+from k2jax.rollout.ray_workers import RayLauncher
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import TrajectoryStore
 from k2jax.trajectory.store import FOLDER
@@ -61,9 +62,10 @@ class Collection:
         engines: processes with an engine of the checkpoint each; requests go where most of their prompt is cached.
         deterministic: engines answer one request at a time, so that no answer depends on others, and as many episodes
             run at a time as workers hold; otherwise as many as the engines' caches bear.
+        ray: address of the Ray cluster whose nodes run the workers, see ``RayLauncher``; empty for this machine.
 
     Raises:
-        UserError: the folder has another collection.
+        UserError: the folder has another collection, or workers on other machines have no way to a checkpoint's engine.
     """
 
     def __init__(
@@ -78,11 +80,17 @@ class Collection:
         capacity: int,
         engines: int = 1,
         deterministic: bool = False,
+        ray: str = "",
     ):
-        self._deterministic, self._engines = deterministic, engines
+        if source.checkpoint and ray not in ("", "local"):
+            raise UserError(
+                "actors of a Ray cluster reach no engine in a process of this machine; serve the checkpoint with "
+                "python -m k2jax.serve and give --url"
+            )
+        self._deterministic, self._engines, self._ray = deterministic, engines, ray
         self._config, self._folder, self._source = config, folder, source
         self._samples, self._workers, self._capacity = samples, workers, capacity
-        self._tokenizer = folder / "tokenizer"
+        self._tokenizer = folder.absolute() / "tokenizer"  # actors of Ray have another working directory
         self._sampling = {
             name: {"max_tokens": task.max_tokens, "temperature": task.temperature}
             for name, task in config.rl.tasks.items()
@@ -126,6 +134,7 @@ class Collection:
                     workers=self._workers,
                     capacity=self._capacity,
                     admission=self._admission(),
+                    launcher=RayLauncher(self._ray) if self._ray else None,
                     trace=trace,
                 )
             )

@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
-import contextlib
 import json
-import os
 from pathlib import Path
-import socket
-import subprocess
-import sys
 from typing import Any
 
 from k2jax.errors import UserError
@@ -23,6 +18,7 @@ from k2jax.report.files import write_atomic
 from k2jax.rollout.admission import Admission
 from k2jax.rollout.journal import SHARDS, Emission, Journal
 from k2jax.rollout.lag import LagProbe, calm_collector
+from k2jax.rollout.launchers import Launcher, LocalLauncher, WorkerHandle, connect
 from k2jax.rollout.lease_table import Ended, Lease, LeaseTable
 from k2jax.rollout.messages import (
     LEASE_AND_NUMBER,
@@ -43,31 +39,15 @@ GRANTS = 256
 """Leases that are given in one turn of the event loop."""
 _STILLBORN = 3
 """So many workers in a row that die before they are ready end the run."""
-_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-_WORKER = "k2jax.rollout.worker"
 
 
-class _WorkerProcess:
-    """A worker as the scheduler sees it.
+class _Hired:
+    """A worker with its connection."""
 
-    It has a session of its own. Linux divides the processors among sessions before it looks at processes (autogroup):
-    in one session with thousands of busy coroutines the scheduler would wait for its turn for tenths of a second.
-    """
-
-    def __init__(self, folder: Path, shard: int):
-        self.shard = shard
-        ours, theirs = socket.socketpair()
-        with theirs:
-            argv = [sys.executable, "-m", _WORKER, str(folder), str(theirs.fileno()), str(shard)]
-            environment = os.environ | _ONE_THREAD
-            self.process = subprocess.Popen(
-                argv,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
-        self.socket, self.connection, self.ready = ours, None, False
+    def __init__(self, shard: int, handle: WorkerHandle):
+        self.shard, self.handle = shard, handle
+        self.connection: FrameConnection | None = None
+        self.ready = False
 
 
 class RolloutManager:
@@ -87,6 +67,7 @@ class RolloutManager:
         attempts: failures of the infrastructure after which a task is masked.
         trace: receives what happens to leases; None for no trace.
         admission: how many tasks may run at a time; None for as many as the workers hold.
+        launcher: starts workers, on this machine by default.
 
     Attributes:
         emitted: keys of all tasks that have ended, in this process or an earlier one.
@@ -106,6 +87,7 @@ class RolloutManager:
         capacity: int = 4096,
         attempts: int = 3,
         admission: Admission | None = None,
+        launcher: Launcher | None = None,
         trace: ChromeTrace | None = None,
     ):
         if workers < 1 or capacity < 1:
@@ -113,13 +95,14 @@ class RolloutManager:
         self._folder, self._workers, self._capacity = Path(folder), workers, capacity
         self._job = {"runner": runner, "options": dict(options)}
         self._table = LeaseTable(attempts)
-        self._admission, self._trace = admission, trace
+        self._admission, self._trace, self._launcher = admission, trace, launcher or LocalLauncher()
         self._lines: dict[Key, int] = {}
         self._started: dict[tuple[int, ...], tuple[int, StartOrder]] = {}  # by name: the starter's shard
-        self._processes: dict[int, _WorkerProcess] = {}
+        self._processes: dict[int, _Hired] = {}
         self._ends: asyncio.Queue[Emission | BaseException] = asyncio.Queue()
         self._stillborn = self.lost_workers = self.most_running = self.started = 0
         self._pumping = self._closing = False
+        self._hiring: set[asyncio.Task[None]] = set()
         self.probe = LagProbe()
 
     async def __aenter__(self) -> RolloutManager:
@@ -136,11 +119,14 @@ class RolloutManager:
     async def __aexit__(self, *error: object) -> None:
         """Ends the workers; what they are doing is not lost, since it never counted."""
         self._closing = True
+        for hiring in list(self._hiring):
+            hiring.cancel()
+        await asyncio.gather(*self._hiring, return_exceptions=True)
         for worker in self._processes.values():
             if worker.connection is not None:
                 worker.connection.close()
-            worker.socket.close()
-        waiting = [asyncio.to_thread(_wait_or_kill, worker.process) for worker in self._processes.values()]
+            worker.handle.socket.close()
+        waiting = [asyncio.to_thread(worker.handle.end) for worker in self._processes.values()]
         await asyncio.gather(*waiting)
         self._processes.clear()
         self._journal.close()
@@ -182,7 +168,7 @@ class RolloutManager:
 
     def worker_processes(self) -> list[int]:
         """Process ids of the workers, for tests that kill them."""
-        return [worker.process.pid for worker in self._processes.values() if worker.ready]
+        return [worker.handle.pid for worker in self._processes.values() if worker.ready]
 
     @property
     def running(self) -> int:
@@ -196,22 +182,28 @@ class RolloutManager:
 
     async def _hire(self) -> None:
         shard, self._shards = self._shards, self._shards + 1
-        worker = _WorkerProcess(self._folder, shard)
+        worker = _Hired(shard, await self._launcher.start(self._folder, shard))
         self._processes[shard] = worker
         connection = FrameConnection(
             lambda kind, body: self._on_frame(worker, kind, body), lambda: self._on_end(worker)
         )
         worker.connection = connection
-        await self._loop.create_unix_connection(lambda: connection, sock=worker.socket)
+        await connect(connection, worker.handle.socket)
 
-    def _on_frame(self, worker: _WorkerProcess, kind: int, body: bytes) -> None:
+    async def _hire_again(self) -> None:
+        try:
+            await self._hire()
+        except Exception as error:  # nobody waits for this task
+            self._ends.put_nowait(error)
+
+    def _on_frame(self, worker: _Hired, kind: int, body: bytes) -> None:
         """Acts on a frame; an error ends the collection, where asyncio would end the connection and go on."""
         try:
             self._act(worker, kind, body)
         except Exception as error:
             self._ends.put_nowait(error)
 
-    def _act(self, worker: _WorkerProcess, kind: int, body: bytes) -> None:
+    def _act(self, worker: _Hired, kind: int, body: bytes) -> None:
         if kind == Said.READY:
             worker.ready, self._stillborn = True, 0
             self._table.join(worker.shard, self._capacity)
@@ -235,7 +227,7 @@ class RolloutManager:
             self._ends.put_nowait(UserError(text) if body[:1] == b"u" else RuntimeError(f"in a worker:\n{text}"))
         self._pump_soon()
 
-    def _start(self, worker: _WorkerProcess, order: StartOrder) -> None:
+    def _start(self, worker: _Hired, order: StartOrder) -> None:
         """A task starts another; nothing where it has ended meanwhile, and its lease is on the way back."""
         if order.lease in self._table.leases:
             name = (*self._table.leases[order.lease].task, order.number)
@@ -254,12 +246,12 @@ class RolloutManager:
         else:
             self._hand_on(self._table.finish(report.number, report))
 
-    def _on_end(self, worker: _WorkerProcess) -> None:
+    def _on_end(self, worker: _Hired) -> None:
         if self._closing:
             return
         del self._processes[worker.shard]
-        worker.socket.close()
-        self._loop.run_in_executor(None, _wait_or_kill, worker.process)
+        worker.handle.socket.close()
+        self._loop.run_in_executor(None, worker.handle.end)
         self.lost_workers += 1
         if worker.ready:
             self._hand_on(self._table.lose(worker.shard))
@@ -268,7 +260,8 @@ class RolloutManager:
         if self._stillborn >= _STILLBORN:
             self._ends.put_nowait(UserError("workers end before they are ready; their error output says why"))
         elif len(self._table):
-            self._loop.create_task(self._hire())
+            self._hiring.add(hiring := self._loop.create_task(self._hire_again()))
+            hiring.add_done_callback(self._hiring.discard)
 
     def _hand_on(self, ends: list[Ended]) -> None:
         for ended in ends:
@@ -326,11 +319,3 @@ class RolloutManager:
         self._processes[lease.worker].connection.send(Said.LEASE, order.pack())
         if self._trace is not None:
             self._trace.leased(lease.number, lease.worker)
-
-
-def _wait_or_kill(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout)
-        return
-    process.kill()
-    process.wait()

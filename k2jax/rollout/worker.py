@@ -21,6 +21,7 @@ import traceback
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.rollout.journal import shard_path, stored_trajectory
 from k2jax.rollout.lag import calm_collector
+from k2jax.rollout.launchers import connect
 from k2jax.rollout.loops import run
 from k2jax.rollout.messages import NUMBER, LeaseOrder, LeaseReport, RecordPlace, Said, StartedEnd
 from k2jax.rollout.queue_file import TaskReader, WrittenTask, read_started
@@ -56,7 +57,7 @@ class RolloutWorker:
 
     async def serve(self, connection: socket.socket) -> None:
         """Works until the scheduler closes the connection; what still runs then is cancelled."""
-        await asyncio.get_running_loop().create_unix_connection(lambda: self._connection, sock=connection)
+        await connect(self._connection, connection)
         self._connection.send(Said.READY)
         await self._ended.wait()
         running = list(self._episodes.values())

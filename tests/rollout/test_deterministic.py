@@ -41,7 +41,7 @@ async def served(paths):
             each.cancel()
 
 
-async def batch(folder, *, workers, engines, token_cap=0, kill=0) -> list[bytes]:
+async def batch(folder, *, workers, engines, token_cap=0, kill=0, launcher=None) -> list[bytes]:
     """All groups in the order of keys, as the bytes of their trajectories."""
     folder.mkdir()
     TOKENIZER.save(folder / "tokenizer")
@@ -61,7 +61,9 @@ async def batch(folder, *, workers, engines, token_cap=0, kill=0) -> list[bytes]
     ordered, groups, ended = GroupStream((each.key for each in tasks), ordered=True), [], 0
     async with (
         served(sockets) as servers,
-        RolloutManager(folder, runner=runner, options=options, workers=workers, capacity=20) as manager,
+        RolloutManager(
+            folder, runner=runner, options=options, workers=workers, capacity=20, launcher=launcher
+        ) as manager,
     ):
         async for emission in manager.collect(tasks):
             ended += 1
