@@ -75,6 +75,7 @@ def test_of_shared_prefixes_preempted_and_resumed_requests():
     run.resume(resumed)
     while run.has_work():
         run.step()
+    assert (run.stats().preemptions, crowded.stats().preemptions > 0) == (0, True)
     for request in (first, second, *squeezed, resumed):
         check(request)
 

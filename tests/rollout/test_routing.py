@@ -105,6 +105,9 @@ def test_sub_agents_have_engines_of_their_own_whose_number_follows_the_queues():
             assert [counted(client) for client in clients][:shares] == before[:shares]
         asyncio.run(ask(routed, 1, 300))
     assert routed.instances == [1, 3]
+    before = [counted(client) for client in clients]
+    asyncio.run(ask(routed, 8, 400))
+    assert [counted(client) for client in clients] == [before[0] + 8, *before[1:]]
 
 
 def test_admission_does_not_fall_again_before_the_last_fall_has_taken_effect():
