@@ -33,7 +33,7 @@ class WorkerHandle(Protocol):
         ...
 
 
-class Launcher(Protocol):
+class WorkerLauncher(Protocol):
     """Starts workers."""
 
     async def start(self, folder: Path, shard: int) -> WorkerHandle:
@@ -49,7 +49,7 @@ class LocalLauncher:
     """Starts processes of this machine."""
 
     async def start(self, folder: Path, shard: int) -> WorkerHandle:
-        """See ``Launcher.start``."""
+        """See ``WorkerLauncher.start``."""
         return _LocalWorker(folder, shard)
 
 

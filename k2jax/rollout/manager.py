@@ -18,7 +18,7 @@ from k2jax.report.files import write_atomic
 from k2jax.rollout.admission import Admission
 from k2jax.rollout.journal import SHARDS, Emission, Journal
 from k2jax.rollout.lag import LagProbe, calm_collector
-from k2jax.rollout.launchers import Launcher, LocalLauncher, WorkerHandle, connect
+from k2jax.rollout.launchers import LocalLauncher, WorkerHandle, WorkerLauncher, connect
 from k2jax.rollout.lease_table import Ended, Lease, LeaseTable
 from k2jax.rollout.messages import (
     LEASE_AND_NUMBER,
@@ -87,7 +87,7 @@ class RolloutManager:
         capacity: int = 4096,
         attempts: int = 3,
         admission: Admission | None = None,
-        launcher: Launcher | None = None,
+        launcher: WorkerLauncher | None = None,
         trace: ChromeTrace | None = None,
     ):
         if workers < 1 or capacity < 1:

@@ -55,7 +55,7 @@ class RayLauncher:
         self._actor = ray.remote(_Actor).options(num_cpus=1, scheduling_strategy="SPREAD", max_restarts=0)
 
     async def start(self, folder: Path, shard: int) -> _RayWorker:
-        """See ``Launcher.start``."""
+        """See ``WorkerLauncher.start``."""
         key = secrets.token_bytes(_KEY_BYTES)
         with socket.create_server((self._ray.util.get_node_ip_address(), 0)) as listener:
             listener.setblocking(False)
