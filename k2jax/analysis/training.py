@@ -11,10 +11,12 @@ from k2jax.analysis.cost.expert_rows import expert_tiles, room_for_copies
 from k2jax.analysis.cost.hbm import Hbm, hbm, loop_buffers, shard_bytes
 from k2jax.analysis.cost.jaxpr_flops import DynamicShares, TracedCost, loop_costs, traced_cost
 from k2jax.analysis.cost.roofline import Roofline, Work, model_flops_per_token, roofline
+from k2jax.analysis.cost.tower import residual_bytes
 from k2jax.analysis.hlo.collectives import collectives
 from k2jax.analysis.hlo.measured_collectives import CollectiveTotal, ExchangePart, collective_times, totals_by_axes
 from k2jax.analysis.hlo.module import HloModule
 from k2jax.analysis.topology import chip_of
+from k2jax.batch import PatchBatch
 from k2jax.cluster.launch_spec import XLA_OPTIONS
 from k2jax.config.schema import Config
 from k2jax.parallel.mesh import TOKEN_AXES, rows_per_micro_batch
@@ -32,6 +34,7 @@ class TracedStep(NamedTuple):
         state: what it takes and returns changed: ShapeDtypeStructs with shardings, ``params`` among them.
         schedule: the pipeline's table, or None.
         empty: bytes of a device in pipeline slots without a layer.
+        patches: of the batch's images, ShapeDtypeStructs; None without vision.
     """
 
     traced: Any
@@ -39,6 +42,7 @@ class TracedStep(NamedTuple):
     state: Any
     schedule: Any
     empty: float
+    patches: PatchBatch | None = None
 
 
 class TrainingReport(NamedTuple):
@@ -104,8 +108,20 @@ def analyse(step: TracedStep, config: Config, topology: str) -> TrainingReport:
         module.flops(module.entry),
         step.schedule.bubble() if step.schedule else 0.0,
         roofline(chip, mesh.size, *_work(jaxpr, mesh.size, shares, step.state), traffic, model_flops),
-        [f"{unknown} loops of unknown length were counted once"] if unknown else [],
+        [f"{unknown} loops of unknown length were counted once"] * bool(unknown) + _tower_notes(step, config),
     )
+
+
+def _tower_notes(step: TracedStep, config: Config) -> list[str]:
+    """What a device would hold more if the tower were not decoupled."""
+    if not config.model.vision.layers:
+        return []
+    length = config.data.images.patches
+    one, rows = residual_bytes(config.model, length) / 1e9, step.patches.start.shape[0] // step.mesh.size
+    return [
+        f"the tower's backward pass reads {one:.3g} GB for a row of {length:,} patches, one row at a time; if kept "
+        f"from the forward pass, {rows} rows would take {rows * one:.3g} GB of a device while the decoder runs"
+    ]
 
 
 def dynamic_shares(step: TracedStep, config: Config) -> DynamicShares:

@@ -18,6 +18,7 @@ Example:
     python -m k2jax.bench rollout       # 100,000 concurrent episodes at a simulated engine: how late the scheduler is
     python -m k2jax.bench routing       # cost of a sample: cached prefixes and streaming, round-robin and whole batches
     python -m k2jax.bench gateway       # processor time of an agent's request, beside the engine's own
+    python -m k2jax.bench dep           # the decoupled encoder against the tower in stage 0, and a step with images
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -49,6 +50,7 @@ NAMES = (
     "gateway",
     "rollout",
     "routing",
+    "dep",
 )
 
 

@@ -6,8 +6,10 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
-from k2jax.batch import Media, PackedBatch
+from k2jax.batch import Media, PackedBatch, PatchBatch
 from k2jax.config.schema import Config
+from k2jax.data.images.packing import empty_rows
+from k2jax.data.images.placement import PatchRows
 from k2jax.parallel.mesh import batch_partitions, rows_per_micro_batch
 
 
@@ -20,21 +22,27 @@ class BatchSharding:
     Attributes:
         rows: numbers of the rows that this process reads, ascending.
         total_rows: rows of a batch over all processes, rows of padding included.
-        devices: of the mesh, over which rows of patches are sharded.
     """
 
     def __init__(self, config: Config, mesh: Mesh):
         """Raises UserError when there are too few rows."""
-        self._mesh = mesh
+        self._mesh, self._config = mesh, config
         self._micro_batches, self._rows = config.train.micro_batches, rows_per_micro_batch(config, mesh)
         shape = (self._micro_batches, self._rows, config.data.sequence_length)
         numbers = np.arange(self._micro_batches * self._rows).reshape(shape[:2])
         tokens = PackedBatch(*[jax.ShapeDtypeStruct(shape, np.int32)] * 4, targets={})
         sharding = NamedSharding(mesh, batch_partitions(mesh, tokens).tokens)
         local = sharding.addressable_devices_indices_map(shape).values()
-        self.total_rows, self.devices = numbers.size, mesh.size
+        self.total_rows = numbers.size
         self.rows = np.unique(np.concatenate([numbers[index[:2]].ravel() for index in local])).tolist()
         self._position = {row: position for position, row in enumerate(self.rows)}
+
+    @property
+    def patch_rows(self) -> PatchRows:
+        """The static shape of a step's images: a row of patches for each row of tokens, as many on each device."""
+        devices = self._mesh.size
+        rows = -(-self.total_rows // devices) * devices
+        return PatchRows(self.total_rows, rows, self._config.data.images.patches, devices)
 
     def put(self, batch: PackedBatch) -> PackedBatch:
         """Leaves ``[len(rows), ...]`` on the host to global arrays ``[micro-batches, rows, ...]``.
@@ -58,9 +66,22 @@ class BatchSharding:
 
         return jax.tree.map(sharded, shaped, batch_partitions(self._mesh, shaped))
 
+    def abstract_patches(self) -> PatchBatch:
+        """ShapeDtypeStructs, with shardings, of the patches of a batch."""
+        shape = self.patch_rows
+        one = empty_rows(1, shape.length, self._config.model.vision.patch)
+
+        def make(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((shape.rows, *leaf.shape[1:]), leaf.dtype, sharding=self._over_all_devices)
+
+        return jax.tree.map(make, one)
+
+    @property
+    def _over_all_devices(self) -> NamedSharding:
+        return NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
+
     def _put_patches(self, array: np.ndarray) -> jax.Array:
-        sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
-        return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+        return jax.make_array_from_callback(array.shape, self._over_all_devices, array.__getitem__)
 
     def _put(self, array: np.ndarray, shaped: jax.ShapeDtypeStruct) -> jax.Array:
         def piece(index: tuple[slice, ...]) -> np.ndarray:

@@ -12,7 +12,6 @@ from k2jax.checkpoint import committed_steps
 from k2jax.config.schema import Config, TokenizerConfig
 from k2jax.convert.loading import tokenizer_folder, tokenizer_of
 from k2jax.data import TrainingData, prepare_data
-from k2jax.data.images.placement import PatchRows
 from k2jax.data.training_data import ImageShape
 from k2jax.errors import UserError
 from k2jax.parallel.batches import BatchSharding
@@ -33,7 +32,8 @@ def open_corpus(config: Config, batches: BatchSharding, workdir: Path) -> Traini
     Raises:
         UserError: a mistake in the data, or a tokenizer that does not fit the model or ``init_from``.
     """
-    data = shared_data(config, batches.rows, image_shape(config, batches))
+    images = ImageShape(config.model.vision, batches.patch_rows) if config.model.vision.layers else None
+    data = shared_data(config, batches.rows, images)
     if data.tokenizer.vocab_size > config.model.vocab:
         raise UserError(
             f"the tokenizer has {data.tokenizer.vocab_size} tokens, config.model.vocab only {config.model.vocab}; "
@@ -45,18 +45,6 @@ def open_corpus(config: Config, batches: BatchSharding, workdir: Path) -> Traini
     if processes.is_first():
         data.tokenizer.save(workdir / "tokenizer")
     return data
-
-
-def image_shape(config: Config, batches: BatchSharding) -> ImageShape | None:
-    """The static shape of a step's images: a row of patches for each row of tokens, and an equal number on each device.
-
-    None for a model without vision.
-    """
-    if not config.model.vision.layers:
-        return None
-    per_device = -(-batches.total_rows // batches.devices)
-    rows = PatchRows(batches.total_rows, per_device * batches.devices, config.data.images.patches, batches.devices)
-    return ImageShape(config.model.vision, rows)
 
 
 def shared_data(config: Config, rows: Sequence[int], images: ImageShape | None = None) -> TrainingData:

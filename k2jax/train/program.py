@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from k2jax.batch import PackedBatch, pack_row
+from k2jax.batch import Media, PackedBatch, pack_row
 from k2jax.config.schema import Config
 from k2jax.losses import NLL, Loss
 from k2jax.parallel.batches import BatchSharding
@@ -124,4 +124,8 @@ class Program:
         )
         shard = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         row = row or pack_row([], self.config.data.sequence_length)
-        return jax.tree.map(shard, state, self.shardings), self.batch_sharding().abstract(row)
+        sharding, state = self.batch_sharding(), jax.tree.map(shard, state, self.shardings)
+        if not self.config.model.vision.layers:
+            return state, sharding.abstract(row)
+        batch = sharding.abstract(row.replace(media=row.tokens))  # a number for each token
+        return state, batch.replace(media=Media(sharding.abstract_patches(), batch.media))
