@@ -34,7 +34,7 @@ def task(number: int) -> Task:
 
 
 async def batch(folder, *, workers, engines, kill=0):
-    """The bytes of all trajectories in the order of keys, what sub-agents were asked by engine, sub-episodes and lost workers."""
+    """All trajectories in the order of keys, requests of sub-agents by engine, sub-episodes and lost workers."""
     folder.mkdir()
     BYTES.save(folder / "tokenizer")
     write_tasks(folder, [("kind", task(number)) for number in range(TASKS)])
