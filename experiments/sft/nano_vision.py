@@ -1,9 +1,10 @@
-"""A Kimi K2 of a million parameters with a tower learns to see: to read words, to count shapes and to locate them.
+"""A Kimi K2 of a million parameters with a tower is shown words to read, and shapes to count and to locate.
 
 Reproduces: the structure of Kimi K2.5's joint training (section 4.3), not its scale: tower, projector and decoder learn
 together from pictures that are drawn with exact labels, by Muon with QK-Clip on both, the encoder decoupled from the
 decoder. With ``--config.optimizer.frozen="('text','tower')"`` the projector learns alone, as in its second stage.
-Expected: see the page on images; `python -m k2jax.evaluate.pictures` compares with exchanged pictures.
+Expected: a held-out loss of 1.05 a token, and answers that are no better than with exchanged pictures; 700 steps are
+too few (docs/vision.md, "Train").
 
     python -m k2jax.train --config=experiments/sft/nano_vision.py --workdir=runs/sft-nano-vision
     python -m k2jax.evaluate.pictures --checkpoint=runs/sft-nano-vision
@@ -24,7 +25,7 @@ def get_config():
     config.data.images.patches = 144  # four pictures
     config.data.images.augment = 0.5
     config.data.held_out = 0.01
-    config.train.steps = 1400
+    config.train.steps = 700
     config.train.batch_size = 16
     config.optimizer.learning_rate = 1e-2
     config.router.bias_rate = 5e-2  # the report's 1e-3 would not balance anything in so few steps
