@@ -6,6 +6,7 @@ with one wrong character in the answer. Then two runs train it on the problems: 
 one that is also rewarded for right verdicts on pairs of its own responses, in both orders. Each is measured on the same
 held-out pairs, sampled from the fine-tuned start, and on pairs of its own responses, in both orders and greedily.
 Expected: the closed loop raises the accuracy of verdicts; without it they stay, or get worse as the policy moves away.
+So far the fine-tuned judge of two seeds is at chance, and the closed loop has nothing to begin with (docs/critic.md).
 Right responses are worked out more often than wrong ones, so that a judge gains by liking length alone: the accuracy on
 pairs of one style, worked or direct, and the bias for the longer and for the first answer stand beside.
 
