@@ -53,7 +53,10 @@ def test_heads_that_do_not_divide_into_pairs_of_two_axes_are_refused():
         resolve(Config(model=replace_keys(model_preset("nano"), {"vision": vision})))
 
 
-def test_training_a_model_with_a_tower_is_refused(tmp_path):
-    config = Config(model=replace_keys(model_preset("nano"), {"vision": vision_preset("nano_vision")}))
-    with pytest.raises(UserError, match=r"model\.vision\.layers is not 0, and training with images is not built"):
+def test_reinforcement_learning_of_a_model_with_a_tower_is_refused(tmp_path):
+    model = replace_keys(model_preset("nano"), {"vision": vision_preset("nano_vision")})
+    config = Config(model=model, stage="rl")
+    with pytest.raises(
+        UserError, match=r"model\.vision\.layers is not 0, and reinforcement learning with images is not"
+    ):
         Run(types.SimpleNamespace(config=config), tmp_path, {})
