@@ -60,6 +60,11 @@ def get_config():
     return config
 
 
+def held_out_configs():
+    """The configuration of the evaluation, that of the runs, whose tasks are loaded before the first run."""
+    return [get_config()]
+
+
 def prepare(workdir: Path):
     """Writes the demonstrations, and a judge's dialogues about other problems."""
     problems = load_tasks("characters", (f"kinds={KINDS}", f"count={COUNT}"))

@@ -33,7 +33,7 @@ from k2jax.reproduce.seeds import SeedRecords, for_seeds, seeds_of
 base = load_study("nano_post_training")
 KINDS = {"letters": "sort6", "numbers": "sum5"}  # of the tasks, by class
 EASIER = {"letters": "sort4+rev4", "numbers": "add2+sub2+sum3"}  # of pretraining
-PROBLEMS = 600  # held out, of both classes
+PROBLEMS = 2000  # held out, of both classes
 TARGET = 0.95  # share of a specialist's accuracy
 LABELS = {
     "start": "the start",
@@ -66,6 +66,13 @@ def get_config():
 
 def _options(name: str, count: int = 3000) -> tuple[str, ...]:
     return (f"kinds={KINDS[name]}", f"count={count}")
+
+
+def held_out_configs():
+    """The configuration of the evaluation, whose tasks are loaded before the first run."""
+    config = get_config()
+    config.rl.eval_prompts, config.rl.eval_samples = PROBLEMS, 1
+    return [config]
 
 
 def prepare(workdir: Path):
@@ -138,9 +145,7 @@ def evaluate(config, workdir):
 def _accuracies(model, params, tokenizer) -> dict[str, float]:
     from k2jax.rl.evaluation import evaluate_params
 
-    study = get_config()
-    study.rl.eval_prompts, study.rl.eval_samples = PROBLEMS, 1
-    held_out, groups = evaluate_params(resolve(study), model.config, params, tokenizer)
+    held_out, groups = evaluate_params(resolve(*held_out_configs()), model.config, params, tokenizer)
     right = {name: [] for name in KINDS}
     for group in groups:
         if group.trajectories[0].reward is not None:

@@ -57,6 +57,19 @@ ENTROPIES = {"entropy_first": f"entropy, first {LAST} iterations", "entropy_last
 DECAY_COLUMNS = ACCURACY | {"eval/pass@8": "pass@8"} | ENTROPIES
 
 
+def held_out_configs():
+    """The configurations of all evaluations of answers, whose tasks are loaded before the first run."""
+    return [*base.held_out_configs(), _easier_config()]
+
+
+def _easier_config():
+    config = get_config()
+    options = (f"kinds={base.EASIER}", f"count={EASIER_PROBLEMS}")
+    config.rl.tasks = {"easier": task(dataset="characters", options=options, max_tokens=64)}
+    config.rl.eval_prompts, config.rl.eval_samples = EASIER_PROBLEMS, 1
+    return config
+
+
 def runs():
     """For each seed the chain to the run without the parts, then a run with each of them."""
     return for_seeds(base.SEEDS, _of_seed)
@@ -91,11 +104,7 @@ def _easier(checkpoint: Path) -> dict[str, float]:
     """Accuracy on held-out problems of the kinds of pretraining."""
     from k2jax.rl.evaluation import evaluate_checkpoint
 
-    study = get_config()
-    options = (f"kinds={base.EASIER}", f"count={EASIER_PROBLEMS}")
-    study.rl.tasks = {"easier": task(dataset="characters", options=options, max_tokens=64)}
-    study.rl.eval_prompts, study.rl.eval_samples = EASIER_PROBLEMS, 1
-    held_out, groups = evaluate_checkpoint(resolve(study), str(checkpoint))
+    held_out, groups = evaluate_checkpoint(resolve(_easier_config()), str(checkpoint))
     record = held_out.record(groups)
     return {
         "easier/greedy": record["eval/greedy"],

@@ -61,6 +61,13 @@ def get_config():
     return config
 
 
+def held_out_configs():
+    """The configurations of all evaluations of finished runs, whose tasks are loaded before the first run."""
+    config = get_config()
+    config.rl.eval_prompts = 1000
+    return [config]
+
+
 def prepare(workdir: Path):
     """Writes the text of pretraining, and the demonstrations of both teachers."""
     problems = load_tasks("characters", (f"kinds={KINDS}", f"count={DEMONSTRATIONS}"))
@@ -118,9 +125,7 @@ def held_out_answers(checkpoint: Path):
     """Answers of a checkpoint to the 1,000 held-out problems, and what makes a record of them."""
     from k2jax.rl.evaluation import evaluate_checkpoint
 
-    study = get_config()
-    study.rl.eval_prompts = 1000
-    return evaluate_checkpoint(resolve(study), str(checkpoint))
+    return evaluate_checkpoint(resolve(*held_out_configs()), str(checkpoint))
 
 
 def evaluate(config, workdir):

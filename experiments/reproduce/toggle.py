@@ -70,6 +70,11 @@ def held_out_config():
     return config
 
 
+def held_out_configs():
+    """The configurations of all evaluations, whose tasks are loaded before the first run."""
+    return [held_out_config()]
+
+
 def _options(count: int) -> tuple[str, str]:
     return f"kinds={KIND}", f"count={count}"
 

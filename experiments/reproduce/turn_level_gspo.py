@@ -59,10 +59,17 @@ def get_config():
 
 
 def held_out_config():
-    """The configuration of the evaluation."""
+    """The configuration of the evaluation: as many problems of each number of turns, since few have one turn."""
     config = get_config()
+    for turns in TURNS:
+        config.rl.tasks[f"turns_{turns}"].options = _options(turns, HELD_OUT // len(TURNS))
     config.rl.eval_prompts, config.rl.eval_samples = HELD_OUT, SAMPLES
     return config
+
+
+def held_out_configs():
+    """The configurations of all evaluations, whose tasks are loaded before the first run."""
+    return [held_out_config()]
 
 
 def _options(turns: int, count: int) -> tuple[str, str]:

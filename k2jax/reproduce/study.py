@@ -19,6 +19,7 @@ from k2jax.report.style import save_figure
 from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.results import RunResult
 from k2jax.rl.loop import train as train_policy
+from k2jax.rl.tasks import TaskMixture
 from k2jax.train.loop import train
 
 TRAIN = {"pretrain": train, "sft": train, "rl": train_policy}
@@ -37,10 +38,11 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None, only: st
         The exit code: 0, or that of the run that was interrupted.
 
     Raises:
-        UserError: if the study is unknown or incomplete, no run matches ``only``, or the workdir holds runs with
-            another configuration.
+        UserError: if the study is unknown or incomplete, no run matches ``only``, too few tasks are held out for its
+            evaluation, or the workdir holds runs with another configuration.
     """
     study = load_study(name)
+    check_held_out(name, study)
     workdir = Path(workdir)
     # Runs that differ only in their seed are the same program, which is compiled once.
     jax.config.update("jax_compilation_cache_dir", str((workdir / "compiled").absolute()))
@@ -69,6 +71,25 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None, only: st
     save_figure(summary.figure, workdir / f"{name}.png")
     print(f"\n{summary.markdown}\n{workdir / 'table.md'}, {workdir / name}.png")
     return 0
+
+
+def check_held_out(name: str, study: Any) -> None:
+    """Loads the tasks on which a study measures, which it would otherwise miss after hours, when a run is finished.
+
+    Args:
+        name: of the study, for the message.
+        study: its ``held_out_configs``, if there is such a function, returns the configurations of its evaluations.
+
+    Raises:
+        UserError: a dataset has fewer tasks in the split ``test`` than it is asked for, or than are measured.
+    """
+    for config in map(resolve, study.held_out_configs() if hasattr(study, "held_out_configs") else ()):
+        wanted, mixture = config.rl.eval_prompts, TaskMixture(config.rl.tasks, config.train.seed)
+        if (found := len(mixture.held_out(wanted))) < wanted:
+            raise UserError(
+                f"study {name!r} measures on {wanted:,} held-out tasks, and its classes of tasks have {found:,}; raise "
+                "their count, or measure on fewer"
+            )
 
 
 def _matching(runs: dict[str, dict[str, Any]], only: str | None) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from k2jax.config import resolve
 from k2jax.model import feed_forward
 from k2jax.reproduce import RunResult, relative_spread
 from k2jax.reproduce.loading import load_study
+from k2jax.reproduce.study import check_held_out
 
 mcla, turns = load_study("mcla"), load_study("turn_level_gspo")
 
@@ -91,3 +92,9 @@ def test_levels_differ_in_nothing_but_level_and_band_and_are_shown_beside_the_st
     assert {level: config.rl.loss.level for level, config in runs.items()} == {level: level for level in runs}
     bare = [dataclasses.replace(config, rl=dataclasses.replace(config.rl, loss=None)) for config in runs.values()]
     assert bare[0] == bare[1] == bare[2]
+
+
+def test_as_many_dialogues_of_each_number_of_turns_are_held_out():
+    """Of those of one turn there are few: as many as a run trains on are not held out."""
+    check_held_out("turn_level_gspo", turns)
+    assert {task.options[1] for task in turns.held_out_config().rl.tasks.values()} == {"count=200"}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from k2jax.config import Config, defaults, replace_keys, resolve, to_json
+from k2jax.config import Config, defaults, replace_keys, resolve, task, to_json
 from k2jax.errors import UserError
 from k2jax.reproduce import RunResult, loading, study
 
@@ -108,6 +108,35 @@ def test_a_study_without_a_summary_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "half.py").write_text("def get_config(): ...\ndef runs(): ...\n")
     with pytest.raises(UserError, match=r"study 'half' needs the function summarize in .*half\.py"):
         study.reproduce("half", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted", "words"),
+    [
+        (("kinds=sum3", "count=400"), 50, r"distinct problems of sum3 are in the split 'test'; lower count or raise"),
+        (("kinds=sum6", "count=400"), 401, r"study 'few' measures on 401 held-out tasks, .* have 400; raise"),
+    ],
+)
+def test_a_study_with_too_few_held_out_tasks_stops_before_its_first_run(tmp_path, monkeypatch, options, wanted, words):
+    """Of 729 sums of three digits a tenth is held out, which is also less than the ``count`` of the dataset."""
+    config = defaults("rl")
+    config.rl.tasks = {"sums": task(dataset="characters", options=options)}
+    config.rl.eval_prompts = wanted
+
+    class Few:
+        held_out_configs = staticmethod(lambda: [config])
+        prepare = runs = get_config = staticmethod(lambda *_: pytest.fail("the study has begun"))
+
+    monkeypatch.setattr(study, "load_study", lambda name: Few)
+    with pytest.raises(UserError, match=words) as caught:
+        study.reproduce("few", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_study_that_measures_on_held_out_tasks_has_them_checked():
+    for path in loading.FOLDER.glob("*.py"):
+        measures = "rl.evaluation import evaluate_" in path.read_text()
+        assert measures == hasattr(loading.load_study(path.stem), "held_out_configs"), path
 
 
 def test_config_files_of_studies_do_not_import_jax():
