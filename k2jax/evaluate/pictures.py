@@ -21,6 +21,7 @@ from k2jax.checkpoint import run_config, run_folder
 from k2jax.client import Sampling
 from k2jax.config.schema import Config
 from k2jax.convert.loading import tokenizer_of
+from k2jax.data.images.corpus import picture_size
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
 from k2jax.errors import UserError
@@ -135,8 +136,9 @@ def evaluate_pictures(checkpoint: str, config: Config, questions: int, max_token
     sizes = {"max_length": config.data.sequence_length + max_tokens, "slots": 64}
     engine = load_engine(checkpoint, np.float32, vision=True, **sizes)
     scores = []
-    for kind in sorted({kind for source in drawn for kind in source.pictures or KINDS}):
-        options = {"kind": kind, "split": "held_out", "size": (drawn[0].side, drawn[0].side)}
+    size_of = {kind: picture_size(source) for source in reversed(drawn) for kind in source.pictures or KINDS}
+    for kind in sorted(size_of):
+        options = {"kind": kind, "split": "held_out", "size": size_of[kind]}
         samples = [synthetic_sample(SEED, index, **options) for index in range(questions)]
         answers = [
             answer_pictures(engine, tokenizer, chat, shown, max_tokens) for shown in (samples, exchanged(samples))

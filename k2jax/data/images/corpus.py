@@ -25,7 +25,7 @@ from k2jax.data.images.conversations import (
 )
 from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.rows import VisualRows
-from k2jax.data.images.synthetic import KINDS, synthetic_sample
+from k2jax.data.images.synthetic import KINDS, LEAST_LINE, LEAST_SIDE, synthetic_sample
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, read_manifest, shard_dtype, write_manifest
 from k2jax.data.records import json_lines
 from k2jax.data.sources import CorruptRecords, describe, files
@@ -37,7 +37,7 @@ from k2jax.text.tokenizer import Tokenizer
 RECORDS, SIZES = "records.jsonl", "sizes.npy"
 SAMPLES = 10_000
 """Synthetic samples where ``max_documents`` names no number."""
-_RENDERING = 2  # raised when the tokens or patches of the same record change
+_RENDERING = 3  # raised when the tokens or patches of the same record change
 
 
 class _Kept(NamedTuple):
@@ -116,7 +116,7 @@ class VisualCorpus:
             file.seek(int(self.sizes[number, 4]))
             line = json.loads(file.readline())
         if "synthetic" in line:
-            return _synthetic(self._source, *line["synthetic"])
+            return _synthetic(picture_size(self._source), *line["synthetic"])
         found = read_conversation(line["record"], line["folder"], self._limits)
         if list(found.digests) != line["digests"]:
             raise UserError(
@@ -182,7 +182,7 @@ def prepare_visual(
 
 def _described(name: str, source: SourceConfig) -> dict:
     if source.kind == "synthetic_images":
-        return {key: getattr(source, key) for key in ("kind", "max_documents", "pictures", "side")}
+        return {key: getattr(source, key) for key in ("kind", "max_documents", "pictures", "side", "height")}
     return describe(name, source)
 
 
@@ -217,20 +217,30 @@ def _synthetic_conversations(
     kinds = source.pictures or KINDS
     if not set(kinds) <= set(KINDS):
         raise UserError(f"data.sources pictures are {', '.join(kinds)}; there are {', '.join(KINDS)}")
-    if source.side < 64:
-        raise UserError(f"data.sources side is {source.side}: synthetic pictures have at least 64 pixels a side")
+    width, height = size = picture_size(source)
+    least = LEAST_LINE if set(kinds) == {"read"} else LEAST_SIDE
+    if width < LEAST_SIDE or height < least:
+        raise UserError(
+            f"data.sources have pictures of {width} x {height} pixels: those of {', '.join(kinds)} are at least "
+            f"{LEAST_SIDE} wide and {least} high"
+        )
     count = source.max_documents or SAMPLES
     held_out = max(1, round(config.held_out * count))
     for number in range(count + held_out):
         split, index = (TRAIN, number) if number < count else (HELD_OUT, number - count)
         place = (kinds[index % len(kinds)], split, index)
-        rendered = _checked(renderer.render(_synthetic(source, *place)), config)
+        rendered = _checked(renderer.render(_synthetic(size, *place)), config)
         line = json.dumps({"synthetic": place}).encode()
         yield _Kept(line, rendered, number), split == HELD_OUT
 
 
-def _synthetic(source: SourceConfig, kind: Any, split: Any, index: int) -> VisualConversation:
-    return drawn_conversation(synthetic_sample(0, index, kind=kind, split=split, size=(source.side, source.side)))
+def picture_size(source: SourceConfig) -> tuple[int, int]:
+    """Width and height of the pictures of a source of ``synthetic_images`` [pixels]."""
+    return source.side, source.height or source.side
+
+
+def _synthetic(size: tuple[int, int], kind: Any, split: Any, index: int) -> VisualConversation:
+    return drawn_conversation(synthetic_sample(0, index, kind=kind, split=split, size=size))
 
 
 def _checked(rendered: RenderedConversation, config: DataConfig) -> RenderedConversation:

@@ -23,10 +23,16 @@ COLOURS = {"red": (220, 30, 30), "green": (30, 160, 60), "blue": (40, 70, 220), 
 SHAPES = ("circle", "square", "triangle")
 FONTS = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSerif.ttf", "DejaVuSansMono.ttf")
 SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
-CELLS = 4
-"""Shapes lie in different cells of a grid of 4 x 4."""
+CELL, CELLS = 28, 4
+"""Shapes lie in different cells of a grid, of at least 28 pixels a side, and of at most 4 x 4."""
+GREY = 128
+"""Of backgrounds, more or less: normalisation takes it to 0, so that what a patch holds is what is drawn there."""
+MOST_WORDS = 2
+"""Most words of a picture, one below the other."""
 MOST_SHAPES, MOST_COUNTED = 9, 6
 """Most shapes of a picture, and of those that a question counts."""
+LEAST_SIDE, LEAST_LINE = 64, 28
+"""Fewest pixels of a picture's sides, and of the height of a picture of words."""
 HELD_OUT = 10
 """One word in so many is never in ``train``."""
 COORDINATES = 1000
@@ -78,7 +84,7 @@ def synthetic_sample(
         index: number of the sample.
         kind: what is asked.
         split: ``train`` or ``held_out``.
-        size: width and height [pixels], at least 64 each.
+        size: width and height [pixels], at least ``LEAST_SIDE`` each; the height of words ``LEAST_LINE``.
     """
     rng = np.random.default_rng([seed, index, zlib.crc32(f"{kind} {split}".encode())])
     return _MAKERS[kind](rng, split, size)
@@ -93,7 +99,8 @@ def random_word(rng: np.random.Generator, split: Split) -> str:
 
 
 def _read(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
-    words = [random_word(rng, split) for _ in range(rng.integers(1, 3))]
+    lines = min(MOST_WORDS, size[1] // CELL)
+    words = [random_word(rng, split) for _ in range(rng.integers(1, lines + 1))]
     image = _blank(rng, size)
     draw = ImageDraw.Draw(image)
     height = size[1] // len(words)
@@ -103,26 +110,26 @@ def _read(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> Visu
         x = rng.integers(0, size[0] - (right - left) + 1) - left
         y = line * height + rng.integers(0, height - (bottom - top) + 1) - top
         draw.text((int(x), int(y)), word, fill=(20, 20, 20), font=font)
-    return VisualSample(image, "read", "What does the picture say?", " ".join(words), np.zeros((0, 4), int))
+    return VisualSample(image, "read", "What does it say?", " ".join(words), np.zeros((0, 4), int))
 
 
 def _count(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
     """Every number up to ``MOST_COUNTED`` is the answer equally often, so that guesses are worth little."""
     wanted = kind_of_shape(rng)
-    number = int(rng.integers(MOST_COUNTED + 1))
-    others = rng.integers(not number, MOST_SHAPES - number + 1)
+    number = int(rng.integers(min(MOST_COUNTED, most_shapes(size)) + 1))
+    others = rng.integers(not number, most_shapes(size) - number + 1)
     image, shapes = draw_shapes(rng, size, [wanted] * number + [kind_of_shape(rng, wanted) for _ in range(others)])
     boxes = _boxes_of(shapes, *wanted, size)
-    return VisualSample(image, "count", f"How many {wanted[1]} {wanted[0]}s are there?", str(len(boxes)), boxes)
+    return VisualSample(image, "count", f"How many {wanted[1]} {wanted[0]}s?", str(len(boxes)), boxes)
 
 
 def _locate(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
-    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, MOST_SHAPES + 1))]
+    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, most_shapes(size) + 1))]
     image, shapes = draw_shapes(rng, size, kinds)
     chosen = shapes[rng.integers(len(shapes))]
     boxes = _boxes_of(shapes, chosen.shape, chosen.colour, size)
     answer = "".join("[" + ",".join(map(str, box)) + "]" for box in boxes)
-    return VisualSample(image, "locate", f"Where are the {chosen.colour} {chosen.shape}s?", answer, boxes)
+    return VisualSample(image, "locate", f"Where are {chosen.colour} {chosen.shape}s?", answer, boxes)
 
 
 _MAKERS: dict[str, Callable[..., VisualSample]] = {"read": _read, "count": _count, "locate": _locate}
@@ -149,16 +156,29 @@ def draw_shapes(
     """
     image = _blank(rng, size)
     draw = ImageDraw.Draw(image)
-    cell = np.array(size) // CELLS
+    across, down = cells = cells_of(size)
+    cell = np.array(size) // cells
     shapes = []
-    for (shape, colour), place in zip(kinds, rng.permutation(CELLS * CELLS)[: len(kinds)], strict=True):
+    for (shape, colour), place in zip(kinds, rng.permutation(across * down)[: len(kinds)], strict=True):
         side = int(rng.integers(cell.min() // 2, cell.min() - 2))
-        corner = cell * (place % CELLS, place // CELLS) + rng.integers(1, cell - side)
+        corner = cell * (place % across, place // across) + rng.integers(1, cell - side)
         left, top = map(int, corner)
         box = (left, top, left + side - 1, top + side - 1)
         _draw_shape(draw, shape, box, COLOURS[colour])
         shapes.append(DrawnShape(shape, colour, box))
     return image, shapes
+
+
+def cells_of(size: tuple[int, int]) -> tuple[int, int]:
+    """Columns and rows of the grid of a picture of this width and height."""
+    across, down = (min(CELLS, side // CELL) for side in size)
+    return across, down
+
+
+def most_shapes(size: tuple[int, int]) -> int:
+    """Most shapes of a picture of this width and height."""
+    across, down = cells_of(size)
+    return min(MOST_SHAPES, across * down)
 
 
 def _draw_shape(draw: ImageDraw.ImageDraw, shape: str, box: tuple[int, int, int, int], fill: tuple) -> None:
@@ -178,12 +198,12 @@ def _boxes_of(shapes: list[DrawnShape], wanted: str, colour: str, size: tuple[in
 
 
 def _blank(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
-    """A light background, grey or tinted."""
-    return Image.new("RGB", size, tuple(int(value) for value in rng.integers(225, 256, 3)))
+    """A background of grey, a little lighter, darker or tinted."""
+    return Image.new("RGB", size, tuple(int(value) for value in rng.integers(GREY - 16, GREY + 17, 3)))
 
 
 def _fitting_font(name: str, word: str, room: tuple[int, int], rng: np.random.Generator) -> ImageFont.FreeTypeFont:
-    """The font at a size between half of what fits and all of it."""
+    """The font at a size between three quarters of what fits and all of it."""
     left, _, right, _ = _font(name, room[1]).getbbox(word)
     points = min(room[1], room[1] * room[0] // (right - left) + 2)  # sizes beyond this are far too wide
     while points > 6:
@@ -191,7 +211,7 @@ def _fitting_font(name: str, word: str, room: tuple[int, int], rng: np.random.Ge
         if right - left <= room[0] and bottom - top <= room[1]:
             break
         points -= 1
-    return _font(name, int(rng.integers(max(6, points // 2), points + 1)))
+    return _font(name, int(rng.integers(max(6, points * 3 // 4), points + 1)))
 
 
 @functools.cache

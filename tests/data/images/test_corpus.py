@@ -133,6 +133,15 @@ def test_batches_are_a_function_of_seed_and_step_and_augmentation_changes_from_s
     assert equal(next(iter(one.held_out.batches(4))), next(iter(plain.held_out.batches(4))))
 
 
+def test_pictures_of_words_may_be_as_low_as_a_line_and_those_of_shapes_not(tmp_path):
+    line = {"kind": "synthetic_images", "max_documents": 6, "side": 112, "height": 28}
+    data = prepared(tmp_path, {"words": source(**line, pictures=("read",))})
+    patches = data.loader.batch(0).media.patches
+    assert set(patches.height[patches.exit > patches.start]) == {2} and set(patches.width.ravel()) <= {1, 8}
+    with pytest.raises(UserError, match="112 x 28 pixels: those of read, count are at least 64 wide and 64 high"):
+        prepared(tmp_path, {"shapes": source(**line, pictures=("read", "count"))})
+
+
 def features_of(batch, row):
     """The pixels that stand for the tokens of a row, in the order of the tokens."""
     places = batch.media.feature[row]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from k2jax.data.images.resize import to_patches
 from k2jax.data.images.synthetic import COLOURS, draw_shapes, kind_of_shape, random_word, synthetic_sample
 
 KINDS = ("read", "count", "locate")
@@ -35,7 +36,7 @@ def shape_of(share):
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(["count", "locate"]), size=SIZES)
 def test_counts_and_boxes_are_those_of_the_pixels(seed, kind, size):
     sample = synthetic_sample(seed, 0, kind=kind, size=size)
-    *_, colour, shapes = sample.question.removesuffix(" are there?").removesuffix("?").split()
+    *_, colour, shapes = sample.question.removesuffix("?").split()
     seen = sorted(box for box, share in regions(sample.image, colour) if shape_of(share) == PLURAL[shapes])
     expected = np.rint(np.array(seen).reshape(-1, 4) * 1000 / np.tile(size, 2)).astype(int)
     np.testing.assert_array_equal(sample.boxes, expected)
@@ -56,7 +57,7 @@ def test_a_sample_is_a_function_of_seed_index_kind_and_split(seed, index, kind, 
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10**6), size=SIZES)
+@given(seed=st.integers(0, 10**6), size=st.sampled_from([(112, 112), (160, 90), (64, 64), (112, 28)]))
 def test_all_of_the_words_is_inside_the_picture(seed, size):
     sample = synthetic_sample(seed, 3, kind="read", size=size)
     words = sample.answer.split(" ")
@@ -76,7 +77,7 @@ def test_no_word_is_in_both_splits():
 
 
 def test_no_answer_to_how_many_is_much_more_frequent_than_another():
-    answers = [synthetic_sample(0, index, kind="count", size=(64, 64)).answer for index in range(700)]
+    answers = [synthetic_sample(0, index, kind="count", size=(84, 84)).answer for index in range(700)]
     counts = [answers.count(str(number)) for number in range(7)]
     assert sum(counts) == 700 and min(counts) > 60 and max(counts) < 140
 
@@ -85,5 +86,22 @@ def test_no_answer_to_how_many_is_much_more_frequent_than_another():
 def test_shapes_do_not_touch(seed):
     rng = np.random.default_rng(seed)
     image, shapes = draw_shapes(rng, (112, 112), [kind_of_shape(rng) for _ in range(9)])
-    mask = np.asarray(image).astype(int).sum(-1) < 600
+    background = np.asarray(image)[0, 0]
+    mask = (np.asarray(image) != background).any(-1)
     assert ndimage.label(mask, np.ones((3, 3)))[1] == len(shapes)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), kind=st.sampled_from(["count", "locate"]), side=st.integers(64, 200))
+def test_shapes_are_not_much_smaller_than_a_patch(seed, kind, side):
+    sample = synthetic_sample(seed, 0, kind=kind, size=(side, side))
+    sides = np.diff(sample.boxes.reshape(-1, 2, 2), axis=1) * side / 1000
+    assert (sides > 13).all()
+
+
+@pytest.mark.parametrize(("kind", "size"), [("read", (112, 28)), ("count", (84, 84)), ("locate", (112, 112))])
+def test_backgrounds_are_near_zero_where_the_tower_sees_them(kind, size):
+    """What all patches share would drown, by its size, what tells them apart."""
+    for index in range(20):
+        patches, _, _ = to_patches(synthetic_sample(0, index, kind=kind, size=size).image, 14)
+        assert np.abs(np.median(patches)) < 0.15
