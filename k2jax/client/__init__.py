@@ -13,6 +13,7 @@ from k2jax.client.types import (
     Client,
     Completion,
     OnToken,
+    PromptTooLongError,
     Sampling,
     new_completion,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Completion",
     "HTTPClient",
     "OnToken",
+    "PromptTooLongError",
     "Sampling",
     "ScriptedClient",
     "ServerFailedError",

@@ -13,6 +13,11 @@ from k2jax.errors import UserError
 MAX_TOP_LOGPROBS = 20
 UNKNOWN_VERSION = -1  # of the weights behind a server that does not report it
 
+
+class PromptTooLongError(UserError):
+    """A prompt that leaves no room for a token in the longest sequence of whoever generates."""
+
+
 OnToken = Callable[[int, float], "bool | None"]
 """Called with each new token's id and log-probability, perhaps on another thread; it must not block. True ends the
 completion after this token, with finish reason ``stop``."""
@@ -103,6 +108,7 @@ class Client(Protocol):
             on_token: see ``OnToken``; it is not called for resumed tokens.
 
         Raises:
+            PromptTooLongError: the prompt leaves no room for a token.
             UserError: a prompt or sampling parameter that cannot be served.
         """
         ...

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.client import Client, Completion, Sampling
+from k2jax.client import Client, Completion, PromptTooLongError, Sampling
 from k2jax.env.environment import Environment, Message
 from k2jax.env.errors import EpisodePausedError, EpisodeTruncatedError
 from k2jax.env.messages import read_message
@@ -157,7 +157,8 @@ class Rollout:
 
         Raises:
             EpisodePausedError: the episode has grown as much as it may for now.
-            EpisodeTruncatedError: the task's budget is used up.
+            EpisodeTruncatedError: the task's budget is used up, or the conversation is as long as the client's longest
+                sequence.
         """
         nodes = self.trajectory.nodes
         begun = nodes[node] if nodes[node].finish == "cancelled" else None
@@ -175,7 +176,12 @@ class Rollout:
             stop_tokens=(self.chat.end, *sampling.stop_tokens),
         )
         resume = None if begun is None else Completion(*_arrays(begun), begun.finish, self._known_experts(node))
-        completion = await self.client.generate(prompt.tolist(), asked, resume=resume)
+        try:
+            completion = await self.client.generate(prompt.tolist(), asked, resume=resume)
+        except PromptTooLongError as error:
+            if not self.trajectory.sampled_tokens:  # the task itself does not fit: a mistake, and no policy's
+                raise
+            raise EpisodeTruncatedError(str(error)) from error
         paused = completion.finish == "cancelled" or (
             completion.finish == "length" and allowed < longest and len(completion.tokens) >= allowed
         )

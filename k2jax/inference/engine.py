@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from k2jax import runtime
-from k2jax.client import Sampling
+from k2jax.client import PromptTooLongError, Sampling
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference import shapes
@@ -125,15 +125,18 @@ class Engine:
             on_token: see Request.
 
         Raises:
-            UserError: media of a model that reads none, or of other sizes than it takes; an empty or too long prompt,
-                an id outside the vocabulary, a sampling parameter out of range.
+            PromptTooLongError: the prompt is as long as the longest sequence.
+            UserError: media of a model that reads none, or of other sizes than it takes; an empty prompt, an id outside
+                the vocabulary, a sampling parameter out of range.
         """
         sampling.check()
         prompt, generated = (tuple(int(token) for token in ids) for ids in (prompt, generated))
         if not prompt:
             raise UserError("the prompt is empty")
         if len(prompt) >= self.max_length:
-            raise UserError(f"the prompt has {len(prompt):,} tokens, the engine's longest sequence {self.max_length:,}")
+            raise PromptTooLongError(
+                f"the prompt has {len(prompt):,} tokens, the engine's longest sequence {self.max_length:,}"
+            )
         if len(generated) > min(sampling.max_tokens, self.max_length - len(prompt)):
             raise UserError(f"{len(generated):,} generated tokens are more than the request may have")
         outside = next((token for token in (*prompt, *generated) if not 0 <= token < self.model.vocab), None)

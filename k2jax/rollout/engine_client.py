@@ -8,15 +8,29 @@ import contextlib
 import itertools
 from pathlib import Path
 
-from k2jax.client import Completion, OnToken, Sampling
+from k2jax.client import Completion, OnToken, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
-from k2jax.rollout.engine_messages import EngineLoad, EngineSaid, pack_request, unpack_completion, unpack_error
+from k2jax.rollout.engine_messages import (
+    EngineLoad,
+    EngineSaid,
+    RequestFault,
+    pack_request,
+    unpack_completion,
+    unpack_error,
+)
 from k2jax.rollout.messages import NUMBER
 from k2jax.rollout.wire import FrameConnection
 
 
 class EngineLostError(InfrastructureError):
     """The engine's process is gone, or it failed."""
+
+
+_ERRORS = {
+    RequestFault.ENGINE: EngineLostError,
+    RequestFault.REQUEST: UserError,
+    RequestFault.TOO_LONG: PromptTooLongError,
+}
 
 
 class EngineSocketClient:
@@ -102,8 +116,8 @@ class EngineSocketClient:
             number, completion = unpack_completion(body)
             self._settle(number, completion, None)
         elif kind == EngineSaid.ERROR:
-            number, by_user, text = unpack_error(body)
-            self._settle(number, None, UserError(text) if by_user else EngineLostError(text))
+            number, fault, text = unpack_error(body)
+            self._settle(number, None, _ERRORS[fault](text))
         elif kind == EngineSaid.PRESSURE:
             self.load = EngineLoad.unpack(body)
             self.on_load(self.load)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.client import Completion, Sampling
+from k2jax.client import Completion, PromptTooLongError, Sampling
+from k2jax.errors import InfrastructureError, UserError
 
 _FINISHES = ("stop", "length", "cancelled")
 _REQUEST = struct.Struct("<QIIi")  # number, bytes of the sampling, prompt tokens, resumed tokens (-1: none)
@@ -94,12 +95,22 @@ def unpack_completion(data: bytes) -> tuple[int, Completion]:
     return number, Completion(*arrays, _FINISHES[finish], experts)
 
 
-def pack_error(number: int, error: Exception, by_user: bool) -> bytes:
+class RequestFault(enum.IntEnum):
+    """Why a request has no answer."""
+
+    ENGINE = 0  # the engine has failed
+    REQUEST = 1  # a mistake in the request
+    TOO_LONG = 2  # its prompt is too long
+
+
+def pack_error(number: int, error: Exception) -> bytes:
     """Why a request has no answer: a mistake in it, or a failure of the engine."""
-    return _ERROR.pack(number, by_user) + str(error).encode()
+    by_user = isinstance(error, UserError) and not isinstance(error, InfrastructureError)
+    fault = RequestFault.TOO_LONG if isinstance(error, PromptTooLongError) else RequestFault(by_user)
+    return _ERROR.pack(number, fault) + str(error).encode()
 
 
-def unpack_error(data: bytes) -> tuple[int, bool, str]:
-    """Number, whether the request is to blame, and the message."""
-    number, by_user = _ERROR.unpack_from(data)
-    return number, bool(by_user), data[_ERROR.size :].decode(errors="replace")
+def unpack_error(data: bytes) -> tuple[int, RequestFault, str]:
+    """Number, what is to blame, and the message."""
+    number, fault = _ERROR.unpack_from(data)
+    return number, RequestFault(fault), data[_ERROR.size :].decode(errors="replace")

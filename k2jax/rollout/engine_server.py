@@ -75,8 +75,7 @@ class _Served:
             completion = await self._client.generate(prompt.tolist(), sampling, resume=resume)
             self.connection.send(EngineSaid.COMPLETION, pack_completion(number, completion))
         except (UserError, InfrastructureError, RuntimeError) as error:
-            by_user = isinstance(error, UserError) and not isinstance(error, InfrastructureError)
-            self.connection.send(EngineSaid.ERROR, pack_error(number, error, by_user))
+            self.connection.send(EngineSaid.ERROR, pack_error(number, error))
 
     def _on_end(self) -> None:
         self._server.forget(self)

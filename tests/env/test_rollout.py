@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.client import Completion, Sampling, ScriptedClient
+from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient
 from k2jax.env import Budget, Observation, Step, Task
 from k2jax.env.errors import EnvironmentFailedError
 from k2jax.env.rollout import run_episode
@@ -131,6 +131,34 @@ def test_an_engine_whose_longest_sequence_is_reached_truncates_instead_of_pausin
             return Completion(np.array([51, 51], np.int32), np.zeros(2, np.float32), np.zeros(2, np.int64), "length")
 
     assert episode(Full(), token_cap=5).status == "truncated"
+
+
+def test_a_conversation_that_outgrows_the_longest_sequence_is_truncated_and_a_task_that_does_not_fit_is_refused():
+    """The longest sequence has 40 tokens. Turns begin after 5, 23 and 41: an answer takes 2 and what is shown 16."""
+
+    def full(prompt, sampling):
+        if len(prompt) >= 40:
+            raise PromptTooLongError("too long")
+        return [*BYTES.encode("3"), BYTES.eos]
+
+    result = episode(ScriptedClient(full), environment=Chatty(), chat=configured_chat(BYTES, "compact"))
+    assert (result.status, result.sampled_tokens) == ("truncated", 4)
+    assert len(result.path_tokens(result.leaves()[0])) > 40
+    with pytest.raises(PromptTooLongError):
+        episode(ScriptedClient(full), dataclasses.replace(TASK, instruction=({"role": "user", "content": "1" * 40},)))
+
+
+class Chatty:
+    """Shows 15 bytes for every answer, and never ends."""
+
+    async def reset(self, task, seed):
+        return Observation(task.instruction)
+
+    async def step(self, action):
+        return Step(Observation(({"role": "user", "content": "." * 15},)))
+
+    async def close(self):
+        pass
 
 
 def test_special_tokens_within_an_answer_are_visible_to_the_verifier():

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from k2jax.client import Sampling
+from k2jax.client import PromptTooLongError, Sampling
 from k2jax.errors import UserError
 from k2jax.inference import programs as programs_module
 from k2jax.inference import shapes
@@ -282,8 +282,9 @@ def test_alternatives_of_a_prompt_are_the_best_of_the_oracle(model):
 )
 def test_what_cannot_be_run_is_refused_and_holds_nothing(prompt, sampling, words):
     run = engine()
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=words) as caught:
         run.submit(prompt, sampling)
+    assert isinstance(caught.value, PromptTooLongError) == (words == "longest sequence")
     assert not run.has_work()
 
 

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from k2jax.client import Sampling, ScriptedClient
+from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
 from k2jax.errors import UserError
 from k2jax.rollout.engine_client import EngineLostError, EngineSocketClient
 from k2jax.rollout.engine_messages import EngineLoad
@@ -22,6 +22,8 @@ class Slow(ScriptedClient):
 
     async def generate(self, prompt, sampling, **options):
         try:
+            if prompt[0] == 7:
+                raise PromptTooLongError("the prompt has 7 tokens")
             await asyncio.sleep(1000 if prompt[0] == 9 else 0)
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -40,6 +42,8 @@ def test_an_engine_behind_a_socket_answers_refuses_cancels_and_is_missed(tmp_pat
         resumed = await client.generate([1, 2], Sampling(max_tokens=3), resume=cut)
         with pytest.raises(UserError, match="max_tokens 0"):
             await client.generate([1], Sampling(max_tokens=0))
+        with pytest.raises(PromptTooLongError, match="the prompt has 7"):
+            await client.generate([7], Sampling())
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.generate([9], Sampling()), 0.1)
         while client.load is None or not scripted.cancelled:

@@ -1,4 +1,4 @@
-"""What is trained on of a trajectory: paths from a root to a leaf, and which of their tokens count in which response.
+"""What is trained on of a trajectory: paths from a root towards a leaf, and which tokens count in which response.
 
 A token that paths share counts in one of two ways. With ``unique`` a trajectory is one response, and each of its
 sampled tokens counts once, on the first path that holds it: the policy gradient of the episode's reward. With ``paths``
@@ -36,7 +36,7 @@ class TrainingSample(NamedTuple):
 
 
 class TrainingPath(NamedTuple):
-    """The tokens from a root to a leaf.
+    """The tokens from a root to the last sampled node above a leaf.
 
     Attributes:
         record_T4: int32 ``[T, 4]``, of each token: its id, whether the policy sampled it, and the bits of its recorded
@@ -119,8 +119,8 @@ def training_responses(
     for leaf in trajectory.leaves():
         path = trajectory.path(leaf)
         new = [index for index in path if index not in counted and trajectory.nodes[index].mask.any()]
-        if new:
-            paths.append(_path(trajectory, path, set(new), routes))
+        if new:  # what follows the last of them trains nothing, and may be as long as a tool likes
+            paths.append(_path(trajectory, path[: 1 + path.index(new[-1])], set(new), routes))
         if shared_tokens == "unique":
             counted.update(new)
     if shared_tokens == "paths":

@@ -8,6 +8,7 @@ import pytest
 from k2jax.config import PackingConfig
 from k2jax.rl.packing.rows import empty_row, in_updates, pack, parts_of
 from k2jax.rl.packing.training_paths import TrainingSample
+from k2jax.trajectory import Node
 from tests.rl.trees import forked, several_turns, single_turn
 
 MAKERS = (single_turn, several_turns, forked)
@@ -35,6 +36,18 @@ def expected(sample):
                 known = before + node.tokens[:t].tolist()
                 found.append((known, token, float(node.logprobs[t]), np.float32(sample.advantage), node.temperature))
     return found
+
+
+@LAYOUTS
+def test_what_a_tool_shows_after_the_last_answer_takes_no_room(layout):
+    """It is longer than a row."""
+    one, other = (several_turns(np.random.default_rng(0)) for _ in range(2))
+    other.add(Node.observed(other.leaves()[0], np.full(500, 7, np.int32)))
+    rows, others = (pack([TrainingSample(each, 1.0)], 64, PackingConfig(layout)).rows for each in (one, other))
+    assert len(rows) == len(others)
+    for row, same in zip(rows, others, strict=True):
+        np.testing.assert_array_equal(row.tokens, same.tokens)
+        np.testing.assert_array_equal(row.targets.mask, same.targets.mask)
 
 
 @LAYOUTS
