@@ -17,6 +17,10 @@ class ReplayError(EnvironmentFailedError):
     """An environment that was rebuilt by replaying an episode's actions does not show what the episode records."""
 
 
+class SubEpisodeError(InfrastructureError):
+    """A sub-episode has no trajectory: the infrastructure failed it again and again."""
+
+
 class VerifierError(InfrastructureError):
     """A verifier gave no verdict: it ran out of time, died, raised, or returned what is no reward."""
 

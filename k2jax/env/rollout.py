@@ -31,7 +31,10 @@ ATTEMPTS = 3
 """How often an episode is rebuilt in its environment before it is masked."""
 COPIES = "copies"
 """Key of a trajectory's metadata: the sampled nodes of which observed nodes are copies, by the copies' indices."""
+STARTED = "started"
+"""Key of a trajectory's metadata: what became of the sub-episodes that it started, by their numbers from 0."""
 _ENVIRONMENT = -1  # in the place of a turn, in the environment's seed
+_FIRST_STARTED = -2  # the same in the seed of the first sub-episode; those of the next ones are below
 _UNLIMITED = 1 << 62
 
 Start = Callable[[Task, str], Awaitable[Trajectory]]
@@ -67,6 +70,15 @@ class Rollout:
         self.client, self.chat, self.tokenizer = client, chat, tokenizer
         self.tools: Sequence[Mapping[str, Any]] = ()
         self._token_limit = _UNLIMITED
+        self._next_start = 0
+        self._ended: dict[int, Trajectory] = {}  # sub-episodes by number
+
+    def begin(self) -> None:
+        """Begins an attempt: a rebuilt environment starts its sub-episodes again, and those that have ended are known.
+
+        They are recognised by their order.
+        """
+        self._next_start = 0
 
     def resume(self, trajectory: Trajectory) -> None:
         """Goes on with an unfinished episode of the same task.
@@ -90,7 +102,8 @@ class Rollout:
     async def spawn(self, task: Task, kind: str = "") -> Trajectory:
         """Runs another task as a sub-episode, with the same model and random numbers of its own.
 
-        Several may run at a time. They end with this episode, and cancelling the coroutine cancels the sub-episode.
+        Several may run at a time. They end with this episode, and cancelling the coroutine cancels the sub-episode. The
+        metadata keep under ``STARTED`` what became of each.
 
         Args:
             task: what is asked; it may spawn others.
@@ -104,8 +117,16 @@ class Rollout:
             UserError: whoever runs this episode runs no sub-episodes.
         """
         if self._start is None:
-            raise UserError(f"the task {self.task.id!r} starts sub-episodes, which python -m k2jax.rollout alone runs")
-        return await self._start(task, kind)
+            raise UserError(f"the task {self.task.id!r} starts sub-episodes, and nothing here runs them")
+        number, self._next_start = self._next_start, self._next_start + 1
+        if number not in self._ended:
+            self._ended[number] = await self._start(task, kind)
+        ended = self._ended[number]
+        reward = None if ended.reward is None else ended.reward.value
+        link = {"task": ended.task, "status": ended.status, "tokens": ended.sampled_tokens, "reward": reward}
+        links = self.trajectory.metadata.get(STARTED, {}) | {str(number): link}
+        self.trajectory.metadata[STARTED] = dict(sorted(links.items(), key=lambda item: int(item[0])))
+        return ended
 
     def observe(self, node: int, messages: Sequence[Message]) -> int:
         """Adds messages that the model did not write, one node each; the last ends with the model's generation prompt.
@@ -259,6 +280,17 @@ def is_answer(trajectory: Trajectory, node: int) -> bool:
     return trajectory.nodes[node].turn != NO_TURN or str(node) in trajectory.metadata.get(COPIES, {})
 
 
+def started_seed(seed: int, key: tuple[int, int, int], number: int) -> int:
+    """Seed of a sub-episode.
+
+    Args:
+        seed: of the episode that starts it.
+        key: of that episode.
+        number: of the sub-episode, from 0.
+    """
+    return derived_seed(seed, key, _FIRST_STARTED - number)
+
+
 def _arrays(node: Node) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return node.tokens, node.logprobs, node.versions
 
@@ -312,6 +344,7 @@ async def run_episode(
     sampling = dataclasses.replace(sampling, seed=seed)
     try:
         for _ in range(ATTEMPTS):
+            rollout.begin()
             try:
                 await scaffold.run(rollout, environment, sampling)
                 break

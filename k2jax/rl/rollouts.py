@@ -18,12 +18,15 @@ from k2jax import processes
 from k2jax.client import Sampling
 from k2jax.config.schema import Config
 from k2jax.env.critic.verdict_metrics import JudgedPair
-from k2jax.env.rollout import run_episode
+from k2jax.env.rollout import Start, run_episode
 from k2jax.env.scorer import Scorer
+from k2jax.env.task import Task
 from k2jax.env.wiring import EnvironmentMaker
+from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.rl.critic.critic import Critic
 from k2jax.rl.schedules import sampling_temperature
+from k2jax.rl.sub_episodes import EpisodeParts, SubEpisodes
 from k2jax.rl.tasks import DrawnTask, TaskMixture, class_config
 from k2jax.text.chat import ChatFormat
 from k2jax.text.tokenizer import Tokenizer
@@ -132,7 +135,8 @@ class Rollouts:
 
         async def respond(group: PromptGroup, sample: int) -> None:
             sampling = self._sampling(group.prompt.kind, step, greedy=sample < greedy)
-            trajectory = await self._episode(group, sample, sampling, token_cap)
+            start = self._starter(group, step, sample, greedy=sample < greedy)
+            trajectory = await self._episode(group, sample, sampling, token_cap, start=_refused if token_cap else start)
             group.trajectories[sample] = trajectory
             if trajectory.status in ("finished", "truncated") and processes.is_first() and self._verified(step, group):
                 scoring.append(asyncio.create_task(self._scorer.judge(group.prompt.task, trajectory)))
@@ -185,7 +189,9 @@ class Rollouts:
             number, (step, place), self._mixture.prompt(number), [None] * self._config.rl.rollout.samples
         )
 
-    async def _episode(self, group: PromptGroup, sample: int, sampling: Sampling, token_cap: int) -> Trajectory:
+    async def _episode(
+        self, group: PromptGroup, sample: int, sampling: Sampling, token_cap: int, *, start: Start
+    ) -> Trajectory:
         task = group.prompt.task
         return await run_episode(
             task,
@@ -198,7 +204,15 @@ class Rollouts:
             sampling=sampling,
             token_cap=token_cap,
             trajectory=group.trajectories[sample],
+            start=start,
         )
+
+    def _starter(self, group: PromptGroup, step: int, sample: int, greedy: bool) -> Start:
+        """What starts the sub-episodes of an episode."""
+        parts = EpisodeParts(self._client, self._chat, self._tokenizer, self._environments, self._scorer)
+        sampling = lambda kind: self._sampling(kind, step, greedy)  # noqa: E731
+        seed = self._config.train.seed
+        return SubEpisodes(parts, (*group.key, sample), seed, kind=group.prompt.kind, sampling=sampling).start
 
     def _verified(self, step: int, group: PromptGroup) -> bool:
         """Whether a verifier judges a group: a critic's rewards are for training, and held-out tasks ask for truth."""
@@ -214,6 +228,14 @@ class Rollouts:
             temperature=0.0 if greedy else decayed,
             return_experts=not evaluation and self._config.rl.rollout.routing != "own",
         )
+
+
+async def _refused(task: Task, kind: str = "") -> Trajectory:
+    """In the place of what starts sub-episodes, where the weights may change while an episode waits to go on."""
+    raise UserError(
+        f"the sub-episode {task.id!r} would be another one when its episode goes on after config.rl.rollout.token_cap; "
+        "set that to 0"
+    )
 
 
 def _spread(groups: list[PromptGroup], more: list[PromptGroup]) -> list[PromptGroup]:

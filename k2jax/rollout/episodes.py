@@ -12,9 +12,8 @@ from typing import Any
 from k2jax.client import Client, Completion, HTTPClient, Sampling
 from k2jax.env.environment import Environment, Message, Observation, Step
 from k2jax.env.registry import environments, toolsets
-from k2jax.env.rollout import run_episode
+from k2jax.env.rollout import run_episode, started_seed
 from k2jax.env.scorer import Scorer
-from k2jax.env.seeds import derived_seed
 from k2jax.env.task import Task
 from k2jax.env.verifying import VerifierPool
 from k2jax.env.wiring import EnvironmentMaker
@@ -28,9 +27,6 @@ from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import load_tokenizer
 from k2jax.trajectory import Trajectory
-
-STARTED = -2
-"""In the place of a turn, in the seed of the first sub-episode; the next ones' are below."""
 
 
 class EpisodeRunner:
@@ -99,7 +95,7 @@ class EpisodeRunner:
         """See ``Runner.run``."""
         seed = self._seed
         for number in starter.path:
-            seed = derived_seed(seed, key, STARTED - number)
+            seed = started_seed(seed, key, number)
         client = _TimedClient(self._subagents if starter.path else self._client)
         environment = _TimedEnvironment(self._environments.make(task))
         trajectory = await run_episode(

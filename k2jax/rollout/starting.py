@@ -12,17 +12,13 @@ import itertools
 import os
 from pathlib import Path
 
+from k2jax.env.errors import SubEpisodeError
 from k2jax.env.task import Task
-from k2jax.errors import InfrastructureError
 from k2jax.rollout.journal import shard_path, stored_trajectory
 from k2jax.rollout.messages import LEASE_AND_NUMBER, RecordPlace, Said, StartedEnd, StartOrder
 from k2jax.rollout.queue_file import FILE, WrittenTask
 from k2jax.rollout.wire import FrameConnection
 from k2jax.trajectory import Trajectory
-
-
-class SubEpisodeError(InfrastructureError):
-    """A sub-episode has no trajectory: the infrastructure failed it again and again."""
 
 
 class StartedTasks:

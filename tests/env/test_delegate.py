@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from k2jax.client import Sampling
-from k2jax.env.rollout import run_episode
+from k2jax.env.errors import EnvironmentFailedError, SubEpisodeError
+from k2jax.env.rollout import STARTED, run_episode
 from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.errors import InfrastructureError, UserError
-from k2jax.rollout.starting import SubEpisodeError
 from tests.env.tool_episodes import BYTES, COMPACT, KEY, compact_client, episode, task
 
 
@@ -69,8 +69,33 @@ def test_a_sub_agent_that_the_infrastructure_failed_is_no_message_but_masks_the_
     assert issubclass(SubEpisodeError, InfrastructureError)
 
 
+def test_an_environment_that_is_rebuilt_finds_the_sub_episodes_that_have_ended():
+    class Fragile(ToolEnvironment):
+        """Fails once, after the second sub-agent's answer."""
+
+        def __init__(self):
+            super().__init__()
+            self.failures = [True]
+
+        async def step(self, action):
+            step = await super().step(action)
+            if step.observation.messages and step.observation.messages[0]["content"] == "3" and self.failures:
+                self.failures.pop()
+                raise EnvironmentFailedError("gone")
+            return step
+
+    starter = Starter(compact_client(say), Sampling(max_tokens=60))
+    wanted = ("calculator", "delegate")
+    environment = Fragile()
+    result = episode(starter.client, task(tools=wanted), environment, start=starter.start)
+    assert (result.status, result.answer) == ("finished", "42 and 3") and not environment.failures
+    assert [each.id for each in starter.tasks] == ["t/1", "t/2"]
+    links = result.metadata[STARTED]
+    assert {number: link["task"] for number, link in links.items()} == {"0": "t/1", "1": "t/2"}
+
+
 def test_where_nothing_runs_sub_episodes_that_is_one_line():
-    with pytest.raises(UserError, match=r"python -m k2jax\.rollout alone"):
+    with pytest.raises(UserError, match="nothing here runs"):
         episode(compact_client(say), task(tools=("delegate",)))
     with pytest.raises(UserError, match="needs a rollout"):
         asyncio.run(ToolEnvironment().reset(task(tools=("delegate",)), 0))

@@ -1,0 +1,123 @@
+"""Episodes of the loop start others: with random numbers of their own, verdicts, and their end in the record."""
+
+import asyncio
+
+import pytest
+
+from k2jax.client import Sampling, ScriptedClient
+from k2jax.config import resolve
+from k2jax.env.environment import Step
+from k2jax.env.registry import environments
+from k2jax.env.rollout import STARTED, run_episode
+from k2jax.env.seeds import derived_seed
+from k2jax.env.single_turn import SingleTurn
+from k2jax.env.task import Task
+from k2jax.env.wiring import EnvironmentMaker
+from k2jax.errors import UserError
+from k2jax.rl import rollouts
+from k2jax.rl.loop import train
+from k2jax.rl.sub_episodes import EpisodeParts, SubEpisodes
+from k2jax.trajectory import Reward
+from k2jax.trajectory.store import TrajectoryStore
+from tests.env.tool_episodes import BYTES, COMPACT, KEY, compact_client
+from tests.rl.critic.lenient import STOPS
+from tests.rl.tiny import register, tiny_config
+
+
+class Gathering:
+    """A scripted client whose coroutines need no lockstep."""
+
+    def __init__(self, client: ScriptedClient):
+        self.client = client
+
+    async def generate(self, prompt, sampling, **options):
+        return await self.client.generate(prompt, sampling, **options)
+
+    async def gather(self, *coroutines):
+        return list(await asyncio.gather(*coroutines))
+
+
+class Judge:
+    """A scorer that rewards the length of an answer."""
+
+    async def judge(self, task, trajectory):
+        trajectory.reward = Reward(float(len(trajectory.answer)))
+
+
+class Asking(SingleTurn):
+    """Asks two others at once about what the policy says, or about the rest of it, as long as there is more."""
+
+    async def step(self, action):
+        deeper = {"verifier": self._task.verifier, "depth": self._left - 1}
+        tasks = [part(f"{name}{self._task.id}", action["content"], **deeper) for name in "ab"]
+        if self._left:
+            self.answers = await asyncio.gather(*(self._spawn(task) for task in tasks))
+        return Step((await super().step(action)).observation, terminated=True)
+
+    def attach(self, spawn):
+        self._spawn = spawn
+
+    async def reset(self, task, seed):
+        self._task, self._left = task, task.metadata.get("depth", 1)
+        return await super().reset(task, seed)
+
+
+def part(name, text, verifier="any", depth=0):
+    messages = ({"role": "user", "content": text},)
+    return Task(name, "letters", messages, verifier, environment="asking", metadata={"depth": depth})
+
+
+@pytest.fixture(autouse=True)
+def asking():
+    environments.add("asking", "tests.rl.test_sub_episodes:Asking")
+
+
+def test_sub_episodes_have_their_own_random_numbers_and_rewards_at_every_depth():
+    scripted = compact_client(lambda text: f"{text.count('<')}{len(text)}")
+    parts = EpisodeParts(Gathering(scripted), COMPACT, BYTES, EnvironmentMaker(), Judge())
+    asked = []
+    starter = SubEpisodes(parts, KEY, 7, kind="top", sampling=lambda kind: asked.append(kind) or Sampling(max_tokens=9))
+    shared = {"key": KEY, "seed": 7, "sampling": Sampling(max_tokens=9)}
+    top, environment = part("t", "x", depth=2), Asking()
+    episode = asyncio.run(run_episode(top, parts.client, COMPACT, BYTES, environment, start=starter.start, **shared))
+    links = episode.metadata[STARTED]
+    assert list(links) == ["0", "1"] and [link["task"] for link in links.values()] == ["at", "bt"]
+    for link, other in zip(links.values(), environment.answers, strict=True):
+        assert link["status"] == other.status == "finished" and link["tokens"] == other.sampled_tokens > 0
+        assert link["reward"] == other.reward.value == len(other.answer)
+        assert [each["task"] for each in other.metadata[STARTED].values()] == [f"a{other.task}", f"b{other.task}"]
+    assert asked == ["top"] * 6
+    seeds = {derived_seed(7, KEY, 0)}
+    for number in (0, 1):
+        child = derived_seed(7, KEY, -2 - number)
+        seeds |= {derived_seed(child, KEY, 0)}
+        seeds |= {derived_seed(derived_seed(child, KEY, -2 - deeper), KEY, 0) for deeper in (0, 1)}
+    assert len(seeds) == 7 == len(scripted.calls) and {sampling.seed for _, sampling in scripted.calls} == seeds
+
+
+@pytest.mark.slow
+def test_the_loop_runs_sub_episodes_in_lockstep_and_the_same_ones_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollouts, "Sampling", STOPS)  # an untrained policy hardly ever ends a turn
+
+    def config(token_cap=0):
+        register()
+        made = tiny_config()
+        made.rl.tasks.low.update({"environment": "asking", "max_tokens": 6})
+        made.rl.rollout.update({"prompts": 2, "samples": 2, "token_cap": token_cap})
+        made.rl.update({"updates": 1, "eval_prompts": 0})
+        made.train.update({"steps": 1, "batch_size": 2})
+        return resolve(made)
+
+    for name in ("one", "other"):
+        assert train(config(), tmp_path / name) == 0
+    stored = [TrajectoryStore(tmp_path / name / "trajectories").read(1) for name in ("one", "other")]
+    ended = []
+    for one, other in zip(*map(list, stored), strict=True):
+        assert one.metadata == other.metadata and one.nodes[1].tokens.tolist() == other.nodes[1].tokens.tolist()
+        finished = one.status == "finished"
+        assert len(one.metadata.get(STARTED, ())) == (2 if finished else 0)
+        assert all(link["reward"] is not None for link in one.metadata.get(STARTED, {}).values())
+        ended.append(finished)
+    assert any(ended)
+    with pytest.raises(UserError, match="token_cap"):
+        train(config(token_cap=8), tmp_path / "capped")
