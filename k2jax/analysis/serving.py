@@ -1,7 +1,8 @@
 """A program of the inference engine, compiled for a TPU topology: its memory, collectives and an estimate of its time.
 
 Every device holds all weights but the routed experts, and the cache of its own sequences, each as long as asked for.
-Decoding is one new token of every sequence; prefill one full chunk of prompts whose caches are full but for it.
+Decoding is one new token of every sequence: one run of the loop of ``inference.decode`` is counted. Prefill is one
+full chunk of prompts whose caches are full but for it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from k2jax.analysis.topology import chip_of, devices
 from k2jax.chips import Chip
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
+from k2jax.inference.decode import Continuation, decode
 from k2jax.inference.forward import Chunk, Targets, cache_shape, run_chunk
 from k2jax.inference.mesh import CACHE, ROWS, exchanged_parts, make_engine_mesh
+from k2jax.inference.sampler import Choice
 from k2jax.inference.shapes import PREFILL_TOKENS, PREFILL_WIDTHS
 from k2jax.model import model_specs
 from k2jax.params import map_specs
@@ -69,15 +72,6 @@ class ServingReport(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class ChunkArguments(NamedTuple):
-    """ShapeDtypeStructs, with shardings, of ``run_chunk``."""
-
-    params: Any
-    cache: Any
-    chunk: Chunk
-    targets: Targets
-
-
 def compile_serving(
     model: ModelConfig,
     mode: str,
@@ -115,15 +109,16 @@ def compile_serving(
     began = time.perf_counter()
     with target_platform("tpu"):
         each = -(-slots // mesh.size) or _slots_that_fit(model, chip, shard_bytes(params), context, expert)
-        arguments = _arguments(model, mode, mesh, params, each, context)
-        traced = run_chunk.trace(*arguments, **static)
+        program, arguments = _program(mode, model, mesh, each, context)
+        traced = program.trace(params, *arguments, **static)
     compiled = traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
     seconds = time.perf_counter() - began
-    tokens = arguments.chunk.tokens.size // mesh.size
+    cache, rows = arguments[:2]
+    tokens = rows.tokens.size // mesh.size
     work = _work(traced.jaxpr.jaxpr, model, mesh, tokens)
-    program, _ = collectives(HloModule(compiled.as_text(), DynamicShares()), mesh.size)
+    found, _ = collectives(HloModule(compiled.as_text(), DynamicShares()), mesh.size)
     part = -(-tokens // _parts(model, mesh, tokens))
-    times = collective_times(program, chip, mesh, model, ExchangePart(part, part))
+    times = collective_times(found, chip, mesh, model, ExchangePart(part, part))
     traffic = [collective_time for _, collective_time in times]
     return ServingReport(
         mode,
@@ -131,10 +126,10 @@ def compile_serving(
         dict(mesh.shape),
         each * mesh.size,
         context,
-        arguments.chunk.tokens.size,
+        rows.tokens.size,
         seconds,
-        _hbm(chip, compiled.memory_analysis(), arguments),
-        totals_by_axes(program, times, mesh),
+        _hbm(chip, compiled.memory_analysis(), shard_bytes(params), shard_bytes(cache)),
+        totals_by_axes(found, times, mesh),
         work,
         roofline(chip, mesh.size, [Work(1, *work)], Work(0, 0, 0), traffic, 0.0),
     )
@@ -150,21 +145,28 @@ def _params(model: ModelConfig, mesh: Mesh) -> Any:
     return map_specs(struct, specs, param_shardings(specs, mesh))
 
 
-def _arguments(model: ModelConfig, mode: str, mesh: Mesh, params: Any, each: int, context: int) -> ChunkArguments:
-    """Arguments of a step with ``each`` sequences of full length on every device."""
-    longest = -(-context // PAGE_SIZE)
-    width = 1 if mode == "decode" else min(PREFILL_WIDTHS[-1], context)
-    rows = each if mode == "decode" else min(each, PREFILL_TOKENS // width)
+def _program(mode: str, model: ModelConfig, mesh: Mesh, each: int, context: int) -> tuple[Any, tuple]:
+    """The program, and ShapeDtypeStructs with shardings of what it takes beside the weights; the cache comes first.
 
-    def struct(spec: PartitionSpec, *shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+    For ``each`` sequences of full length on every device.
+    """
+    longest = -(-context // PAGE_SIZE)
+    width = min(PREFILL_WIDTHS[-1], context)
+    rows = (each if mode == "decode" else min(each, PREFILL_TOKENS // width)) * mesh.size
+
+    def struct(*shape: int, dtype: Any = jnp.int32, spec: PartitionSpec = ROWS) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    total = rows * mesh.size
-    tokens = struct(ROWS, total, width)
-    chunk = Chunk(tokens, struct(ROWS, total), struct(ROWS, total), struct(ROWS, total, longest), tokens)
     pages = (each * longest + 1) * mesh.size
-    cache = struct(CACHE, *cache_shape(model, pages, PAGE_SIZE), dtype=jnp.bfloat16)
-    return ChunkArguments(params, cache, chunk, Targets(tokens, struct(ROWS, total, dtype=jnp.float32)))
+    cache = struct(*cache_shape(model, pages, PAGE_SIZE), dtype=jnp.bfloat16, spec=CACHE)
+    number, real = struct(rows), struct(rows, dtype=jnp.float32)
+    if mode == "decode":
+        seed, asked = struct(rows, dtype=jnp.uint32), struct(rows, dtype=jnp.bool)
+        choice = Choice(real, real, real, top_k=number, seed=seed, index=number, alternatives=asked)
+        continuation = Continuation(number, number, number, struct(rows, longest))
+        return decode, (cache, continuation, choice, struct(spec=PartitionSpec()))
+    tokens = struct(rows, width)
+    return run_chunk, (cache, Chunk(tokens, number, number, struct(rows, longest), tokens), Targets(tokens, real))
 
 
 def _slots_that_fit(model: ModelConfig, chip: Chip, weights: int, context: int, expert: int) -> int:
@@ -199,14 +201,13 @@ def _parts(model: ModelConfig, mesh: Mesh, tokens: int) -> int:
     return exchanged_parts(model, tokens, ranks) if ranks > 1 else 1
 
 
-def _hbm(chip: Chip, taken: Any, arguments: ChunkArguments) -> Hbm:
-    weights, cache = shard_bytes(arguments.params), shard_bytes(arguments.cache)
+def _hbm(chip: Chip, taken: Any, weights: int, cache: int) -> Hbm:
     return Hbm(
         {
             "weights": weights,
             "cache": cache,
             "batch": taken.argument_size_in_bytes - weights - cache,
-            "logits": taken.output_size_in_bytes - taken.alias_size_in_bytes,
+            "results": taken.output_size_in_bytes - taken.alias_size_in_bytes,
             "temporaries": taken.temp_size_in_bytes,
         },
         chip.hbm_bytes / chip.devices,

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.client import MAX_TOP_LOGPROBS, Sampling
+from k2jax.client import Sampling
 from k2jax.data.images.packing import PatchChunk
+from k2jax.inference.decode import Continuation
 from k2jax.inference.forward import SCRATCH_PAGE, Chunk, MediaRows, Targets
 from k2jax.inference.media import within
 from k2jax.inference.sampler import Choice
@@ -61,10 +62,6 @@ class BatchRows(NamedTuple):
         asked = (sequence.request.sampling for sequence, _, _ in self.used)
         return max((sampling.top_logprobs for sampling in asked if sampling.prompt_logprobs), default=0)
 
-    def most_context(self) -> int:
-        """The most ids of a sequence that are in the cache already."""
-        return max(sequence.computed for sequence, _, _ in self.used)
-
     def chunk(self, width: int, columns: int, page_size: int) -> tuple[Chunk, Targets]:
         """The new ids of each row, which read ``columns`` pages, and the token after each of them."""
         tokens, targets = np.zeros((2, self.count, width), np.int32)
@@ -84,6 +81,16 @@ class BatchRows(NamedTuple):
             places = (divmod(position, page_size) for position in range(first, first + count))
             written[row, :count] = [sequence.pages[page] * page_size + place for page, place in places]
         return Chunk(tokens, counts, start, pages, written), Targets(targets, temperature)
+
+    def continuation(self, wanted: Mapping[Sequence, int], columns: int) -> Continuation:
+        """The last id of each row and ``columns`` of its pages, for as many tokens as are wanted of its sequence."""
+        tokens, count, start = np.zeros((3, self.count), np.int32)
+        pages = np.full((self.count, columns), SCRATCH_PAGE, np.int32)
+        for sequence, row, _ in self.used:
+            tokens[row], count[row], start[row] = sequence.ids[-1], wanted[sequence], sequence.computed
+            known = sequence.pages[:columns]
+            pages[row, : len(known)] = known
+        return Continuation(tokens, count, start, pages)
 
     def images(self) -> dict[bytes, PatchChunk]:
         """The images that stand for ids which the program computes, by the digests of their contents."""
@@ -112,20 +119,17 @@ class BatchRows(NamedTuple):
                 is_placed[row, start - first : stop - first] = True
         return MediaRows(rows, is_placed)
 
-    def choice(self) -> tuple[Choice, bool, bool, int]:
-        """How each row draws, and whether any row draws at random, truncates, and asks for how many alternatives."""
+    def choice(self) -> Choice:
+        """How each row draws."""
         asked, generated = [_EMPTY] * self.count, [0] * self.count
         for sequence, row, _ in self.used:
             asked[row], generated[row] = sequence.request.sampling, len(sequence.request.tokens)
-        choice = Choice(
+        return Choice(
             np.array([sampling.temperature for sampling in asked], np.float32),
             np.array([sampling.top_p for sampling in asked], np.float32),
             np.array([sampling.min_p for sampling in asked], np.float32),
             np.array([sampling.top_k for sampling in asked], np.int32),
             np.array([sampling.seed for sampling in asked], np.uint32),
             np.array(generated, np.int32),
+            np.array([sampling.top_logprobs > 0 for sampling in asked]),
         )
-        drawn = any(sampling.temperature > 0.0 for sampling in asked)
-        truncated = any(sampling.top_p < 1.0 or sampling.top_k or sampling.min_p for sampling in asked)
-        top = MAX_TOP_LOGPROBS if any(sampling.top_logprobs for sampling in asked) else 0
-        return choice, drawn, truncated, top

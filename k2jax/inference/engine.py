@@ -1,8 +1,8 @@
 """Continuous batching: requests join and leave the batch between steps.
 
-A step runs one chunk of some prompts and generates one token for every other sequence. A sequence is its token ids and
-how many of them are in the cache; a prompt, a resumed request and the token just drawn are all "ids that are not in the
-cache yet".
+A step runs one chunk of some prompts and generates a few tokens of every other sequence. A sequence is its token ids,
+and how many of them are in the cache; a prompt, a resumed request and the token just drawn are all "ids that are not in
+the cache yet".
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from k2jax.client import PromptTooLongError, Sampling
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference import shapes
+from k2jax.inference.decode import STEPS
 from k2jax.inference.forward import PromptScores
 from k2jax.inference.media import PlacedChunk, check_media
 from k2jax.inference.mesh import device_count
@@ -294,7 +295,7 @@ class Engine:
     # --- one step ---------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Admits what fits, runs one chunk of prompts, then one token of every sequence whose prompt is done.
+        """Admits what fits, runs one chunk of prompts, then some tokens of every sequence whose prompt is done.
 
         Raises:
             UserError: the last update of the weights did not come to its end.
@@ -306,9 +307,10 @@ class Engine:
         prompts = [sequence for sequence in self._scheduler.running if sequence.pending > 1]
         if prompts:
             self._run(*self._prefill_batch(prompts))
-        decoding = [sequence for sequence in self._scheduler.running if sequence.pending == 1]
-        for alike in _by_media(decoding, 1):
-            self._run(self._with_room(alike, 1), 1)
+        shown, text = _by_media([sequence for sequence in self._scheduler.running if sequence.pending == 1], 1)
+        self._run(self._with_room(shown, 1), 1)
+        # The next chunk of a prompt waits for one token, not for several.
+        self._decode(text, 1 if any(sequence.pending > 1 for sequence in self._scheduler.running) else STEPS)
 
     def _admit(self) -> None:
         while self._waiting:
@@ -355,16 +357,28 @@ class Engine:
 
     def _run(self, sequences: list[Sequence], width: int) -> None:
         """One program: the next ``width`` ids of each sequence, and a new token where these were its last."""
-        results = self._programs.run(sequences, width) if sequences else []
+        if sequences:
+            self._take(self._programs.run(sequences, width))
+
+    def _decode(self, sequences: list[Sequence], steps: int) -> None:
+        """One program: up to ``steps`` tokens of each sequence; those behind its end are dropped."""
+        sequences = self._with_room(sequences, 1)
+        most = {sequence: min(steps, sequence.request.most_new(self.max_length)) for sequence in sequences}
+        wanted = {sequence: self._scheduler.extend(sequence, count) for sequence, count in most.items()}
+        for results in self._programs.decode(wanted) if wanted else ():
+            self._take(results)
+
+    def _take(self, results: list[RowResult]) -> None:
         for result in results:
             sequence = result.sequence
+            if sequence.request.state != State.RUNNING:
+                continue  # an earlier token was its last, or a callback has stopped it
             if result.scores is not None:
                 _score_prompt(sequence, result.scores, result.count)
             if result.experts is not None:
                 sequence.add_experts(result.experts)
             sequence.computed += result.count
             self._scheduler.cache_prefix(sequence, self.version)
-        for result in results:
             if result.token is not None:
                 self._append(result)
 
@@ -396,11 +410,10 @@ class Engine:
             request.on_token(request)
 
 
-def _by_media(sequences: list[Sequence], width: int) -> list[list[Sequence]]:
-    """Sequences among whose next ``width`` ids are images, and those that read text alone; none that is empty."""
+def _by_media(sequences: list[Sequence], width: int) -> tuple[list[Sequence], list[Sequence]]:
+    """Sequences among whose next ``width`` ids are images, and those that read text alone."""
     shown = [sequence for sequence in sequences if sequence.reads_media(width)]
-    text = [sequence for sequence in sequences if sequence not in shown]
-    return [alike for alike in (shown, text) if alike]
+    return shown, [sequence for sequence in sequences if sequence not in shown]
 
 
 def _score_prompt(sequence: Sequence, scores: PromptScores, count: int) -> None:

@@ -88,7 +88,7 @@ class ChunkOutput(NamedTuple):
         logits: float32 ``[N, V]``, after each row's last real token.
         scores: of the targets; T is 0 where they are not asked for.
         experts: int16 ``[N, T, expert layers, active experts]``, chosen for each token, meaningless on padding;
-            ``[N, 0, 0, 0]`` where they are not asked for.
+            ``[N, T, 0, 0]`` where they are not asked for.
         cache: with the new tokens' vectors.
     """
 
@@ -238,18 +238,25 @@ def _run_rows(
     """``run_chunk`` of one device's rows."""
     asked = {"media": media, "return_experts": return_experts}
     hidden, cache, expert_ids = forward_cached(params, cache, chunk, config, experts, **asked)
-    head = head_weight(params)
-    last = jnp.take_along_axis(hidden, jnp.maximum(chunk.count - 1, 0)[:, None, None], axis=1)[:, 0]
-    logits = jnp.einsum("nd,vd->nv", last, head, preferred_element_type=jnp.float32)
+    logits = last_logits(params, hidden, chunk)
     none = jnp.zeros_like(logits, shape=(len(logits), 0, 0))
     scores = PromptScores(none.sum(-1), none.astype(jnp.int32), none)
     if prompt_logprobs:
-        scores = _score(hidden, targets, head, prompt_top)
+        scores = _score(hidden, targets, head_weight(params), prompt_top)
+    return ChunkOutput(logits, scores, as_routes(expert_ids, chunk.tokens), cache)
+
+
+def last_logits(params: dict, hidden: Array, chunk: Chunk) -> Array:
+    """Logits ``[N, V]`` in float32 after each row's last real token, of hidden states ``[N, T, D]``."""
+    last = jnp.take_along_axis(hidden, jnp.maximum(chunk.count - 1, 0)[:, None, None], axis=1)[:, 0]
+    return jnp.einsum("nd,vd->nv", last, head_weight(params), preferred_element_type=jnp.float32)
+
+
+def as_routes(expert_ids: Array | None, tokens_NT: Array) -> Array:
+    """Chosen experts as a program returns them, ``[N, T, expert layers, active experts]`` or ``[N, T, 0, 0]``."""
     if expert_ids is None:
-        chosen = jnp.zeros_like(chunk.tokens, shape=(len(logits), 0, 0, 0), dtype=jnp.int16)
-    else:
-        chosen = jnp.moveaxis(expert_ids, 0, 2).astype(jnp.int16)
-    return ChunkOutput(logits, scores, chosen, cache)
+        return jnp.zeros_like(tokens_NT, shape=(*tokens_NT.shape, 0, 0), dtype=jnp.int16)
+    return jnp.moveaxis(expert_ids, 0, 2).astype(jnp.int16)
 
 
 def _score(hidden: Array, targets: Targets, head: Array, top: int) -> PromptScores:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import abc
+from collections.abc import Iterator
 import functools
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 import numpy as np
 
 from k2jax.client import MAX_TOP_LOGPROBS
 from k2jax.config.schema import ModelConfig
 from k2jax.inference import shapes
 from k2jax.inference.batch import BatchRows
+from k2jax.inference.decode import decode
 from k2jax.inference.forward import MediaRows, PromptScores, empty_cache, run_chunk
 from k2jax.inference.mesh import ROWS, device_count, fetch, place
-from k2jax.inference.sampler import sample
+from k2jax.inference.sampler import Drawn, sample
 from k2jax.inference.scheduler import Sequence
 from k2jax.inference.tower import FeatureStore
 from k2jax.inference.weights import VISION, EngineWeights
@@ -37,7 +39,7 @@ class RowResult(NamedTuple):
         experts: int16 ``[count, expert layers, active experts]`` of these ids, or None.
         token: the id that was drawn after them, or None where ids of the sequence are still pending.
         logprob: of the token.
-        top: the most likely ids ``[K]`` and their log-probabilities ``[K]``, as many as any sequence asks for.
+        top: the most likely ids ``[K]`` and their log-probabilities ``[K]``; None where they are not asked for.
     """
 
     sequence: Sequence
@@ -92,26 +94,56 @@ class Programs:
 
     def run(self, sequences: abc.Sequence[Sequence], width: int) -> list[RowResult]:
         """Computes the next ``width`` ids of each sequence, and draws a token where these were its last."""
-        devices = device_count(self._mesh)
-        rows = BatchRows.of(sequences, width, devices, lambda n: shapes.at_least(self.row_sizes, n))
-        used = -(-rows.most_context() // self._page_size)
-        # A prompt of one token is a step of decoding like later ones, and takes the same program.
-        columns = shapes.at_least(self.context_sizes, max(used, 1) if width == 1 else used)
+        rows = self._rows(sequences, width)
+        columns = self._columns(sequence.computed for sequence in sequences)
         chunk, targets = self._place(rows.chunk(width, columns, self._page_size))
         scored = width > 1 and rows.asks(lambda sampling: sampling.prompt_logprobs)
         routed = rows.asks(lambda sampling: sampling.return_experts)
         top = shapes.at_least(TOP_SIZES, rows.most_alternatives()) if scored else 0
         variant = {"config": self._model, "prompt_logprobs": scored, "return_experts": routed, "mesh": self._mesh}
         variant["prompt_top"] = min(top, self._model.vocab)
-        if self._cache is None:
-            self._cache = self._empty_cache()
-        decoder = {group: part for group, part in self.weights.params.items() if group != VISION}
-        output = run_chunk(decoder, self._cache, chunk, targets, self._media(rows, width), **variant)
+        output = run_chunk(self._decoder, self._take_cache(), chunk, targets, self._media(rows, width), **variant)
         self._cache = output.cache
-        drawn = self._sample(output.logits, rows) if any(rows.done()) else None
-        return self._results(
-            rows, fetch(output.scores) if scored else None, fetch(output.experts) if routed else None, drawn
+        drawn = sample(output.logits, self._place(rows.choice())) if any(rows.done()) else None
+        scores, experts = fetch(output.scores) if scored else None, fetch(output.experts) if routed else None
+        return _results(rows, scores, experts, _fetch_drawn(drawn, rows))
+
+    def decode(self, wanted: abc.Mapping[Sequence, int]) -> Iterator[list[RowResult]]:
+        """Generates as many tokens of each sequence as are wanted; the first ones of all sequences come first.
+
+        Args:
+            wanted: at most ``decode.STEPS`` of each sequence, for which it has pages.
+        """
+        rows, steps = self._rows(list(wanted), 1), max(wanted.values())
+        routed = rows.asks(lambda sampling: sampling.return_experts)
+        columns = self._columns(sequence.computed + count for sequence, count in wanted.items())
+        arguments = self._place((rows.continuation(wanted, columns), rows.choice()))
+        limit = place(np.array(steps, np.int32), PartitionSpec(), self._mesh)
+        variant = {"config": self._model, "return_experts": routed, "mesh": self._mesh}
+        output = decode(self._decoder, self._take_cache(), *arguments, limit, **variant)
+        self._cache = output.cache
+        drawn, experts = _fetch_drawn(output.drawn, rows), fetch(output.experts) if routed else None
+        for step in range(steps):
+            still = rows._replace(used=[used for used in rows.used if step < wanted[used[0]]])
+            routes = None if experts is None else experts[step][:, None]
+            yield _results(still, None, routes, jax.tree.map(lambda array, step=step: array[step], drawn))
+
+    def _rows(self, sequences: abc.Sequence[Sequence], width: int) -> BatchRows:
+        return BatchRows.of(
+            sequences, width, device_count(self._mesh), lambda needed: shapes.at_least(self.row_sizes, needed)
         )
+
+    def _columns(self, lengths: abc.Iterable[int]) -> int:
+        """The number of pages that a program knows of each sequence, for the longest part of one [tokens]."""
+        return shapes.at_least(self.context_sizes, -(-max(lengths) // self._page_size))
+
+    def _take_cache(self) -> Array:
+        """The cache, which the program that it is given to overwrites."""
+        return self._empty_cache() if self._cache is None else self._cache
+
+    @property
+    def _decoder(self) -> dict:
+        return {group: part for group, part in self.weights.params.items() if group != VISION}
 
     def _media(self, rows: BatchRows, width: int) -> MediaRows | None:
         images = rows.images()
@@ -119,27 +151,30 @@ class Programs:
             return None
         return self._place(rows.media(width, self.features.features(self.weights.params[VISION], images)))
 
-    def _results(
-        self,
-        rows: BatchRows,
-        scores: PromptScores | None,
-        experts: np.ndarray | None,
-        drawn: tuple[np.ndarray, ...] | None,
-    ) -> list[RowResult]:
-        # One conversion to Python's numbers for a whole batch.
-        tokens, chosen = (drawn[0].tolist(), drawn[1].tolist()) if drawn is not None else ((), ())
-        results = []
-        for sequence, row, count in rows.used:
-            asked = sequence.request.sampling
-            own = PromptScores(*(array[row] for array in scores)) if asked.prompt_logprobs and scores else None
-            routes = experts[row, :count] if asked.return_experts else None
-            token = (tokens[row], chosen[row], (drawn[2][row], drawn[3][row])) if count == sequence.pending else ()
-            results.append(RowResult(sequence, count, own, routes, *token))
-        return results
-
-    def _sample(self, logits: Array, rows: BatchRows) -> tuple[np.ndarray, ...]:
-        choice, drawn, truncated, top = rows.choice()
-        return fetch(sample(logits, self._place(choice), drawn, truncated, min(top, self._model.vocab)))
-
     def _place(self, arrays: Any) -> Any:
         return jax.tree.map(lambda array: place(array, ROWS, self._mesh), arrays)
+
+
+def _fetch_drawn(drawn: Drawn | None, rows: BatchRows) -> Drawn | None:
+    """NumPy arrays; of the alternatives only where any sequence asks for them."""
+    if drawn is None or rows.asks(lambda sampling: sampling.top_logprobs > 0):
+        return drawn and fetch(drawn)
+    return Drawn(*fetch(drawn[:2]), None, None)
+
+
+def _results(
+    rows: BatchRows, scores: PromptScores | None, experts: np.ndarray | None, drawn: Drawn | None
+) -> list[RowResult]:
+    # One conversion to Python's numbers for a whole batch.
+    tokens, chosen = (drawn.tokens.tolist(), drawn.logprobs.tolist()) if drawn is not None else ((), ())
+    results = []
+    for sequence, row, count in rows.used:
+        asked = sequence.request.sampling
+        own = PromptScores(*(array[row] for array in scores)) if asked.prompt_logprobs and scores else None
+        routes = experts[row, :count] if asked.return_experts else None
+        result = RowResult(sequence, count, own, routes)
+        if drawn is not None and count == sequence.pending:
+            top = (drawn.top_ids[row], drawn.top_logprobs[row]) if asked.top_logprobs else None
+            result = result._replace(token=tokens[row], logprob=chosen[row], top=top)
+        results.append(result)
+    return results

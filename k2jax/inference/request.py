@@ -85,6 +85,10 @@ class Request:
         self.logprobs.append(logprob)
         self.versions.append(version)
 
+    def most_new(self, max_length: int) -> int:
+        """The most tokens that it may still generate, of an engine whose longest sequence is ``max_length``."""
+        return min(self.sampling.max_tokens, max_length - len(self.prompt)) - len(self.tokens)
+
     def reached_end(self, max_length: int) -> str | None:
         """The finish reason that the tokens so far give, or None.
 
@@ -93,8 +97,7 @@ class Request:
         """
         if self.tokens and self.tokens[-1] in self.sampling.stop_tokens:
             return "stop"
-        full = len(self.tokens) >= self.sampling.max_tokens or len(self.prompt) + len(self.tokens) >= max_length
-        return "length" if full else None
+        return "length" if self.most_new(max_length) <= 0 else None
 
     def completion(self, resume: Completion | None = None, finish: str | None = None) -> Completion:
         """The tokens so far as arrays.

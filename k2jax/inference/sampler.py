@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+
+from k2jax.client import MAX_TOP_LOGPROBS
 
 
 class Choice(NamedTuple):
@@ -18,6 +19,7 @@ class Choice(NamedTuple):
         top_k: int32 ``[N]``, 0 for all.
         seed: uint32 ``[N]``.
         index: int32 ``[N]``, tokens generated before. The random numbers are a function of (seed, index).
+        alternatives: bool ``[N]``, whether the most likely tokens are asked for.
     """
 
     temperature: Array
@@ -26,37 +28,58 @@ class Choice(NamedTuple):
     top_k: Array
     seed: Array
     index: Array
+    alternatives: Array
 
 
-@functools.partial(jax.jit, static_argnames=("drawn", "truncated", "top"))
-def sample(logits: Array, choice: Choice, drawn: bool, truncated: bool, top: int) -> tuple[Array, Array, Array, Array]:
+class Drawn(NamedTuple):
+    """One token for each of N rows.
+
+    Attributes:
+        tokens: int32 ``[N]``.
+        logprobs: float32 ``[N]``, of the tokens under the untruncated softmax(logits / temperature).
+        top_ids, top_logprobs: int32 and float32 ``[N, K]``, the most likely tokens, most likely first; 0 where no row
+            asks for them.
+    """
+
+    tokens: Array
+    logprobs: Array
+    top_ids: Array
+    top_logprobs: Array
+
+
+@jax.jit
+def sample(logits: Array, choice: Choice) -> Drawn:
     """Draws one token per row; a row's result depends on its own logits and parameters alone.
+
+    What no row asks for is not computed: random numbers of a whole vocabulary, its order, the alternatives. This is
+    decided when the program runs, so that there is one program for all.
 
     Args:
         logits: float32 ``[N, V]``.
         choice: parameters.
-        drawn: whether any row has a temperature above 0; False saves the random numbers of a whole vocabulary.
-        truncated: whether any row asks for top_p, top_k or min_p; False saves sorting the vocabulary.
-        top: number of alternatives to return.
-
-    Returns:
-        Token ids ``[N]``, their log-probabilities ``[N]`` under the untruncated softmax(logits / temperature), and
-        the ``top`` most likely ids and log-probabilities ``[N, top]``.
     """
     greedy = choice.temperature <= 0.0
-    ids = _argmax(logits)
+    best = _argmax(logits)
     logprobs = jax.nn.log_softmax(logits / jnp.where(greedy, 1.0, choice.temperature)[:, None])
-    allowed = _truncate(logprobs, choice) if drawn and truncated else logprobs
 
     def draw(row: Array, seed: Array, index: Array) -> Array:
         noise = jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), index), row.shape)
         return _argmax(row + noise)
 
-    if drawn:
-        ids = jnp.where(greedy, ids, jax.vmap(draw)(allowed, choice.seed, choice.index))
-    chosen = jnp.take_along_axis(logprobs, ids[:, None], axis=1)[:, 0]
-    best, best_ids = lax.top_k(logprobs, top)
-    return ids, chosen, best_ids, best
+    def draw_all() -> Array:
+        truncated = (choice.top_p < 1.0) | (choice.top_k > 0) | (choice.min_p > 0.0)
+        allowed = lax.cond(truncated.any(), lambda: _truncate(logprobs, choice), lambda: logprobs)
+        return jnp.where(greedy, best, jax.vmap(draw)(allowed, choice.seed, choice.index))
+
+    def alternatives() -> tuple[Array, Array]:
+        values, ids = lax.top_k(logprobs, most)
+        return ids, values
+
+    most = min(MAX_TOP_LOGPROBS, logits.shape[-1])
+    ids = lax.cond(greedy.all(), lambda: best, draw_all)
+    none = jnp.zeros_like(logits[:, :most])
+    top = lax.cond(choice.alternatives.any(), alternatives, lambda: (none.astype(jnp.int32), none))
+    return Drawn(ids, jnp.take_along_axis(logprobs, ids[:, None], axis=1)[:, 0], *top)
 
 
 def _argmax(x: Array) -> Array:

@@ -133,6 +133,13 @@ class Scheduler:
         sequence.pages.extend(pool.take() for _ in range(needed))
         return True
 
+    def extend(self, sequence: Sequence, new: int) -> int:
+        """Takes pages for up to ``new`` more ids, of those that nobody holds; returns for how many it has pages now."""
+        pool = self._pools[sequence.device]
+        needed = -(-(sequence.computed + new) // self.page_size) - len(sequence.pages)
+        sequence.pages.extend(pool.take() for _ in range(min(needed, pool.available)))
+        return min(new, len(sequence.pages) * self.page_size - sequence.computed)
+
     def cache_prefix(self, sequence: Sequence, version: int) -> None:
         """Makes the pages that just became full known to later requests."""
         size = self.page_size

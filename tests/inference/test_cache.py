@@ -1,5 +1,7 @@
 """The cache: a program writes into it in place, whatever its size, and a broken sequence leaves nothing in it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,10 @@ import pytest
 
 from k2jax.client import Sampling
 from k2jax.inference import programs as programs_module
+from k2jax.inference.decode import Continuation, decode
 from k2jax.inference.engine import Engine
 from k2jax.inference.forward import Chunk, Targets, empty_cache, run_chunk
+from k2jax.inference.sampler import Choice
 from k2jax.inference.weights import EngineWeights
 from tests.inference.tiny import MLA, MODELS, engine, oracle, prompts, weights
 
@@ -16,16 +20,21 @@ GREEDY = Sampling(max_tokens=4, temperature=0.0, prompt_logprobs=True)
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["unstacked", "stacked"])
-@pytest.mark.parametrize("width", [1, 16])
+@pytest.mark.parametrize("program", ["prefill", "decode"])
 @pytest.mark.parametrize("name", ["mla-yarn", "gqa-bias-llama3"])
-def test_a_program_needs_no_second_cache(name, width, stacked):
+def test_a_program_needs_no_second_cache(name, program, stacked):
     model = MODELS[name]
     params = EngineWeights(weights(model), model, None, stacked).params
     cache = jax.eval_shape(lambda: empty_cache(model, 4096, 16, jnp.float32))
-    ids, row = jax.ShapeDtypeStruct((2, width), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)
-    chunk = Chunk(ids, row, row, jax.ShapeDtypeStruct((2, 4), jnp.int32), ids)
-    targets = Targets(ids, jax.ShapeDtypeStruct((2,), jnp.float32))
-    memory = run_chunk.lower(params, cache, chunk, targets, config=model).compile().memory_analysis()
+    row, pages = jax.ShapeDtypeStruct((2,), jnp.int32), jax.ShapeDtypeStruct((2, 4), jnp.int32)
+    numbers = jax.ShapeDtypeStruct((2,), jnp.float32)
+    if program == "prefill":
+        ids = jax.ShapeDtypeStruct((2, 16), jnp.int32)
+        lowered = run_chunk.lower(params, cache, Chunk(ids, row, row, pages, ids), Targets(ids, numbers), config=model)
+    else:
+        rows, limit = Continuation(row, row, row, pages), jax.ShapeDtypeStruct((), jnp.int32)
+        lowered = decode.lower(params, cache, rows, Choice(*[numbers] * 3, *[row] * 3, row), limit, config=model)
+    memory = lowered.compile().memory_analysis()
     size = cache.size * cache.dtype.itemsize
     assert memory.alias_size_in_bytes >= size  # the new cache is the old one
     assert memory.temp_size_in_bytes < size / 10
@@ -47,20 +56,24 @@ def test_a_sequence_that_is_not_finite_harms_none_that_gets_its_pages(name):
 
 def test_programs_are_compiled_once_for_the_first_cache_and_for_those_that_they_return():
     one = engine(MODELS["gqa-bias-llama3"], slots=3, max_length=208)  # sizes of no other test
-    before = run_chunk._cache_size()
-    one.generate([[1]], Sampling(max_tokens=5, temperature=0.0))
-    assert run_chunk._cache_size() == before + 1
+    before = run_chunk._cache_size(), decode._cache_size()
+    one.generate([[1]], Sampling(max_tokens=9, temperature=0.0))
+    one.generate([[*range(16)]], Sampling(max_tokens=1, temperature=0.0))
+    assert (run_chunk._cache_size(), decode._cache_size()) == (before[0] + 1, before[1] + 1)
 
 
 def test_programs_read_few_pages_beyond_those_in_use(monkeypatch):
     """A fresh prompt reads none, and a later token at most twice those of its sequence."""
     read = []
 
-    def record(params, cache, chunk, targets, media, **static):
-        read.append((chunk.pages.shape[1], -(-int(chunk.start.max()) // cache.shape[2])))
-        return run_chunk(params, cache, chunk, targets, media, **static)
+    def record(params, cache, rows, *others, program, ahead, **static):
+        length = int((rows.start + ahead * rows.count).max())
+        read.append((rows.pages.shape[1], -(-length // cache.shape[2])))
+        return program(params, cache, rows, *others, **static)
 
-    monkeypatch.setattr(programs_module, "run_chunk", record)
+    for program, ahead in ((run_chunk, 0), (decode, 1)):  # decoding also writes to the pages that it knows
+        changed = functools.partial(record, program=program, ahead=ahead)
+        monkeypatch.setattr(programs_module, program.__name__, changed)
     engine(MLA, page_size=16).generate(prompts(70), Sampling(max_tokens=30, temperature=0.0))
-    assert read[0] == (0, 0) and read[1] == (4, 4) and len(read) == 31
+    assert read[0] == (0, 0) and read[1] == (4, 4) and len(read) == 2 + 8
     assert all(used <= columns < max(5, 2 * used) for columns, used in read)

@@ -12,6 +12,7 @@ from k2jax.client import PromptTooLongError, Sampling
 from k2jax.errors import UserError
 from k2jax.inference import programs as programs_module
 from k2jax.inference import shapes
+from k2jax.inference.decode import decode
 from k2jax.inference.forward import run_chunk
 from k2jax.inference.request import State
 from k2jax.inference.weights import named_leaves
@@ -174,7 +175,7 @@ def test_new_weights_take_over_between_two_tokens():
     """Each token has its version, and the log-probability that those weights give it after all tokens before."""
     run = engine(version=7)
     requests = [run.submit(prompt, dataclasses.replace(SAMPLED, max_tokens=20)) for prompt in prompts(40, 33)]
-    for _ in range(6):
+    for _ in range(3):
         run.step()
     run.update_params(named_leaves(weights(MLA, 3)), version=8)
     while run.has_work():
@@ -327,18 +328,21 @@ def test_whatever_happens_tokens_stay_right_and_pages_come_back(data):
 
 def test_a_long_life_compiles_few_programs(monkeypatch):
     """Any mixture of lengths and loads uses the same short list of shapes."""
-    run, sizes, programs = engine(max_length=128), set(), run_chunk._cache_size()
+    run, sizes = engine(max_length=128), {run_chunk: set(), decode: set()}
+    compiled = {program: program._cache_size() for program in sizes}
+    for program in sizes:
 
-    def recorded(*args, **options):
-        sizes.add(str(jax.tree.map(np.shape, (args, options))))
-        return run_chunk(*args, **options)
+        def recorded(*args, program=program, **options):
+            sizes[program].add(str(jax.tree.map(np.shape, (args, options))))
+            return program(*args, **options)
 
-    monkeypatch.setattr(programs_module, "run_chunk", recorded)
+        monkeypatch.setattr(programs_module, program.__name__, recorded)
     rng = np.random.default_rng(0)
     for round_ in range(20):
         lengths = rng.integers(1, 112, rng.integers(1, 20))
         run.generate(prompts(*lengths, seed=round_), [Sampling(max_tokens=int(rng.integers(1, 9)))] * len(lengths))
-    rows, contexts, widths = len(run._programs.row_sizes), len(run._programs.context_sizes), 4
+    rows, contexts = len(run._programs.row_sizes), len(run._programs.context_sizes)
     assert (rows, contexts) == (2, 3)
-    assert 4 < len(sizes) <= rows * contexts * widths
-    assert run_chunk._cache_size() - programs <= len(sizes)  # nothing but shapes makes a program
+    for program, widths in ((run_chunk, 3), (decode, 1)):
+        assert 2 < len(sizes[program]) <= rows * contexts * widths
+        assert program._cache_size() - compiled[program] <= len(sizes[program])  # nothing but shapes makes a program

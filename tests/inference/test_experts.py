@@ -84,7 +84,7 @@ def test_a_token_keeps_the_experts_that_it_was_chosen_with():
     """Recomputing the cache under new weights does not change what was reported of earlier tokens."""
     run = engine()
     request = run.submit(prompts(20)[0], ROUTED)
-    for _ in range(6):
+    for _ in range(3):
         run.step()
     run.update_params(named_leaves(weights(MLA, 3)), 1)
     while run.has_work():
@@ -99,20 +99,20 @@ def test_a_token_keeps_the_experts_that_it_was_chosen_with():
 
 def test_who_does_not_ask_runs_a_program_without_them(monkeypatch):
     variants = []
-    original = programs_module.run_chunk
+    for program in (programs_module.run_chunk, programs_module.decode):
 
-    def record(*arguments, **static):
-        variants.append(static["return_experts"])
-        output = original(*arguments, **static)
-        assert static["return_experts"] == (output.experts.size > 0)
-        return output
+        def record(*arguments, program=program, **static):
+            variants.append((program.__name__, static["return_experts"]))
+            output = program(*arguments, **static)
+            assert static["return_experts"] == (output.experts.size > 0)
+            return output
 
-    monkeypatch.setattr(programs_module, "run_chunk", record)
+        monkeypatch.setattr(programs_module, program.__name__, record)
     run = engine()
     run.generate(prompts(9), Sampling(max_tokens=2))
-    assert not any(variants)
     run.generate(prompts(9), ROUTED)
-    assert variants[-1]
+    assert variants[:3] == [("run_chunk", False), ("decode", False), ("run_chunk", True)]
+    assert set(variants[3:]) == {("decode", True)}
 
 
 def test_a_model_without_experts_has_none_to_report():

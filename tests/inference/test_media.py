@@ -13,6 +13,7 @@ from k2jax.config.schema import VisionConfig
 from k2jax.data.images.packing import PatchChunk, pack_chunks
 from k2jax.errors import UserError
 from k2jax.inference import programs, shapes
+from k2jax.inference.decode import decode
 from k2jax.inference.engine import Engine
 from k2jax.inference.forward import run_chunk
 from k2jax.inference.media import PlacedChunk, content_digest, place_chunks
@@ -166,7 +167,12 @@ def test_text_runs_the_programs_of_a_decoder_alone(monkeypatch):
         calls.append((jax.tree.structure(params), int((chunk.count > 0).sum()), media))
         return run_chunk(params, cache, chunk, targets, media, **options)
 
+    def recorded_decode(params, *others, **options):
+        calls.append((jax.tree.structure(params), 0, None))
+        return decode(params, *others, **options)
+
     monkeypatch.setattr(programs, "run_chunk", recorded)
+    monkeypatch.setattr(programs, "decode", recorded_decode)
     texts = prompts(10, 3)
     decoder = {group: part for group, part in weights("gqa").items() if group != "vision"}
     Engine(SEEING["gqa"], decoder, slots=4, max_length=64).generate(texts, GREEDY)

@@ -10,8 +10,16 @@ ROWS, VOCAB = 4, 12
 
 
 def choice(rows, **values):
-    defaults = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0, "seed": 0, "index": 0}
-    dtypes = {"top_k": np.int32, "seed": np.uint32, "index": np.int32}
+    defaults = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "top_k": 0,
+        "seed": 0,
+        "index": 0,
+        "alternatives": False,
+    }
+    dtypes = {"top_k": np.int32, "seed": np.uint32, "index": np.int32, "alternatives": bool}
     return Choice(
         *(np.broadcast_to(np.asarray(values.get(k, d), dtypes.get(k, np.float32)), rows) for k, d in defaults.items())
     )
@@ -48,7 +56,7 @@ def test_only_allowed_tokens_are_drawn_and_all_of_them(seed, temperature, top_p,
     asked = choice(
         rows, temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k, seed=np.arange(rows), index=seed
     )
-    ids, logprobs, _, _ = map(np.asarray, sample(np.tile(logits, (rows, 1)), asked, drawn=True, truncated=True, top=0))
+    ids, logprobs, _, _ = map(np.asarray, sample(np.tile(logits, (rows, 1)), asked))
     expected = allowed(logits.astype(np.float64), temperature, top_p, min_p, top_k)
     # Borders that float32 may see on either side: compare only where float64 keeps a distance.
     nearby = allowed(logits.astype(np.float64), temperature, min(1.0, top_p * 1.0001), min_p * 0.9999, top_k)
@@ -66,7 +74,7 @@ def test_frequencies_are_probabilities():
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     rows = 20_000
     asked = choice(rows, temperature=2.0, seed=7, index=np.arange(rows))
-    ids = np.asarray(sample(np.tile(logits, (rows, 1)), asked, drawn=True, truncated=False, top=0)[0])
+    ids = np.asarray(sample(np.tile(logits, (rows, 1)), asked)[0])
     p = np.sqrt([0.5, 0.3, 0.15, 0.05])
     p /= p.sum()
     np.testing.assert_allclose(np.bincount(ids, minlength=4) / rows, p, atol=4 * np.sqrt(0.25 / rows))
@@ -74,34 +82,33 @@ def test_frequencies_are_probabilities():
 
 def test_truncation_changes_no_row_that_does_not_ask_for_it():
     logits = np.random.default_rng(0).standard_normal((ROWS, VOCAB)).astype(np.float32)
-    asked = choice(ROWS, seed=np.arange(ROWS), index=3, temperature=np.array([0.0, 0.5, 1.0, 2.0]))
-    plain, sorted_ = (sample(logits, asked, drawn=True, truncated=t, top=5) for t in (False, True))
-    for a, b in zip(plain, sorted_, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert plain[0][0] == logits[0].argmax()
+    asked = {"seed": np.arange(ROWS), "index": 3, "temperature": np.array([0.0, 0.5, 1.0, 2.0]), "alternatives": True}
+    plain = sample(logits, choice(ROWS, **asked))
+    among_others = sample(logits, choice(ROWS, **asked, top_k=np.array([0, 0, 0, 1])))
+    for a, b in zip(plain, among_others, strict=True):
+        np.testing.assert_array_equal(a[:3], b[:3])
+    assert plain.tokens[0] == logits[0].argmax() and among_others.tokens[3] == logits[3].argmax()
 
 
 def test_a_row_does_not_know_its_place():
     logits = np.random.default_rng(1).standard_normal((ROWS, VOCAB)).astype(np.float32)
     asked = choice(ROWS, seed=np.arange(ROWS) + 5, index=np.arange(ROWS), top_p=0.8)
-    ids = np.asarray(sample(logits, asked, drawn=True, truncated=True, top=0)[0])
+    ids = np.asarray(sample(logits, asked)[0])
     turned = Choice(*(part[::-1] for part in asked))
-    np.testing.assert_array_equal(
-        np.asarray(sample(logits[::-1], turned, drawn=True, truncated=True, top=0)[0])[::-1], ids
-    )
+    np.testing.assert_array_equal(np.asarray(sample(logits[::-1], turned)[0])[::-1], ids)
 
 
 def test_alternatives_come_best_first():
     logits = np.random.default_rng(2).standard_normal((ROWS, VOCAB)).astype(np.float32)
-    _, _, ids, logprobs = map(np.asarray, sample(logits, choice(ROWS), drawn=True, truncated=False, top=3))
-    np.testing.assert_array_equal(ids, np.argsort(-logits, axis=-1)[:, :3])
+    _, _, ids, logprobs = map(np.asarray, sample(logits, choice(ROWS, alternatives=np.arange(ROWS) == 2)))
+    np.testing.assert_array_equal(ids, np.argsort(-logits, axis=-1))  # VOCAB is less than there could be
     assert (np.diff(logprobs) < 0).all()
+    assert not any(np.asarray(array).any() for array in sample(logits, choice(ROWS))[2:])  # nobody asks
 
 
 def test_of_equal_logits_the_first_token_is_taken_and_of_none_that_is_finite_some():
     logits = np.full((ROWS, VOCAB), -1.0, np.float32)
     logits[1, [4, 7]], logits[2, 5:], logits[3, 3] = 2.0, np.inf, np.nan
-    for drawn in (False, True):
-        asked = choice(ROWS, temperature=0.0)
-        ids = np.asarray(sample(logits, asked, drawn=drawn, truncated=False, top=0)[0])
+    for last in (0.0, 1.0):  # greedy rows alone, and beside one that is drawn
+        ids = np.asarray(sample(logits, choice(ROWS, temperature=np.array([0.0, 0.0, 0.0, last])))[0])
         assert ids[:3].tolist() == [0, 4, 5] and ids.dtype == np.int32 and 0 <= ids[3] < VOCAB

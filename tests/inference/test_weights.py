@@ -83,7 +83,7 @@ def test_dtypes_stay(stacked):
 def test_updates_reach_running_requests_from_any_iterable():
     """Each token has the version and the log-probability of the weights that chose it."""
     run = engine(**SIZES)
-    request = run.submit(PROMPT, Sampling(max_tokens=12, temperature=0.8))
+    request = run.submit(PROMPT, Sampling(max_tokens=50, temperature=0.8))
     updates = [list, dict, iter, layer_by_layer]
     for version, form in enumerate(updates, 1):
         run.step()
@@ -137,9 +137,9 @@ def test_a_stream_that_breaks_off_stops_the_engine_until_a_whole_update():
     run.update_params(iter(host_leaves(3)), 2)
     while run.has_work():
         run.step()
-    assert list(request.versions) == [0] * 2 + [2] * 4
-    expected = oracle(MLA, request.ids, seed=3)[np.arange(13, 17), list(request.tokens)[2:]]
-    np.testing.assert_allclose(request.logprobs[2:], expected, atol=1e-4)
+    assert list(request.versions) == [0] * 5 + [2]  # the prompt's token, then four of one program
+    expected = oracle(MLA, request.ids, seed=3)[16, request.tokens[5]]
+    np.testing.assert_allclose(request.logprobs[5], expected, atol=1e-4)
 
 
 def test_an_engine_that_gave_its_memory_back_goes_on_with_the_next_weights():
@@ -154,9 +154,9 @@ def test_an_engine_that_gave_its_memory_back_goes_on_with_the_next_weights():
     run.update_params(named_leaves(weights(MLA, 3)), 2)
     while run.has_work():
         run.step()
-    assert list(request.versions) == [0] * 2 + [2] * 4
-    expected = oracle(MLA, request.ids, seed=3)[np.arange(13, 17), list(request.tokens)[2:]]
-    np.testing.assert_allclose(request.logprobs[2:], expected, atol=1e-4)
+    assert list(request.versions) == [0] * 5 + [2]  # the prompt's token, then four of one program
+    expected = oracle(MLA, request.ids, seed=3)[16, request.tokens[5]]
+    np.testing.assert_allclose(request.logprobs[5], expected, atol=1e-4)
 
 
 def test_a_stream_whose_first_array_is_wrong_changes_nothing():

@@ -1,0 +1,106 @@
+"""Several tokens of a program: those of as many programs of one token, and none behind the end of a request."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from k2jax.client import Sampling
+from k2jax.inference import decode
+from k2jax.inference import engine as engine_module
+from k2jax.inference.request import State
+from tests.inference.test_engine import check_against_oracle
+from tests.inference.tiny import MLA, MODELS, engine, prompts
+
+SAMPLED = Sampling(max_tokens=30, temperature=0.8, top_p=0.9, seed=3)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The numbers of tokens that programs were asked for, one list for each program."""
+    counts = []
+
+    def recorded(*arguments, **static):
+        counts.append([int(count) for count in arguments[2].count if count])
+        return decode.decode(*arguments, **static)
+
+    monkeypatch.setattr("k2jax.inference.programs.decode", recorded)
+    return counts
+
+
+@pytest.mark.parametrize("name", ["mla-yarn", "gqa-bias-llama3"])
+def test_one_token_at_a_time_gives_the_same_bits(name, monkeypatch):
+    """Of four sequences of 17 to 55 tokens: programs for fewer rows or more pages may round in another way."""
+    routed = name == "mla-yarn"
+    asked = [dataclasses.replace(SAMPLED, top_logprobs=i, return_experts=routed) for i in range(4)]
+    several = engine(MODELS[name]).generate(prompts(17, 20, 25, 22), asked)
+    monkeypatch.setattr(engine_module, "STEPS", 1)
+    alone = engine(MODELS[name]).generate(prompts(17, 20, 25, 22), asked)
+    for a, b in zip(several, alone, strict=True):
+        assert (a.ids, a.logprobs, a.top_logprobs) == (b.ids, b.logprobs, b.top_logprobs)
+        if routed:
+            np.testing.assert_array_equal(a.completion().experts, b.completion().experts)
+        check_against_oracle(MODELS[name], a)
+
+
+def test_a_program_ends_with_the_last_token_that_a_request_may_have(ran):
+    asked = [dataclasses.replace(SAMPLED, max_tokens=tokens) for tokens in (1, 2, 6, 7)]
+    requests = engine().generate(prompts(5, 6, 7, 8), asked)
+    assert [len(request.tokens) for request in requests] == [1, 2, 6, 7]
+    assert ran == [[1, decode.STEPS, decode.STEPS], [1, 2]]
+
+
+def test_what_comes_behind_an_end_is_dropped():
+    """A stop token, the caller's own end, and a request that another one's callback cancels, pauses or resumes."""
+    [whole] = engine().generate(prompts(9), SAMPLED)
+    stop = next(i for i in range(1, 30) if i % decode.STEPS == 2 and whole.tokens[i] not in whole.tokens[:i])
+    stopped = dataclasses.replace(SAMPLED, stop_tokens=(whole.tokens[stop],))
+    run = engine()
+    [request] = run.generate(prompts(9), stopped)
+    assert (request.tokens.tolist(), request.finish_reason) == (whole.tokens.tolist()[: stop + 1], "stop")
+    request = run.submit(prompts(9)[0], SAMPLED, on_token=lambda request: len(request.tokens) == 3)
+    others = []
+
+    def interferes(request):
+        if len(request.tokens) == 4:
+            run.cancel(others[0])
+            run.pause(others[1])
+
+    run.submit(prompts(9)[0], SAMPLED, on_token=interferes)
+    others += [run.submit(prompts(9)[0], SAMPLED) for _ in range(2)]
+    while run.has_work():
+        run.step()
+    assert request.tokens.tolist() == whole.tokens.tolist()[:3]
+    assert others[0].finish_reason == "cancelled" and others[1].state == State.PAUSED
+    assert [len(other.tokens) for other in others] == [3, 3]  # two behind the prompt's, and the other came first
+    run.resume(others[1])
+    while run.has_work():
+        run.step()
+    assert others[1].tokens.tolist() == whole.tokens.tolist()
+    assert run.stats().pages_in_use == run.stats().running == 0
+
+
+def test_a_prompt_with_chunks_left_waits_for_one_token(ran):
+    run = engine(max_length=1024)
+    run.submit(prompts(9)[0], SAMPLED)
+    run.step()
+    run.submit(prompts(600)[0], SAMPLED)
+    while run.has_work():
+        run.step()
+    assert ran[:3] == [[decode.STEPS], [1], [1]] and [decode.STEPS] * 2 in ran
+
+
+def test_tokens_ahead_take_no_pages_of_others(ran):
+    """Three pages of sixteen tokens for two sequences of sixteen and nine: neither is preempted for what may come."""
+    run = engine(slots=2, page_size=16, max_length=48, pages=3)
+    requests = run.generate(prompts(15, 9), dataclasses.replace(SAMPLED, max_tokens=8))
+    assert run.stats().preemptions == 0
+    assert [len(request.tokens) for request in requests] == [8, 8]
+    for request in requests:
+        check_against_oracle(MLA, request)
+    longest = engine(slots=2, page_size=16, max_length=48, pages=3)
+    first, second = longest.generate(prompts(15, 9), dataclasses.replace(SAMPLED, max_tokens=20))
+    assert longest.stats().preemptions == 1  # for a page that it needs now, a sequence takes one
+    for request in (first, second):
+        assert len(request.tokens) == 20
+        check_against_oracle(MLA, request)
