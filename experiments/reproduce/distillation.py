@@ -33,6 +33,7 @@ from k2jax.reproduce.seeds import SeedRecords, for_seeds, seeds_of
 base = load_study("nano_post_training")
 KINDS = {"letters": "sort6", "numbers": "sum5"}  # of the tasks, by class
 EASIER = {"letters": "sort4+rev4", "numbers": "add2+sub2+sum3"}  # of pretraining
+PROMPTS = 12_000  # of each class, of teachers and students
 PROBLEMS = 2000  # held out, of both classes
 TARGET = 0.95  # share of a specialist's accuracy
 LABELS = {
@@ -46,9 +47,17 @@ LABELS = {
 }
 SFT = {"stage": "sft", "data.sources.numbers.kind": "chat", "data.sources.letters.kind": "chat"}
 # The gap of one sampled token is a noisy estimate of the divergence, and Muon's steps are as large for noise as for a
-# signal: many iterations, of few and large updates.
+# signal: few samples of many prompts, since sharp answers to one prompt are alike, and steps that become very small.
 RL = base.RL | {"train.steps": 130, "optimizer.learning_rate": 1e-3, "rl.updates": 2}
-DISTILL = {"rl.distill.weight": 1.0, "rl.distill.table": "{workdir}/table.json", "rl.loss.per_domain": True}
+DISTILL = {
+    "rl.distill.weight": 1.0,
+    "rl.distill.table": "{workdir}/table.json",
+    "rl.loss.per_domain": True,
+    "rl.rollout.prompts": 128,
+    "rl.rollout.samples": 2,
+    "optimizer.schedule.decay_steps": 160,  # updates, of 260
+    "optimizer.schedule.floor": 0.02,
+}
 
 
 def get_config():
@@ -78,7 +87,7 @@ def held_out_configs():
 def prepare(workdir: Path):
     """Writes for each class the text of pretraining and both teachers' demonstrations, and the evaluation table."""
     for name in KINDS:
-        problems = load_tasks("characters", _options(name, count=12_000))
+        problems = load_tasks("characters", _options(name, PROMPTS))
         texts = pretraining_texts(load_tasks("characters", (f"kinds={EASIER[name]}", "count=10000")))
         records = {"text": ({"text": text} for text in texts), "clean": demonstrations(problems, direct=0.0)}
         for kind, lines in (records | {"imperfect": demonstrations(problems, direct=0.5)}).items():
@@ -96,7 +105,8 @@ def _chain(seed: int) -> dict[str, dict]:
     folder = f"{{workdir}}/seed{seed}"
     from_start = {"init_from": f"{folder}_start", "optimizer.learning_rate": 3e-3}
     teachers = {"rl.distill.teachers": tuple(f"{name}={folder}_{name}" for name in KINDS)}
-    distilled = RL | DISTILL | teachers | {"init_from": f"{folder}_start"}
+    prompts = {f"rl.tasks.{name}.options": _options(name, PROMPTS) for name in KINDS}
+    distilled = RL | DISTILL | teachers | prompts | {"init_from": f"{folder}_start"}
     answers = {f"data.sources.{name}.kind": "trajectories" for name in KINDS}
     answers |= {f"data.sources.{name}.filters": ("correct_answer",) for name in KINDS}
     return {

@@ -61,8 +61,8 @@ class Gradients:
 
         @jax.jit
         def gradients(params, batch):
-            loss, _, grads = function(program.layout.to_compute(params, "float32"), batch)
-            return loss.total, program.layout.gradients_to_storage(grads)
+            loss, stats, grads = function(program.layout.to_compute(params, "float32"), batch)
+            return loss.total, stats.expert_tokens, program.layout.gradients_to_storage(grads)
 
         self._gradients = gradients
 
@@ -76,7 +76,10 @@ class Gradients:
             for row in rows + [empty_row(LENGTH)] * (max(placement.rows) + 1 - len(rows))
         ]
         batch = placement.put(stack_rows([rows[row] for row in placement.rows]))
-        loss, grads = jax.block_until_ready(self._gradients(self.params, batch))
+        loss, expert_tokens, grads = jax.block_until_ready(self._gradients(self.params, batch))
+        # Statistics of routing count what is stored, once however many paths share it.
+        active = self.program.config.model.moe.active_experts
+        assert (np.asarray(expert_tokens).sum(-1) == active * packed.stored_tokens).all()
         logical = self.program.checkpoint_layout().logical_params(grads)
         leaves = jax.tree_util.tree_leaves_with_path(logical)
         return float(loss), {jax.tree_util.keystr(path): np.asarray(leaf, np.float64) for path, leaf in leaves}

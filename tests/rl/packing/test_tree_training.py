@@ -16,6 +16,7 @@ from k2jax.batch import TokenScores, stack_rows
 from k2jax.config import PackingConfig, resolve
 from k2jax.errors import UserError
 from k2jax.losses import Rows, make_policy_loss
+from k2jax.losses.distill import Distillation
 from k2jax.rl.packing.rows import empty_row, pack
 from k2jax.rl.packing.training_paths import TrainingSample
 from k2jax.rl.setup import check_config
@@ -125,6 +126,46 @@ def test_paths_by_themselves_have_the_same_value_and_gradient(shared_tokens, see
     samples = random_samples(rng, 30, groups=1)
     packed = pack(samples, LENGTH, PackingConfig("paths", shared_tokens), splits_responses=True)
     check(samples, packed, shared_tokens, rng, EXACT_IF_SPLIT[shared_tokens])
+
+
+@jax.jit
+def distillation(logprob_BS, targets):
+    """Of distillation as a term of its own, with its gradient."""
+
+    def value(logprob_BS):
+        loss, rows = Distillation(0.7), Rows(jnp.zeros(logprob_BS.shape, jnp.int32), jnp.arange(LENGTH))
+        return loss(TokenScores(logprob_BS), targets, rows)["distill"][0] / loss.denominators(targets)["distill"]
+
+    return jax.value_and_grad(value)(logprob_BS)
+
+
+@MODES
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**16))
+def test_distillation_over_trees_is_that_over_every_path(shared_tokens, seed):
+    """A token that paths share counts in each response that holds it, with what its teacher says of it."""
+    rng = np.random.default_rng(seed)
+    samples = random_samples(rng, 40)
+    tokens = [t for response in responses_of(samples, shared_tokens) for turn in response.turns for t in turn]
+    gap = {token: float(np.float32(rng.normal())) for token in tokens}
+    scores = {token: float(np.float32(token.logprob + rng.normal(0, 0.3))) for token in tokens}
+    ratio = {token: np.exp(scores[token] - token.logprob) for token in scores}
+    rows = [*pack(samples, LENGTH, PackingConfig("tree", shared_tokens)).rows, *[empty_row(LENGTH)] * ROWS][:ROWS]
+    logprob_BS, places = np.zeros((ROWS, LENGTH), np.float32), {}
+    for number, row in enumerate(rows):
+        for index in np.flatnonzero(row.targets.mask):
+            token = places[number, index] = token_of(row, index)
+            logprob_BS[number, index], row.targets.distill[index] = scores[token], gap[token]
+    value, gradient_BS = distillation(logprob_BS, stack_rows(rows).targets)
+    np.testing.assert_allclose(value, -0.7 * np.mean([ratio[t] * gap[t] for t in tokens]), rtol=1e-5, atol=1e-6)
+    found, expected = defaultdict(float), defaultdict(float)
+    for place, token in places.items():
+        found[token] += float(gradient_BS[place])
+    for token in tokens:
+        expected[token] -= 0.7 * ratio[token] * gap[token] / len(tokens)
+    assert set(found) == set(expected)
+    for token, slope in expected.items():
+        assert abs(found[token] - slope) <= 1e-5 * max(map(abs, expected.values()))
 
 
 def test_a_whole_response_that_is_larger_than_a_row_is_refused_where_the_loss_needs_its_sum():
