@@ -27,9 +27,13 @@ for path, file in json.load(sys.stdin).items():
     os.chmod(path, int(file.get("mode", "644"), 8))
 """
 _PACK = """
-import sys, tarfile
-with tarfile.open(fileobj=sys.stdout.buffer, mode="w|gz") as archive:
-    archive.add("/work", ".", filter=lambda item: item if item.isreg() or item.isdir() or item.issym() else None)
+import gzip, sys, tarfile
+def packed(item):
+    item.mtime = 0
+    return item if item.isreg() or item.isdir() or item.issym() else None
+with gzip.GzipFile("", "wb", fileobj=sys.stdout.buffer, mtime=0) as compressed:
+    with tarfile.open(fileobj=compressed, mode="w|") as archive:
+        archive.add("/work", ".", filter=packed)
 """
 
 
@@ -37,7 +41,7 @@ class FilesEnvironment(ToolEnvironment):
     """Tools in a sandbox whose ``/work`` begins with the files of the task.
 
     The outcome is ``{"archive": text, "too_large": bool}``: all regular files, folders and links below ``/work`` as a
-    compressed tar archive in Base64.
+    compressed tar archive in Base64. It has no times, so that an episode that is repeated leaves the same bytes.
     """
 
     def spec(self, task: Task, read_only: tuple[str, ...]) -> SandboxSpec:

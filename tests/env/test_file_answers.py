@@ -64,3 +64,10 @@ def test_tasks_are_distinct_and_the_splits_share_none():
     for wrong in ({"kinds": ("writ",)}, {"kinds": ()}, {"count": 0}):
         with pytest.raises(UserError, match="file_answers"):
             FileAnswers(**wrong)
+
+
+def test_an_episode_that_is_repeated_leaves_the_same_bytes_at_another_time():
+    [task] = FileAnswers(kinds=("write",), count=1).load()
+    commands = ("mkdir d; echo x > d/e", "mkdir d; echo x > d/e; touch -d 2001-02-03 d/e d")
+    one, other = (asyncio.run(outcome_of(task, command)) for command in commands)
+    assert one["archive"] and one == other

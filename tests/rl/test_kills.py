@@ -42,8 +42,11 @@ MOMENTS = {
 }
 
 
-def killed_in(moment, config_file, workdir, flags):
-    """Whether a process was killed a random time after something has happened; False where it had ended before."""
+def killed_in(moment, config_file, workdir, flags, watch=lambda process: None):
+    """Whether a process was killed a random time after something has happened; False where it had ended before.
+
+    ``watch`` is called with it before.
+    """
     look, most_seconds = MOMENTS[moment]
     process, before, deadline = start(config_file, workdir, *flags), look(workdir), time.monotonic() + SECONDS
     events = random.choice([1, 1, 2, 3]) if moment != "start" else 0
@@ -53,6 +56,7 @@ def killed_in(moment, config_file, workdir, flags):
         events, before = events - (now != before), now
         time.sleep(0.001)
     time.sleep(random.random() * most_seconds)
+    watch(process)
     process.kill()
     _, stderr = process.communicate()
     assert process.returncode in (0, -9), stderr
