@@ -19,6 +19,7 @@ Example:
     python -m k2jax.bench routing       # cost of a sample: cached prefixes and streaming, round-robin and whole batches
     python -m k2jax.bench gateway       # processor time of an agent's request, beside the engine's own
     python -m k2jax.bench dep           # the decoupled encoder against the tower in stage 0, and a step with images
+    python -m k2jax.bench vision        # the tower, forward and backward, against transformers (extra [parity])
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -51,6 +52,7 @@ NAMES = (
     "rollout",
     "routing",
     "dep",
+    "vision",
 )
 
 

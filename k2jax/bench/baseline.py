@@ -1,4 +1,4 @@
-"""Baseline model: transformers' DeepseekV3ForCausalLM in torch, on all cores."""
+"""Baseline models of transformers in torch, on all cores: DeepseekV3ForCausalLM, and the tower of Kimi-K2.5."""
 
 from __future__ import annotations
 
@@ -53,3 +53,40 @@ def torch_model(model: ModelConfig, experts: str) -> tuple[Any, Any]:
         )
     ).float()
     return torch, network
+
+
+def torch_tower(model: ModelConfig, attention: str) -> tuple[Any, Any, Any]:
+    """Returns the torch module, and a float32 tower and projector of the same architecture with random weights.
+
+    Args:
+        model: an architecture with vision.
+        attention: name of an attention implementation of transformers.
+
+    Raises:
+        UserError: if the extra ``[parity]`` is not installed.
+    """
+    try:
+        import torch
+        from transformers import Kimi_K25Config
+        from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25MultimodalProjection, Kimi_K25VisionModel
+    except ImportError as error:
+        raise UserError('the baseline needs torch and transformers: pip install -e ".[parity]"') from error
+    torch.set_num_threads(os.cpu_count() or 1)
+    torch.manual_seed(0)
+    vision = model.vision
+    config = Kimi_K25Config(
+        text_config={"model_type": "deepseek_v3", "hidden_size": model.d_model},
+        vision_config={
+            "patch_size": vision.patch,
+            "pos_emb_height": vision.grid,
+            "pos_emb_width": vision.grid,
+            "num_attention_heads": vision.heads,
+            "num_hidden_layers": vision.layers,
+            "hidden_size": vision.width,
+            "intermediate_size": vision.ffn,
+        },
+        projection_hidden_size=vision.width,
+        attn_implementation=attention,
+    )
+    tower = Kimi_K25VisionModel._from_config(config.vision_config, attn_implementation=attention)
+    return torch, tower.float(), Kimi_K25MultimodalProjection(config).float()

@@ -1,0 +1,96 @@
+"""The tower and the projector, forward and backward, against transformers' own, float32.
+
+Both compute 64 images of the same weights' shapes: of sizes with a long tail (photographs, icons, pages and
+screenshots), and of one size, where nothing has to be packed. Ours lie in rows of ``LENGTH`` patches, as few as hold
+them; transformers gets all images in one call, and attends to each by itself. The last row counts padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from k2jax.bench.baseline import torch_tower
+from k2jax.bench.timing import Row, interleaved, rate_row
+from k2jax.config import ModelConfig, model_preset
+from k2jax.config.presets import vision_preset
+from k2jax.data.images.packing import GROUP, PatchChunk, fill_rows, pack_chunks, padding_waste
+from k2jax.model.vision.specs import vision_specs
+from k2jax.model.vision.tower import vision_features
+from k2jax.params import initialize
+from k2jax.train.report import device_name
+
+IMAGES, LENGTH = 64, 4096  # patches of a row, and of the largest image
+ATTENTION = ("sdpa", "eager")  # implementations of transformers
+
+
+def measure(rounds: int = 10) -> list[Row]:
+    """Rows of patches per second, and of the share of padding."""
+    model = dataclasses.replace(model_preset("nano"), vision=vision_preset("nano_vision"))
+    rows = []
+    mix = long_tailed_grids(np.random.default_rng(0), IMAGES)
+    for title, grids in (
+        (f"{IMAGES} images of mixed sizes", mix),
+        (f"{IMAGES} images of 16 x 16", [(16, 16)] * IMAGES),
+    ):
+        chunks = _noise(grids, model)
+        names = {name: _theirs(model, chunks, name) for name in ATTENTION}
+        seconds = interleaved({"ours": _ours(model, chunks), **names}, rounds, warmup=1)
+        best = min(names, key=seconds.__getitem__)
+        patches = sum(chunk.patches for chunk in chunks)
+        name = f"nano_vision forward + backward, {title}, {patches:,} patches"
+        rates = patches / seconds["ours"], patches / seconds[best]
+        rows.append(rate_row(name, *rates, "patches/s", f"transformers, {best}", device_name()))
+    return [*rows, _padding(_noise(mix, model), model)]
+
+
+def long_tailed_grids(rng: np.random.Generator, count: int) -> list[tuple[int, int]]:
+    """Heights and widths in patches: log-normal areas and aspects, even sides, at most ``LENGTH`` patches."""
+    areas = np.clip(np.exp(rng.normal(5.5, 1.3, count)), GROUP, LENGTH)
+    aspects = np.exp(rng.normal(0.0, 0.5, count))
+    sides = np.sqrt(np.stack([areas * aspects, areas / aspects], 1))
+    return [(height, width) for height, width in np.maximum(2, 2 * (sides / 2).astype(int)).tolist()]
+
+
+def _noise(grids: list[tuple[int, int]], model: ModelConfig) -> list[PatchChunk]:
+    rng, pixels = np.random.default_rng(1), 3 * model.vision.patch**2
+    return [PatchChunk(rng.uniform(-1, 1, (h * w, pixels)).astype(np.float32), (1, h, w)) for h, w in grids]
+
+
+def _ours(model: ModelConfig, chunks: list[PatchChunk]) -> Callable[[], Any]:
+    rows = len(fill_rows([chunk.patches for chunk in chunks], LENGTH))
+    patches = jax.device_put(pack_chunks(chunks, rows=rows, length=LENGTH, patch=model.vision.patch).batch)
+    params = jax.jit(lambda: initialize(vision_specs(model), jax.random.key(0), model.init_std))()
+
+    def loss(params: Any, patches: Any) -> Any:
+        return jnp.sum(jnp.square(vision_features(params, patches, model).features))
+
+    step = jax.jit(jax.grad(loss))
+    return lambda: step(params, patches)
+
+
+def _theirs(model: ModelConfig, chunks: list[PatchChunk], attention: str) -> Callable[[], Any]:
+    torch, tower, projector = torch_tower(model, attention)
+    patch = model.vision.patch
+    pixels = torch.tensor(np.concatenate([chunk.pixels for chunk in chunks]).reshape(-1, 3, patch, patch))
+    grids = torch.tensor([chunk.grid for chunk in chunks])
+    weights = [*tower.parameters(), *projector.parameters()]
+
+    def step() -> None:
+        features = projector(tower(pixels, grid_thw=grids).pooler_output)
+        torch.autograd.grad(features.square().sum(), weights)
+
+    return step
+
+
+def _padding(chunks: list[PatchChunk], model: ModelConfig) -> Row:
+    sizes = [chunk.patches for chunk in chunks]
+    packed = pack_chunks(chunks, rows=len(fill_rows(sizes, LENGTH)), length=LENGTH, patch=model.vision.patch)
+    ours, theirs = padding_waste(packed.batch), 1 - sum(sizes) / (len(sizes) * max(sizes))
+    name = f"padding of {IMAGES} images of mixed sizes in rows of {LENGTH:,}"
+    return Row(name, 100 * ours, 100 * theirs, theirs / ours, "%", "counted", "every image padded to the largest")
