@@ -205,7 +205,7 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
         seed_curves(axes[0, 0], results, "distilled", f"distill/reverse_kl/{name}", label=name, color=color)
     seed_bars(axes[0, 1], measured, LABELS, {name: name for name in KINDS})
     style_axes(axes[0, 0], title="Reverse KL of student and teacher", x="iteration", y="nats per token")
-    style_axes(axes[0, 1], title="Held-out accuracy, mean and range of seeds", x="share of problems")
-    for panel in axes[0]:
-        legend(panel)
+    style_axes(axes[0, 1], title="Held-out accuracy, mean and range", x="share of problems")
+    axes[0, 0].set_yscale("log")
+    legend(axes[0, 0])  # the bars have the same colours
     return figure
