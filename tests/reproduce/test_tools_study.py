@@ -1,0 +1,67 @@
+"""The study of tool use: its runs fit together, and its summary says what rewards add to the start."""
+
+import json
+from pathlib import Path
+
+from k2jax.client import ScriptedClient
+from k2jax.config import resolve
+from k2jax.reproduce import RunResult
+from k2jax.reproduce.loading import load_study
+from k2jax.reproduce.study import _placed
+from tests.env.tool_episodes import BYTES, episode, task
+
+tools = load_study("tools")
+
+
+def configs(workdir):
+    for run, overrides in tools.runs().items():
+        config = tools.get_config()
+        config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
+        yield run, resolve(config)
+
+
+def test_every_run_learns_from_the_demonstrations_of_the_study_and_starts_from_a_run_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(tools, "DEMONSTRATIONS", 20)
+    tools.prepare(tmp_path)
+    before = set()
+    for run, config in configs(tmp_path):
+        assert (config.init_from in before) == (run.partition("_")[2] != "sft"), run
+        for name, source in config.data.sources.items():
+            records = [json.loads(line) for line in Path(source.path).read_text().splitlines()]
+            styles = {True} if name == "easier" else {True, False}  # with calls, and without
+            assert {len(record["messages"]) > 2 for record in records} == styles
+        before.add(str(tmp_path / run))
+
+
+def test_an_episodes_calls_are_those_that_the_model_writes():
+    """Two in the first answer, one in the second, none in the last."""
+    said = iter(["!get a\n!get b", "!calc 12+30", "42"])
+    client = ScriptedClient(lambda prompt, sampling: [*BYTES.encode(next(said)), BYTES.eos])
+    assert tools.calls_of(episode(client, task())) == 3
+
+
+def results(record):
+    """Made-up results: ``record(run, seed)``."""
+    made = {}
+    for run, config in configs("runs"):
+        curves = [{"step": step, "seconds": 60.0 * step, "accuracy": 0.5} for step in (1, 2)]
+        made[run] = RunResult(config, curves, 0, record(run.partition("_")[2], config.train.seed))
+    return made
+
+
+def test_the_gain_is_taken_seed_by_seed():
+    """Starts of 0.2, 0.3 and 0.4 gain 40, 41 and 42 points by rewards; more fine-tuning gains nothing."""
+
+    def record(run, seed):
+        share = 0.2 + 0.1 * seed + (0.4 + 0.01 * seed) * (run == "rl")
+        keys = ["eval/greedy", tools.AVERAGE, tools.PASS, "called", "right_called", "calls", "eval/length"]
+        kinds = [f"{key}/{kind}" for key in keys[:2] for kind in tools.KINDS]
+        return dict.fromkeys(keys + kinds, share) | {"right_direct": None if run == "rl" else 0.0}
+
+    text = tools.summarize(results(record)).markdown
+    assert "adds +41.0 (+40.0 to +42.0) points of greedy success" in text
+    assert "a start that solves 0.300 (0.200 to 0.400) greedily" in text
+    row = next(line for line in text.splitlines() if line.startswith("| as much more SFT"))
+    assert row.count("+0.0 (+0.0 to +0.0)") == 2
+    assert "took 4.0 (4.0 to 4.0) minutes" in text
+    assert next(line for line in text.splitlines() if line.startswith("| RL")).count("none") == 1
