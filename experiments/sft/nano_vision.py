@@ -3,8 +3,9 @@
 Reproduces: the structure of Kimi K2.5's joint training (section 4.3), not its scale: tower, projector and decoder learn
 together from pictures that are drawn with exact labels, by Muon with QK-Clip on both, the encoder decoupled from the
 decoder. With ``--config.optimizer.frozen="('text','tower')"`` the projector learns alone, as in its second stage.
-Words are drawn on strips of 112 x 28 pixels, shapes in squares of 84, on grey. What it reads, counts and locates is
-in docs/vision.md, "Train".
+Words are drawn on strips of 112 x 28 pixels, shapes in squares of 84, on grey.
+Expected: a held-out loss of 0.39 a token after 32 minutes of processor time. Words are then read (similarity 0.99),
+69 % of the counts are exact, and shapes are not located (docs/vision.md, "Train").
 
     python -m k2jax.train --config=experiments/sft/nano_vision.py --workdir=runs/sft-nano-vision
     python -m k2jax.evaluate.pictures --checkpoint=runs/sft-nano-vision
