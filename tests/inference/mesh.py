@@ -12,6 +12,7 @@ from k2jax.client import Sampling
 from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import make_engine_mesh
 from k2jax.processes import start
+from k2jax.processes.termination import run_and_exit
 from tests.inference.tiny import MLA, oracle, prompts, weights
 
 PROMPTS = prompts(1, 3, 40, 17, 33, 2, 21, 7, 30, 16, 38, 15, seed=3)
@@ -45,13 +46,14 @@ def ids_of(requests):
     return [list(request.tokens) for request in requests]
 
 
-def _main() -> None:
+def _main() -> int:
     """Two processes with a device each hold the experts together; each makes the same calls."""
-    start()
     assert len(jax.devices()) == 2 == 2 * len(jax.local_devices())
     requests = mesh_engine(MLA, make_engine_mesh(expert=2)).generate(PROMPTS, GREEDY)
     print(json.dumps({"error": largest_error(MLA, requests), "ids": ids_of(requests)}), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    _main()
+    start()
+    run_and_exit(_main)  # as commands do: a process that is done waits for the others

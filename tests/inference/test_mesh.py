@@ -73,8 +73,8 @@ def test_tokens_drawn_with_top_p_are_those_of_one_device():
 @pytest.mark.devices(8)
 def test_weights_change_on_the_mesh_while_requests_run():
     engine = mesh_engine(MLA, make_engine_mesh(expert=8))
-    requests = [engine.submit(prompt, Sampling(max_tokens=8, temperature=0.0)) for prompt in PROMPTS[:6]]
-    for _ in range(6):
+    requests = [engine.submit(prompt, Sampling(max_tokens=20, temperature=0.0)) for prompt in PROMPTS[:6]]
+    for _ in range(4):
         engine.step()
     engine.update_params(named_leaves(weights(MLA, 1)), 1)
     while engine.has_work():
