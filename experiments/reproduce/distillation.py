@@ -49,15 +49,9 @@ SFT = {"stage": "sft", "data.sources.numbers.kind": "chat", "data.sources.letter
 # The gap of one sampled token is a noisy estimate of the divergence, and Muon's steps are as large for noise as for a
 # signal: few samples of many prompts, since sharp answers to one prompt are alike, and steps that become very small.
 RL = base.RL | {"train.steps": 130, "optimizer.learning_rate": 1e-3, "rl.updates": 2}
-DISTILL = {
-    "rl.distill.weight": 1.0,
-    "rl.distill.table": "{workdir}/table.json",
-    "rl.loss.per_domain": True,
-    "rl.rollout.prompts": 128,
-    "rl.rollout.samples": 2,
-    "optimizer.schedule.decay_steps": 160,  # updates, of 260
-    "optimizer.schedule.floor": 0.02,
-}
+DISTILL = {"rl.distill.weight": 1.0, "rl.distill.table": "{workdir}/table.json", "rl.loss.per_domain": True}
+DISTILL |= {"rl.rollout.prompts": 128, "rl.rollout.samples": 2}
+DISTILL |= {"optimizer.schedule.decay_steps": 160, "optimizer.schedule.floor": 0.02}  # of 260 updates
 
 
 def get_config():
@@ -166,7 +160,9 @@ def _accuracies(model, params, tokenizer) -> dict[str, float]:
 def summarize(results: dict[str, RunResult]) -> Summary:
     """Accuracies over seeds, and which share of each specialist's accuracy a model keeps in its class."""
     seeds = seeds_of(results)
-    found = {label: [_of_seed(results, seed)[label] for seed in seeds] for label in LABELS}
+    evaluations = lambda seed: [each.evaluation for run, each in results.items() if run.startswith(f"seed{seed}_")]  # noqa: E731
+    models = [{label: one for each in evaluations(seed) for label, one in each.items()} for seed in seeds]
+    found = {label: [model[label] for model in models] for label in LABELS}
     share = lambda one, best, name: one[name] / max(best[name], 1e-9)  # noqa: E731
     kept = {
         label: {name: [share(*pair, name) for pair in zip(of, found[name], strict=True)] for name in KINDS}
@@ -176,11 +172,8 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     rows = [(LABELS[label], *cell(label, "letters"), *cell(label, "numbers")) for label in LABELS]
     header = ("model", "letters", "share of the letters specialist", "numbers", "share of the numbers specialist")
     least = {label: min(min(shares) for shares in kept[label].values()) for label in LABELS}
-    ahead = all(
-        own[name] > rival[name]
-        for name, other in (("letters", "numbers"), ("numbers", "letters"))
-        for own, rival in zip(found[name], found[other], strict=True)
-    )
+    pairs = [(name, pair) for name in KINDS for pair in zip(found["letters"], found["numbers"], strict=True)]
+    ahead = all(one[name] != two[name] and (one[name] > two[name]) == (name == "letters") for name, (one, two) in pairs)
     agrees, verdict = ("is" if ahead else "is not"), ("keeps" if least["distilled"] >= TARGET else "does not keep")
     text = (
         f"The distilled student {verdict} {100 * TARGET:.0f} % of each specialist's accuracy in its class on every "
@@ -191,12 +184,6 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         f"mean (lowest to highest) over {len(seeds)} seeds.\n"
     )
     return Summary(text, _figure(results, SeedRecords(seeds, found)))
-
-
-def _of_seed(results: dict[str, RunResult], seed: int) -> dict[str, dict[str, float]]:
-    """Accuracies by class of every model of a seed."""
-    own = [result.evaluation for run, result in results.items() if run.startswith(f"seed{seed}_")]
-    return {label: accuracy for evaluation in own for label, accuracy in evaluation.items()}
 
 
 def _figure(results: dict[str, RunResult], measured: SeedRecords):

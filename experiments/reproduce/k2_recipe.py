@@ -63,8 +63,7 @@ def held_out_configs():
 
 
 def _easier_config():
-    config = get_config()
-    options = (f"kinds={base.EASIER}", f"count={EASIER_PROBLEMS}")
+    config, options = get_config(), (f"kinds={base.EASIER}", f"count={EASIER_PROBLEMS}")
     config.rl.tasks = {"easier": task(dataset="characters", options=options, max_tokens=64)}
     config.rl.eval_prompts, config.rl.eval_samples = EASIER_PROBLEMS, 1
     return config

@@ -62,17 +62,12 @@ def get_config():
     return config
 
 
-def held_out_config():
+def held_out_configs():
     """The configuration of the evaluation: other problems, and more of them, than those of the runs."""
     config = get_config()
     config.rl.tasks.sums.options = _options(HELD_OUT)
     config.rl.eval_prompts, config.rl.eval_samples = HELD_OUT, SAMPLES
-    return config
-
-
-def held_out_configs():
-    """The configurations of all evaluations, whose tasks are loaded before the first run."""
-    return [held_out_config()]
+    return [config]
 
 
 def _options(count: int) -> tuple[str, str]:
@@ -100,7 +95,7 @@ def evaluate(config, workdir):
     """Accuracy and tokens on held-out problems, greedy and sampled, and how many samples of each length are right."""
     from k2jax.rl.evaluation import evaluate_checkpoint
 
-    held_out, groups = evaluate_checkpoint(resolve(held_out_config()), str(workdir))
+    held_out, groups = evaluate_checkpoint(resolve(*held_out_configs()), str(workdir))
     record = held_out.record(groups)
     right, lengths = [], []
     for group in groups:

@@ -58,6 +58,13 @@ def get_config():
     return config
 
 
+def held_out_configs():
+    """The configuration of the evaluation, whose tasks are loaded before the first run."""
+    config = get_config()
+    config.rl.eval_prompts, config.rl.eval_samples = HELD_OUT, SAMPLES
+    return [config]
+
+
 def _options(count: int, kinds: str = "+".join(KINDS)) -> tuple[str, str]:
     return f"kinds={kinds}", f"count={count}"
 
@@ -85,9 +92,7 @@ def evaluate(config, workdir):
     """Success on held-out problems, greedily and sampled, by kind too, and what the sampled episodes do with tools."""
     from k2jax.rl.evaluation import evaluate_checkpoint
 
-    study = get_config()
-    study.rl.eval_prompts, study.rl.eval_samples = HELD_OUT, SAMPLES
-    held_out, groups = evaluate_checkpoint(resolve(study), str(workdir))
+    held_out, groups = evaluate_checkpoint(resolve(*held_out_configs()), str(workdir))
     scored = [
         (group.prompt.task.domain, calls_of(group.trajectories[sample]), held_out.is_right(group, sample))
         for group in groups

@@ -78,7 +78,7 @@ def test_the_demonstrations_lie_in_the_buckets_of_the_summary(tmp_path, monkeypa
 
 
 def test_two_thousand_problems_are_held_out_and_every_prompt_of_training_has_a_budget():
-    config = resolve(toggle.held_out_config())
+    config = resolve(*toggle.held_out_configs())
     held_out = TaskMixture(config.rl.tasks, 0).held_out(config.rl.eval_prompts)
     assert len({prompt.task.id for prompt in held_out}) == 2000
     runs = toggle.runs()
