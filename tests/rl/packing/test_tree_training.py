@@ -218,10 +218,10 @@ def test_every_token_is_stored_once_at_its_depth_behind_its_own_path(seed, lengt
 
 
 def prefixes_of(trajectory):
-    """The group and all records up to each token of the paths that hold sampled tokens."""
+    """The group and all records up to each token of the paths that hold sampled tokens, to the last node of these."""
     for episode in episodes(trajectory):
-        records = []
-        for node in episode.nodes:
+        records, last = [], max(index for index, node in enumerate(episode.nodes) if node.mask.any())
+        for node in episode.nodes[: last + 1]:
             for token, *record in zip(node.tokens, node.mask, node.logprobs, strict=True):
                 records.append((int(token), *map(float, record), node.temperature))
         for end in range(len(records)):
