@@ -19,13 +19,9 @@ def torch_model(model: ModelConfig, experts: str) -> tuple[Any, Any]:
     Raises:
         UserError: if the extra ``[parity]`` is not installed.
     """
-    try:
-        import torch
-        from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-    except ImportError as error:
-        raise UserError('the baseline needs torch and transformers: pip install -e ".[parity]"') from error
-    torch.set_num_threads(os.cpu_count() or 1)
-    torch.manual_seed(0)
+    torch = _torch()
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
     network = DeepseekV3ForCausalLM(
         DeepseekV3Config(
             vocab_size=model.vocab,
@@ -65,14 +61,10 @@ def torch_tower(model: ModelConfig, attention: str) -> tuple[Any, Any, Any]:
     Raises:
         UserError: if the extra ``[parity]`` is not installed.
     """
-    try:
-        import torch
-        from transformers import Kimi_K25Config
-        from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25MultimodalProjection, Kimi_K25VisionModel
-    except ImportError as error:
-        raise UserError('the baseline needs torch and transformers: pip install -e ".[parity]"') from error
-    torch.set_num_threads(os.cpu_count() or 1)
-    torch.manual_seed(0)
+    torch = _torch()
+    from transformers import Kimi_K25Config
+    from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25MultimodalProjection, Kimi_K25VisionModel
+
     vision = model.vision
     config = Kimi_K25Config(
         text_config={"model_type": "deepseek_v3", "hidden_size": model.d_model},
@@ -90,3 +82,15 @@ def torch_tower(model: ModelConfig, attention: str) -> tuple[Any, Any, Any]:
     )
     tower = Kimi_K25VisionModel._from_config(config.vision_config, attn_implementation=attention)
     return torch, tower.float(), Kimi_K25MultimodalProjection(config).float()
+
+
+def _torch() -> Any:
+    """The torch module, on all cores and with the seed 0; transformers is there too."""
+    try:
+        import torch
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise UserError('the baseline needs torch and transformers: pip install -e ".[parity]"') from error
+    torch.set_num_threads(os.cpu_count() or 1)
+    torch.manual_seed(0)
+    return torch
