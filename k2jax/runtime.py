@@ -77,18 +77,26 @@ def keep_compiled_programs() -> None:
 
 def _warn_once() -> None:
     """Lets JAX say once, in a line, that it cannot write or read compiled programs, and not again for each of them."""
-    show, told = warnings.showwarning, False
+    show = warnings.showwarning
 
     def show_once(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        nonlocal told
-        if "persistent compilation cache entry" not in str(message):
+        if "persistent compilation cache entry" in str(message):
+            say_not_kept(str(message).partition("': ")[2])
+        else:
             show(message, category, *where, **more)
-        elif not told:
-            told = True
-            reason = str(message).partition("': ")[2].replace("\n", " ")
-            print(f"compiled programs cannot be kept, so later starts compile again: {reason}", file=sys.stderr)
 
     warnings.showwarning = show_once
+
+
+def say_not_kept(reason: str) -> None:
+    """Says in a line, once in a process, why compiled programs are not kept."""
+    if not _said:
+        _said.append(reason)
+        line = reason.replace("\n", " ")
+        print(f"compiled programs cannot be kept, so later starts compile again: {line}", file=sys.stderr)
+
+
+_said: list[str] = []
 
 
 def _free_bytes(folder: Path) -> int:

@@ -1,7 +1,24 @@
-"""Tokenised corpora, packed into rows and mixed; ``prepare_data`` builds all data of a training run."""
+"""Tokenised corpora, packed into rows and mixed; ``prepare_data`` builds all data of a training run.
 
-from k2jax.data.loader import DataLoader, HeldOut
-from k2jax.data.packing import RowSource, bits_per_byte
-from k2jax.data.training_data import TrainingData, prepare_data
+The names below are loaded when they are first used: who only prepares images for a model does not wait for grain.
+"""
 
-__all__ = ["DataLoader", "HeldOut", "RowSource", "TrainingData", "bits_per_byte", "prepare_data"]
+from importlib import import_module
+from typing import Any
+
+_LAZY = {
+    "DataLoader": "k2jax.data.loader",
+    "HeldOut": "k2jax.data.loader",
+    "RowSource": "k2jax.data.packing",
+    "TrainingData": "k2jax.data.training_data",
+    "bits_per_byte": "k2jax.data.packing",
+    "prepare_data": "k2jax.data.training_data",
+}
+
+__all__ = list(_LAZY)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -22,7 +22,6 @@ from k2jax.inference import shapes
 from k2jax.inference.decode import STEPS
 from k2jax.inference.forward import PromptScores
 from k2jax.inference.media import PlacedChunk, check_media
-from k2jax.inference.mesh import device_count
 from k2jax.inference.programs import Programs, RowResult
 from k2jax.inference.request import Request, State
 from k2jax.inference.scheduler import Scheduler, Sequence
@@ -63,7 +62,8 @@ class Engine:
             afterwards. Computation takes the dtype of the embedding. A tree of ShapeDtypeStructs makes an engine that
             waits for its first ``update_params``.
         slots: sequences that run at a time, over all devices.
-        pages: of the cache, over all devices; by default as many as ``slots`` sequences of ``max_length`` need.
+        pages: of the cache, over all devices; by default as many as ``slots`` sequences of ``max_length`` need, but on
+            a CPU at most ``shapes.CPU_CACHE_BYTES`` of them, and room for one such sequence on each device at least.
         page_size: tokens in a page.
         max_length: longest sequence, prompt and generated tokens together.
         version: number of the weights, recorded with every token.
@@ -91,15 +91,15 @@ class Engine:
         donate: bool = False,
         feature_bytes: int = 1 << 30,
     ):
-        devices = device_count(mesh)
-        total = slots * -(-max_length // page_size) if pages is None else pages
-        sizes = shapes.EngineSizes(slots, total, page_size, max_length, devices)
+        given = {"slots": slots, "pages": pages, "page_size": page_size, "max_length": max_length}
+        sizes = shapes.EngineSizes.of(model, params["embed"].dtype, mesh, **given)
         runtime.check_kernels(model)
         sizes.check(model)
         self.model, self.slots, self.max_length, self.version, self.mesh = model, slots, max_length, version, mesh
         self._programs = Programs(model, params, sizes, mesh, donate=donate, feature_bytes=feature_bytes)
         self._weights = self._programs.weights
-        self._scheduler = Scheduler(devices, slots // devices, total // devices, page_size)
+        own = slots // sizes.devices, sizes.pages // sizes.devices  # of each device
+        self._scheduler = Scheduler(sizes.devices, *own, page_size)
         self._waiting: deque[Request] = deque()
         self._paused: dict[Request, None] = {}
         self._generated = self._prompt_tokens = self._cached_tokens = self._steps = self._preemptions = 0

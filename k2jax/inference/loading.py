@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,25 @@ def load_engine(
     Raises:
         UserError: it cannot be read, or the sizes are invalid; those are checked before any weight is read.
     """
+    engine, read_weights = open_engine(path, dtype, mesh, vision=vision, **sizes)
+    read_weights()
+    return engine
+
+
+def open_engine(
+    path: str | Path, dtype: Any = None, mesh: Mesh | None = None, *, vision: bool = False, **sizes: int
+) -> tuple[Engine, Callable[[], None]]:
+    """As ``load_engine``, but reads no weights yet: meanwhile the engine loads the programs that it has kept.
+
+    Returns:
+        The engine, and the function that reads the weights into it, which is called once.
+    """
     opened = open_pretrained(path)
     engine = Engine(opened.model, opened.abstract(dtype, vision), mesh=mesh, **sizes)
-    shardings = shardings_on(opened.model, mesh, vision) if mesh else None
-    leaves = opened.leaves(shardings, dtype) if mesh else opened.host_leaves(vision)
-    engine.update_params(leaves, engine.version, donate=True)
-    return engine
+
+    def read_weights() -> None:
+        shardings = shardings_on(opened.model, mesh, vision) if mesh else None
+        leaves = opened.leaves(shardings, dtype) if mesh else opened.host_leaves(vision)
+        engine.update_params(leaves, engine.version, donate=True)
+
+    return engine, read_weights

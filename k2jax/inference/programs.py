@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 import functools
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ from k2jax.config.schema import ModelConfig
 from k2jax.inference import shapes
 from k2jax.inference.batch import BatchRows
 from k2jax.inference.decode import decode
+from k2jax.inference.executables import Executables, folder_of_programs
 from k2jax.inference.forward import MediaRows, PromptScores, empty_cache, run_chunk
-from k2jax.inference.mesh import ROWS, device_count, fetch, place
+from k2jax.inference.mesh import ROWS, default_sharding, device_count, fetch, place
 from k2jax.inference.sampler import Drawn, sample
 from k2jax.inference.scheduler import Sequence
 from k2jax.inference.tower import FeatureStore
@@ -80,9 +82,13 @@ class Programs:
         self.features = FeatureStore(model, mesh, feature_bytes)
         self.weights = EngineWeights(params, model, mesh, donate=donate)
         self._model, self._mesh = model, mesh
+        # First of all: they are loaded while the weights are read.
+        kept, device = folder_of_programs() if mesh is None else None, next(iter(default_sharding().device_set))
+        self._executables = Executables(kept, (model, sizes, self.weights.dtype), device)
         pages = sizes.pages + sizes.devices  # with a scratch page on every device
         self._empty_cache = functools.partial(empty_cache, model, pages, sizes.page_size, self.weights.dtype, mesh)
-        self._cache = self._empty_cache()
+        # So are the zeros of the cache made: gigabytes, whose pages the system has to clear one by one.
+        self._cache = self._empty_cache() if mesh else _in_background(self._empty_cache)
         self._page_size = sizes.page_size
         self.row_sizes = shapes.growing_sizes(1, sizes.slots // sizes.devices)
         self.context_sizes = shapes.context_sizes(sizes.longest, reads_all=resolve(model.kernels) == "xla")
@@ -102,9 +108,12 @@ class Programs:
         top = shapes.at_least(TOP_SIZES, rows.most_alternatives()) if scored else 0
         variant = {"config": self._model, "prompt_logprobs": scored, "return_experts": routed, "mesh": self._mesh}
         variant["prompt_top"] = min(top, self._model.vocab)
-        output = run_chunk(self._decoder, self._take_cache(), chunk, targets, self._media(rows, width), **variant)
+        held, given = (self._decoder, self._take_cache()), (chunk, targets, self._media(rows, width))
+        output = self._executables.run(run_chunk, held, given, **variant)
         self._cache = output.cache
-        drawn = sample(output.logits, self._place(rows.choice())) if any(rows.done()) else None
+        drawn = None
+        if any(rows.done()):
+            drawn = self._executables.run(sample, (), (output.logits, self._place(rows.choice())))
         scores, experts = fetch(output.scores) if scored else None, fetch(output.experts) if routed else None
         return _results(rows, scores, experts, _fetch_drawn(drawn, rows))
 
@@ -120,7 +129,8 @@ class Programs:
         arguments = self._place((rows.continuation(wanted, columns), rows.choice()))
         limit = place(np.array(steps, np.int32), PartitionSpec(), self._mesh)
         variant = {"config": self._model, "return_experts": routed, "mesh": self._mesh}
-        output = decode(self._decoder, self._take_cache(), *arguments, limit, **variant)
+        held = self._decoder, self._take_cache()
+        output = self._executables.run(decode, held, (*arguments, limit), **variant)
         self._cache = output.cache
         drawn, experts = _fetch_drawn(output.drawn, rows), fetch(output.experts) if routed else None
         for step in range(steps):
@@ -139,7 +149,10 @@ class Programs:
 
     def _take_cache(self) -> Array:
         """The cache, which the program that it is given to overwrites."""
-        return self._empty_cache() if self._cache is None else self._cache
+        cache, self._cache = self._cache, None
+        if isinstance(cache, Future):
+            return cache.result()
+        return self._empty_cache() if cache is None else cache
 
     @property
     def _decoder(self) -> dict:
@@ -153,6 +166,13 @@ class Programs:
 
     def _place(self, arrays: Any) -> Any:
         return jax.tree.map(lambda array: place(array, ROWS, self._mesh), arrays)
+
+
+def _in_background(function: Callable[[], Array]) -> Future:
+    pool = ThreadPoolExecutor(1)
+    result = pool.submit(function)
+    pool.shutdown(wait=False)
+    return result
 
 
 def _fetch_drawn(drawn: Drawn | None, rows: BatchRows) -> Drawn | None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+import numpy as np
 
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
+from k2jax.inference.forward import cache_shape
+from k2jax.inference.mesh import device_count
 from k2jax.model.attention import attention_of
 from pallas_kernels.implementation import resolve
 from pallas_kernels.mla_decode import MOST_PAGES, PAGE_MULTIPLE
@@ -13,6 +20,10 @@ from pallas_kernels.mla_decode import MOST_PAGES, PAGE_MULTIPLE
 GROWTH = 4  # ratio of neighbouring numbers of rows and pages: padding against the number of programs
 PREFILL_WIDTHS = (16, 64, 256)
 PREFILL_TOKENS = 1024  # of one prefill program, rows times width: 64, 16 or 4 rows, all of which are sizes of rows
+
+CPU_CACHE_BYTES = 1 << 30
+"""Most bytes of a cache whose pages nobody has chosen, on a CPU: it shares its memory with everything else, and clears
+all of it at the start. Sequences that find no page wait, or are computed anew later."""
 
 
 class EngineSizes(NamedTuple):
@@ -36,6 +47,28 @@ class EngineSizes(NamedTuple):
     def longest(self) -> int:
         """Pages of a sequence of ``max_length``."""
         return -(-self.max_length // self.page_size)
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelConfig,
+        dtype: Any,
+        mesh: Mesh | None,
+        *,
+        slots: int,
+        pages: int | None,
+        page_size: int,
+        max_length: int,
+    ) -> EngineSizes:
+        """Sizes of an engine that computes in a dtype; for pages of None see ``Engine``."""
+        sizes = cls(slots, 0, page_size, max_length, device_count(mesh))
+        if pages is None:
+            pages = slots * sizes.longest
+            if jax.default_backend() == "cpu":
+                page = math.prod(cache_shape(model, 1, page_size)) * np.dtype(dtype).itemsize
+                affordable = CPU_CACHE_BYTES // page // sizes.devices * sizes.devices
+                pages = min(pages, max(affordable, sizes.longest * sizes.devices))
+        return sizes._replace(pages=pages)
 
     def check(self, model: ModelConfig) -> None:
         """Raises UserError for invalid sizes, or sizes that do not divide over the devices."""

@@ -62,7 +62,7 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.checkpoint import run_folder
     from k2jax.client import Sampling
     from k2jax.convert.loading import tokenizer_of
-    from k2jax.inference.loading import load_engine
+    from k2jax.inference.loading import open_engine
     from k2jax.inference.mesh import make_engine_mesh
     from k2jax.inference.worker import Worker
     from k2jax.serve.service import Service
@@ -74,10 +74,11 @@ def main(values: flags.FlagValues) -> None:
     keys = read_keys(values.api_keys_file)
     check_exposure(values.host, keys, values.allow_unauthenticated)
     sock = open_socket(values.host, values.port)
-    tokenizer = tokenizer_of(values.checkpoint)
     mesh = make_engine_mesh(values.data, values.expert)
     sizes = {"slots": values.slots, "max_length": values.max_length}
-    engine = load_engine(values.checkpoint, values.dtype, mesh, vision=True, **sizes)
+    engine, read_weights = open_engine(values.checkpoint, values.dtype, mesh, vision=True, **sizes)
+    tokenizer = tokenizer_of(values.checkpoint)
+    read_weights()
     name = values.model_name or run_folder(values.checkpoint).name
     files = DownloadLimits(frozenset(values.image_hosts), values.max_image_megabytes, values.image_seconds)
     media = media_reader(engine.model.vision, tokenizer, values.max_images, values.max_megapixels, files)

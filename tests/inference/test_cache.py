@@ -54,7 +54,7 @@ def test_a_sequence_that_is_not_finite_harms_none_that_gets_its_pages(name):
     np.testing.assert_allclose(good.prompt_logprobs, [oracle(model, [1, 2, 3])[i, i + 2] for i in range(2)], atol=1e-4)
 
 
-def test_programs_are_compiled_once_for_the_first_cache_and_for_those_that_they_return():
+def test_programs_are_compiled_once_for_the_first_cache_and_for_those_that_they_return(through_jit):
     one = engine(MODELS["gqa-bias-llama3"], slots=3, max_length=208)  # sizes of no other test
     before = run_chunk._cache_size(), decode._cache_size()
     one.generate([[1]], Sampling(max_tokens=9, temperature=0.0))
@@ -62,7 +62,7 @@ def test_programs_are_compiled_once_for_the_first_cache_and_for_those_that_they_
     assert (run_chunk._cache_size(), decode._cache_size()) == (before[0] + 1, before[1] + 1)
 
 
-def test_programs_read_few_pages_beyond_those_in_use(monkeypatch):
+def test_programs_read_few_pages_beyond_those_in_use(monkeypatch, through_jit):
     """A fresh prompt reads none, and a later token at most twice those of its sequence."""
     read = []
 

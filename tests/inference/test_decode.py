@@ -16,7 +16,7 @@ SAMPLED = Sampling(max_tokens=30, temperature=0.8, top_p=0.9, seed=3)
 
 
 @pytest.fixture
-def ran(monkeypatch):
+def ran(monkeypatch, through_jit):
     """The numbers of tokens that programs were asked for, one list for each program."""
     counts = []
 

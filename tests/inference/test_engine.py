@@ -326,7 +326,7 @@ def test_whatever_happens_tokens_stay_right_and_pages_come_back(data):
         check_against_oracle(MLA, request)
 
 
-def test_a_long_life_compiles_few_programs(monkeypatch):
+def test_a_long_life_compiles_few_programs(monkeypatch, through_jit):
     """Any mixture of lengths and loads uses the same short list of shapes."""
     run, sizes = engine(max_length=128), {run_chunk: set(), decode: set()}
     compiled = {program: program._cache_size() for program in sizes}

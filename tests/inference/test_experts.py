@@ -97,7 +97,7 @@ def test_a_token_keeps_the_experts_that_it_was_chosen_with():
     np.testing.assert_array_equal(experts[20 + old - 1 :], chosen_experts(fed, seed=3)[20 + old - 1 :])
 
 
-def test_who_does_not_ask_runs_a_program_without_them(monkeypatch):
+def test_who_does_not_ask_runs_a_program_without_them(monkeypatch, through_jit):
     variants = []
     for program in (programs_module.run_chunk, programs_module.decode):
 

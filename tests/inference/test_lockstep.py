@@ -20,7 +20,7 @@ PROMPTS = prompts(*(3 + i % 9 for i in range(COROUTINES)))
 
 
 @pytest.fixture
-def programs(monkeypatch):
+def programs(monkeypatch, through_jit):
     """The chunks of every program that runs, in order."""
     ran = []
     for program in (programs_module.run_chunk, programs_module.decode):

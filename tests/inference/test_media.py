@@ -159,7 +159,7 @@ def test_a_beginning_before_different_images_is_shared():
     check(requests[1])
 
 
-def test_text_runs_the_programs_of_a_decoder_alone(monkeypatch):
+def test_text_runs_the_programs_of_a_decoder_alone(monkeypatch, through_jit):
     """Programs without images get the weights of a decoder and nothing else; beside images, too."""
     calls = []
 

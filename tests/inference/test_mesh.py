@@ -98,6 +98,6 @@ def test_what_does_not_divide_is_refused():
         make_engine_mesh(data=2, expert=4)
     two = jax.sharding.AbstractMesh((2, 1), ("data", "expert"))
     with pytest.raises(UserError, match="slots 5 do not divide over 2 devices; 6 would"):
-        Engine(MLA, None, slots=5, mesh=two)
+        Engine(MLA, weights(MLA), slots=5, mesh=two)
     with pytest.raises(UserError, match=r"pages for one sequence of max_length .* on each of 2 devices"):
-        Engine(MLA, None, slots=4, pages=8, max_length=128, mesh=two)
+        Engine(MLA, weights(MLA), slots=4, pages=8, max_length=128, mesh=two)

@@ -1,0 +1,161 @@
+"""Compiled programs of an engine, kept as files: a later start neither traces nor compiles them.
+
+JAX's own cache of compiled programs spares the compiler alone. A program of many layers takes half a second to trace,
+as long again to look up, and both hold Python's lock. What is kept here is found by the shapes of a batch, and a thread
+loads it while the weights are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+import contextlib
+import functools
+import hashlib
+import math
+import os
+from pathlib import Path
+import pickle
+import sys
+import time
+from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
+import jaxlib
+
+from k2jax import runtime
+from k2jax.report.files import write_atomic
+
+PRELOADED = 6
+"""Most programs that are loaded before they are asked for, the longest kept first: those of a start, and no others."""
+SUFFIX = ".executable"
+
+Compiled = Callable[..., Any]
+
+_compiled: dict[Path, Compiled] = {}  # of this process, by all engines
+
+
+class Executables:
+    """Compiles an engine's programs, one for each shape of a batch, and keeps them.
+
+    A file holds machine code and is trusted like the cache of JAX beside it. Its name is a digest of the versions of
+    JAX, the sources of this project, JAX's settings, the device, and the types and shapes of all arguments, so that no
+    other program is ever run in its place.
+
+    Args:
+        folder: of the files; None keeps none, and programs are called through ``jax.jit``.
+        engine: what distinguishes the engines that should not load each other's programs, with a ``repr`` of its value.
+        device: on which the programs run.
+    """
+
+    def __init__(self, folder: Path | None, engine: Hashable, device: jax.Device):
+        self._folder, self._device, self._programs, self._loading = folder, device, {}, {}
+        if folder is not None:
+            self._prefix = _digest(_surroundings(device), engine)
+            self._loading = self._preload()
+
+    def run(self, function: Any, held: tuple, given: tuple, **static: Any) -> Any:
+        """Returns ``function(*held, *given, **static)``.
+
+        Args:
+            function: of ``jax.jit``, whose static arguments are ``static``.
+            held: arguments of shapes that are the same in every call of this engine.
+            given: arguments whose shapes choose the program.
+            **static: of the function, with a ``repr`` of their values.
+        """
+        if self._folder is None:
+            return function(*held, *given, **static)
+        key = function, _shapes(given), tuple(static.values())
+        if key not in self._programs:
+            path = self._path(function, held + given, static)
+            if path not in _compiled:
+                _compiled[path] = self._program(path, function, held + given, static)
+            self._programs[key] = _compiled[path]
+        return self._programs[key](*held, *given)
+
+    def _path(self, function: Any, arguments: tuple, static: dict) -> Path:
+        settings = sorted(jax.config.values.items())  # as they are where the program would be traced
+        name = _digest(_shapes(arguments), sorted(static.items()), settings)
+        return self._folder / f"{self._prefix}-{function.__name__}-{name}{SUFFIX}"
+
+    def _program(self, path: Path, function: Any, arguments: tuple, static: dict) -> Compiled:
+        loading = self._loading.pop(path, None)
+        try:
+            return loading.result() if loading else _load(path, self._device)
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # whatever an unpickler or the runtime make of a damaged file
+            print(f"{path} cannot be read, and its program is compiled again: {error!r}", file=sys.stderr)
+        with _no_cache_of_jax():
+            compiled = function.lower(*arguments, **static).compile()
+        try:
+            write_atomic(path, pickle.dumps(serialize(compiled)))
+        except (OSError, RuntimeError, ValueError) as error:  # no room, or nothing that this backend can write
+            runtime.say_not_kept(str(error))
+        return compiled
+
+    def _preload(self) -> dict[Path, Future]:
+        """Begins to load what former starts have kept, in the order in which it was first needed."""
+        paths = sorted(self._folder.glob(f"{self._prefix}-*{SUFFIX}"), key=_time)
+        pool = ThreadPoolExecutor(1, "executables")
+        first = [path for path in paths[:PRELOADED] if path not in _compiled]
+        loading = {path: pool.submit(_load, path, self._device) for path in first}
+        pool.shutdown(wait=False)
+        return loading
+
+
+def folder_of_programs() -> Path | None:
+    """Where programs of one device of this machine are kept: beside those of JAX, and only where JAX keeps its own."""
+    folder = jax.config.jax_compilation_cache_dir
+    if not folder or not jax.config.jax_enable_compilation_cache or "://" in folder:
+        return None
+    return Path(folder)
+
+
+def _load(path: Path, device: jax.Device) -> Compiled:
+    content = path.read_bytes()
+    # The time of the last use, by which ``runtime.forget_oldest`` chooses; that of the first start stays.
+    os.utime(path, (time.time(), path.stat().st_mtime))
+    return deserialize_and_load(*pickle.loads(content), device.client, execution_devices=[device])
+
+
+def _time(path: Path) -> float:
+    """When a program was first needed; another process may forget it meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
+
+
+@contextlib.contextmanager
+def _no_cache_of_jax():
+    """Compiles anew: a program that JAX has read from its cache on a CPU cannot be written again without its code."""
+    enabled = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # it looks at the setting once
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
+
+
+def _shapes(arguments: tuple) -> tuple:
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+@functools.cache
+def _surroundings(device: jax.Device) -> str:
+    """A digest of what every program depends on: sources, versions, the compiler's options and the device."""
+    packages = [Path(__file__).parents[1], Path(__file__).parents[2] / "pallas_kernels"]
+    sources = [_digest(path.read_bytes()) for package in packages for path in sorted(package.rglob("*.py"))]
+    flags = [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+    versions = jax.__version__, jaxlib.__version__, sys.version, device.client.platform_version
+    return _digest(sources, flags, versions, device.device_kind, device.id, jax.device_count())
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:20]
