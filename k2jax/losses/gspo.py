@@ -25,8 +25,6 @@ class GSPO(PolicyLoss):
     and ``high - 1``. The text of KAT-Coder-V2 that was at hand lacks the formulas of turns; these are a reconstruction.
     """
 
-    units_are_tokens = False
-
     def __init__(
         self,
         low: float,
@@ -44,40 +42,47 @@ class GSPO(PolicyLoss):
         super().__init__(**options)
         if (level, aggregation) == ("token", "sequence"):
             raise ValueError("ratios of tokens are averaged over tokens")
-        self._low, self._high, self._aggregation, self._level = low, high, aggregation, level
+        self._low, self._high, self._aggregation, self.level = low, high, aggregation, level
 
     def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:
         """Means over the sampled tokens of turns ``[B, N]`` or responses ``[B, R]``, or those of tokens."""
-        if self._level == "token":
+        if self.level == "token":
             return log_ratio_BS
-        if self._level == "sequence":
+        if self.level == "sequence":
             return response_sums(log_ratio_BS, targets, rows) / jnp.maximum(targets.response_tokens, 1.0)
         return turn_sums(log_ratio_BS, targets, rows) / jnp.maximum(targets.turn_tokens, 1.0)
 
     def advantages(self, targets: PolicyTargets) -> Array:
-        """Of turns, responses or tokens."""
-        by_level = {"token": targets.advantage, "sequence": targets.response_advantage, "turn": targets.turn_advantage}
-        return by_level[self._level]
+        """Of turns or responses ``[B, U]``; of tokens ``[2, B, S]`` the positive and the negative part of the mean."""
+        if self.level == "token":
+            positive_BS = targets.positive_advantage
+            return jnp.stack([positive_BS, targets.advantage - positive_BS])
+        return targets.response_advantage if self.level == "sequence" else targets.turn_advantage
 
     def gain(self, log_ratio: Array, advantage: Array) -> Gain:
-        """The ratio times the advantage, bounded on the side on which the objective would go on rising."""
+        """The ratio times the advantage, bounded on the side on which the objective would go on rising.
+
+        Responses that share a token have advantages of both signs: each part of their mean has its own bound, and the
+        token is clipped where one of them is.
+        """
         ratio = held_ratio(log_ratio)
         too_high, too_low = (advantage > 0) & (ratio > self._high), (advantage < 0) & (ratio < self._low)
         bounded = jnp.where(too_high, self._high, jnp.where(too_low, self._low, ratio))
-        return Gain(bounded * advantage, too_high | too_low)
+        product, clipped = bounded * advantage, too_high | too_low
+        return Gain(product.sum(0), clipped.any(0)) if self.level == "token" else Gain(product, clipped)
 
     def weights(self, targets: PolicyTargets) -> Array:
         """Of the units: their sampled tokens, or their share of the response."""
-        if self._level == "token":
+        if self.level == "token":
             return targets.weight
         tokens = self._aggregation == "token"
-        if self._level == "sequence":
+        if self.level == "sequence":
             return targets.response_tokens if tokens else targets.response_weight
         return targets.turn_tokens if tokens else targets.turn_weight
 
     def report(self, gain: Gain, targets: PolicyTargets) -> Metrics:
         """The share that is clipped, and of turns by length the share of turns and of clipped turns, over all turns."""
-        if self._level != "turn":
+        if self.level != "turn":
             return super().report(gain, targets)
         report, shortest = super().report(gain, targets), 0
         for longest in (*LENGTHS, None):

@@ -19,7 +19,7 @@ class K2Loss(PolicyLoss):
     the old policy it does not depend on tau. Nothing is clipped.
     """
 
-    units_are_tokens = False
+    level = "sequence"
 
     def __init__(self, tau: float, *, length_normalized: bool = False, **options: Any):
         """The strength of the pull; with ``length_normalized`` s is the mean over the response's sampled tokens.

@@ -13,6 +13,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from k2jax.batch import TokenScores
+from k2jax.config.schema import RatioLevel
 from k2jax.losses.base import Loss, Metrics
 from k2jax.losses.icepop import IcePop
 from k2jax.losses.quantiles import sums_above
@@ -54,7 +55,8 @@ class PolicyLoss(Loss):
     response, the token's share of the gradient is, and the value stays: the trust region sees the same ratio.
     """
 
-    units_are_tokens = True
+    level: RatioLevel = "token"
+    """What has a ratio of its own: the unit."""
 
     def __init__(self, *, entropy: bool = False, icepop: IcePop | None = None, averaged: bool = False):
         """A loss over log-probabilities.
@@ -127,11 +129,11 @@ class PolicyLoss(Loss):
 
     def _weighed_gain(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Gain:
         """The gain of every unit, in which IcePop's factors weigh the tokens' policy gradients."""
-        if self._icepop and not self.units_are_tokens:
+        if self._icepop and self.level != "token":
             held_BS = lax.stop_gradient(log_ratio_BS)
             log_ratio_BS = held_BS + self._icepop.factor(targets) * (log_ratio_BS - held_BS)
         gain = self.gain(self.log_ratios(log_ratio_BS, targets, rows), self.advantages(targets))
-        if self._icepop and self.units_are_tokens:
+        if self._icepop and self.level == "token":
             gain = gain._replace(policy=self._icepop.factor(targets) * gain.policy)
         return gain
 

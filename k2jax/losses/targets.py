@@ -33,6 +33,8 @@ class PolicyTargets(NamedTuple):
             response shares, 0 on those that are not sampled. Means that are reported weigh tokens by it.
         weight: float32 ``[B, S]``, of the token in means over tokens: ``mask``, or that times another number above 0.
         advantage: float32 ``[B, S]``, the mean over the token's responses (or the token's own).
+        positive_advantage: float32 ``[B, S]``, the mean over the token's responses of max(advantage, 0): a bound
+            that depends on the sign of each advantage is not that of their mean. Distillation does not change it.
         old_logprob: float32 ``[B, S]``, log pi_old, the denominator of the ratio [nats]: ``behavior_logprob``, or with
             ``old = "recompute"`` the trainer's own log-probability before the first update of the iteration (with MCLA
             a mean over passes).
@@ -64,6 +66,7 @@ class PolicyTargets(NamedTuple):
     mask: Array | np.ndarray
     weight: Array | np.ndarray
     advantage: Array | np.ndarray
+    positive_advantage: Array | np.ndarray
     old_logprob: Array | np.ndarray
     behavior_logprob: Array | np.ndarray
     current_logprob: Array | np.ndarray

@@ -53,7 +53,7 @@ class Marker:
 
     def __init__(self, loss: PolicyLossConfig, score: Callable[[Sequence[PackedBatch]], np.ndarray]):
         self._loss, self._score = make_policy_term(loss), score
-        self._averaged = loss.mcla.current
+        self._averaged, self._by_sign = loss.mcla.current, loss.name == "gspo"
         self._icepop = IcePop(loss.icepop.low, loss.icepop.high) if loss.icepop.on else None
         self._clipping = jax.jit(self._of_row)
 
@@ -96,11 +96,14 @@ class Marker:
             _add(found.zeroed, node_T[counted[out]], place_T[counted[out]], k)
         if units.clipped_U is None:
             return
-        if self._loss.units_are_tokens:
+        if self._loss.level == "token":
             out = units.clipped_U[index]
+            if self._by_sign:  # of the advantages of the responses that share a token, one alone may be clipped
+                out &= (units.ratio_U[index] > 1) == (place.response.advantage > 0)
             _add(found.clipped, node_T[counted[out]], place_T[counted[out]], units.ratio_U[index[out]])
             return
-        for entry, (first, _) in enumerate(path.turns, place.first_turn):
+        for turn, (first, _) in enumerate(path.turns, place.first_turn):
+            entry = turn if self._loss.level == "turn" else row.targets.turn_response[turn]
             if units.clipped_U[entry]:
                 found.turns[nodes[node_T[first]].turn] = float(units.ratio_U[entry])
 

@@ -48,6 +48,7 @@ def targets_of(responses, rng, spread=0.5):
         tokens = response.tokens
         leaves.mask[tokens] = leaves.weight[tokens] = 1
         leaves.advantage[tokens] = response.advantage
+        leaves.positive_advantage[tokens] = max(response.advantage, 0)
         leaves.temperature[tokens] = 1
         leaves.response_advantage[counts[row]] = response.advantage
         leaves.response_tokens[counts[row]] = len(tokens)

@@ -182,7 +182,6 @@ def test_the_level_token_gives_every_token_its_own_ratio(seed):
     [
         ({"rl.loss.level": "token"}, "level is read by the loss gspo alone"),
         ({"rl.loss.aggregation": "sequence"}, "set rl.loss.aggregation=token, not sequence"),
-        ({"rl.packing.layout": "tree"}, "set rl.packing.layout=paths"),
     ],
 )
 def test_a_level_that_targets_cannot_serve_is_refused_in_one_line(overrides, words):

@@ -55,6 +55,7 @@ def with_policy_targets(row, rng):
         for span in turns:
             targets.mask[span], targets.weight[span] = 1, 1
             targets.advantage[span], targets.temperature[span] = advantage, temperature
+            targets.positive_advantage[span] = max(advantage, 0)
             targets.old_logprob[span] = rng.normal(-5.7, 0.4, len(span))
             targets.behavior_logprob[span] = targets.old_logprob[span] + rng.normal(0, 0.1, len(span))
             targets.turn_first[turn], targets.turn_last[turn], targets.turn_response[turn] = span[0], span[-1], number

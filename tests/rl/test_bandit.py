@@ -26,6 +26,7 @@ def pulls(arms, advantages, old, temperatures, length):
         row.mask[1] = row.weight[1] = row.turn_first[0] = row.turn_last[0] = 1
         row.turn_response[0] = 0
         row.advantage[1], row.temperature[1] = advantage, temperature
+        row.positive_advantage[1] = max(advantage, 0)
         row.old_logprob[1] = row.behavior_logprob[1] = logprob
         row.turn_advantage[0] = row.response_advantage[0] = advantage
         for table in (row.turn_tokens, row.turn_weight, row.response_tokens, row.response_weight):

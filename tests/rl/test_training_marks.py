@@ -42,7 +42,8 @@ def marked(samples, packed, loss, rng):
 
 def expected(trajectory, advantage, scores, name):
     """Clipped tokens, zeroed tokens and clipped turns of one trajectory, node by node in float64."""
-    clipped, zeroed, turns = {}, {}, {}
+    clipped, zeroed, turns, every = {}, {}, {}, []
+    outside = lambda ratio: ratio > HIGH if advantage > 0 else ratio < LOW  # noqa: E731
     for index, node in enumerate(trajectory.nodes):
         if not node.mask.any():
             continue
@@ -63,20 +64,28 @@ def expected(trajectory, advantage, scores, name):
                 zeroed.setdefault(index, {})[place] = np.exp(old - logprob)
             if name == "k2.5" and not LOW <= np.exp(own - old) <= HIGH:
                 clipped.setdefault(index, {})[place] = np.exp(own - old)
+            if name == "ppo" and outside(np.exp(own - old)):
+                clipped.setdefault(index, {})[place] = np.exp(own - old)
+        every += pairs
         ratio = np.exp(np.mean(pairs))
-        if name == "gspo" and (ratio > HIGH if advantage > 0 else ratio < LOW):
+        if name == "gspo" and outside(ratio):
             turns[node.turn] = ratio
+    if name == "gspo of responses" and outside(np.exp(np.mean(every))):
+        sampled = [node.turn for node in trajectory.nodes if node.mask.any()]
+        turns = dict.fromkeys(sampled, np.exp(np.mean(every)))
     return clipped, zeroed, turns
 
 
-@pytest.mark.parametrize("name", ["k2.5", "gspo"])
+@pytest.mark.parametrize("name", ["k2.5", "gspo", "gspo of responses", "ppo"])
 @pytest.mark.parametrize("layout", ["tree", "paths"])
 @settings(max_examples=3)
 @given(seed=st.integers(0, 2**16), shared_tokens=st.sampled_from(["unique", "paths"]), averaged=st.booleans())
 def test_marks_are_those_of_every_path_by_itself(name, layout, seed, shared_tokens, averaged):
     rng = np.random.default_rng(seed)
-    samples = random_samples(rng, 30)
-    packed = pack(samples, LENGTH, PackingConfig(layout, shared_tokens), splits_responses=True)
+    whole = name == "gspo of responses"  # whose paths stay in one row, and whose turns have one mark each
+    samples = random_samples(rng, 18 if whole else 30)
+    packing = PackingConfig(layout, "unique" if whole else shared_tokens)
+    packed = pack(samples, LENGTH, packing, splits_responses=not whole)
     loss = dataclasses.replace(CONFIGS[name], icepop=BAND, mcla=MCLAConfig(current=averaged))
     scores = marked(samples, packed, loss, rng)
     for trajectory, advantage, _ in samples:

@@ -163,6 +163,7 @@ class _Row:
     def __init__(self, length: int, routes: Routes | None):
         self._row = empty_row(length, routes)
         self._advantages_S = np.zeros(length, np.float64)  # summed over the responses of each token
+        self._positive_S = np.zeros(length, np.float64)  # over those whose advantage is above 0
         self._end = self._turns = self._responses = 0
 
     def add(self, fragment: Fragment) -> list[PathPlace]:
@@ -185,6 +186,7 @@ class _Row:
         targets: PolicyTargets = self._row.targets
         targets.weight[:] = targets.mask
         targets.advantage[:] = self._advantages_S / np.maximum(targets.mask, 1)
+        targets.positive_advantage[:] = self._positive_S / np.maximum(targets.mask, 1)
         return self._row
 
     def _store(self, placed: PlacedPath, before_T: np.ndarray) -> np.ndarray:
@@ -207,6 +209,7 @@ class _Row:
         targets.mask[where] += 1
         targets.domain[where] = response.domain
         self._advantages_S[where] += response.advantage
+        self._positive_S[where] += max(response.advantage, 0.0)
         targets.old_logprob[where] = targets.behavior_logprob[where] = path.logprobs_T[path.counted_T]
         targets.temperature[where] = path.temperatures_T[path.counted_T]
         for first, last in path.turns:

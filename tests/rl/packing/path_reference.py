@@ -2,23 +2,32 @@
 
 from collections import defaultdict
 from typing import NamedTuple
+import zlib
 
 import numpy as np
 
-from k2jax.config import PolicyLossConfig
+from k2jax.config import IcePopConfig, PolicyLossConfig
 from k2jax.rl.packing.training_paths import TrainingSample
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.types import ROOT
 from tests.rl.trees import sampled
 
 TAU, LOW, HIGH = 0.1, 0.8, 1.25
+BAND = {"ratio_low": LOW, "ratio_high": HIGH}
+ICEPOP = {"old": "recompute", "icepop": IcePopConfig(on=True, low=0.9, high=1.15)}  # leaves out a third of the tokens
 CONFIGS = {
     "k2": PolicyLossConfig(name="k2", tau=TAU),
     "k2 normalized": PolicyLossConfig(name="k2", tau=TAU, length_normalized=True),
-    "k2.5": PolicyLossConfig(name="k2.5", tau=TAU, ratio_low=LOW, ratio_high=HIGH),
-    "gspo": PolicyLossConfig(name="gspo", aggregation="sequence", ratio_low=LOW, ratio_high=HIGH),
-    "gspo tokens": PolicyLossConfig(name="gspo", aggregation="token", ratio_low=LOW, ratio_high=HIGH),
+    "k2.5": PolicyLossConfig(name="k2.5", tau=TAU, **BAND),
+    "gspo": PolicyLossConfig(name="gspo", aggregation="sequence", **BAND),
+    "gspo tokens": PolicyLossConfig(name="gspo", aggregation="token", **BAND),
+    "gspo of responses": PolicyLossConfig(name="gspo", level="sequence", aggregation="sequence", **BAND),
+    "ppo": PolicyLossConfig(name="gspo", level="token", aggregation="token", **BAND),
     "reinforce": PolicyLossConfig(name="reinforce"),
+    "k2.5 with icepop": PolicyLossConfig(name="k2.5", tau=TAU, **BAND, **ICEPOP),
+    "k2 with icepop": PolicyLossConfig(name="k2", tau=TAU, **ICEPOP),
+    "gspo with icepop": PolicyLossConfig(name="gspo", aggregation="sequence", **BAND, **ICEPOP),
+    "ppo with icepop": PolicyLossConfig(name="gspo", level="token", aggregation="token", **BAND, **ICEPOP),
 }
 
 
@@ -28,6 +37,18 @@ class Token(NamedTuple):
     context: tuple[int, ...]
     logprob: float
     temperature: float
+
+
+def old_logprob(token):
+    """log pi_old of a Token: another number near the recorded one."""
+    draw = np.random.default_rng(zlib.crc32(repr(token).encode()))
+    return float(np.float32(token.logprob + draw.normal(0, 0.12)))
+
+
+def icepop_factor(token):
+    """The factor of a Token's policy gradient."""
+    k = np.exp(old_logprob(token) - token.logprob)
+    return k if ICEPOP["icepop"].low <= k <= ICEPOP["icepop"].high else 0.0
 
 
 class Response(NamedTuple):
@@ -59,12 +80,28 @@ def random_tree(rng, budget, key=(1, 0, 0), vocab=50):
     return trajectory
 
 
+def without_thinking(rng, lost, key=(1, 0, 0), vocab=50):
+    """Two turns; the second follows a rendered copy of the first without its ``lost`` first tokens, of five."""
+    trajectory = Trajectory("task", "domain", key, status="finished")
+    prompt = trajectory.add(Node.observed(ROOT, rng.integers(0, vocab, 3)))
+    node = sampled(rng, prompt, 5, 0)
+    node.tokens[:] = rng.integers(0, vocab, 5)
+    trajectory.add(node)
+    copy = trajectory.add(Node.observed(prompt, node.tokens[lost:]))
+    seen = trajectory.add(Node.observed(copy, rng.integers(0, vocab, 2)))
+    trajectory.add(sampled(rng, seen, 4, 1))
+    return trajectory
+
+
 def random_samples(rng, budget, groups=3, vocab=50):
     """Groups of whole trees, and of trees whose leaves are episodes of their own, which share sampled tokens."""
     samples = []
     for group in range(groups):
         for _ in range(rng.integers(1, 3)):
-            tree = random_tree(rng, budget, (1, group, 0), vocab)
+            if rng.random() < 0.25:
+                tree = without_thinking(rng, int(rng.integers(4)), (1, group, 0), vocab)
+            else:
+                tree = random_tree(rng, budget, (1, group, 0), vocab)
             if rng.random() < 0.5:
                 samples.append(TrainingSample(tree, float(rng.normal())))
             else:
@@ -112,37 +149,40 @@ def value_and_gradient(name, responses, scores):
         responses: all of the batch.
         scores: log-probability of each Token under the policy.
     """
-    total, gradient = 0.0, defaultdict(float)
+    config, total, gradient = CONFIGS[name], 0.0, defaultdict(float)
     count = sum(len(turn) for response in responses for turn in response.turns)
     for advantage, turns in responses:
         tokens = [token for turn in turns for token in turn]
-        ratios = {token: scores[token] - token.logprob for token in tokens}
-        if name in ("k2.5", "reinforce"):
+        ratios = {token: scores[token] - old_logprob(token) for token in tokens}
+        factors = {token: icepop_factor(token) if config.icepop.on else 1.0 for token in tokens}
+        if config.name in ("k2.5", "reinforce"):
             for token in tokens:
-                value, slope = _token_gain(name, advantage, ratios[token])
+                value, slope = _token_gain(config.name, advantage, ratios[token], factors[token])
                 total -= value / count
                 gradient[token] -= slope / count
-        elif name.startswith("k2"):
-            length = len(tokens) if name == "k2 normalized" else 1
+        elif config.name == "k2":
+            length = len(tokens) if config.length_normalized else 1
             pull = advantage - TAU * sum(ratios.values()) / length
             total += pull**2 / (2 * TAU) / len(responses)
             for token in tokens:
-                gradient[token] -= pull / length / len(responses)
+                gradient[token] -= factors[token] * pull / length / len(responses)
         else:
-            for turn in turns:
-                weight = len(turn) / count if name == "gspo tokens" else 1 / len(turns) / len(responses)
-                ratio = np.exp(np.mean([ratios[token] for token in turn]))
-                total -= weight * min(ratio * advantage, np.clip(ratio, LOW, HIGH) * advantage)
+            units = {"turn": turns, "sequence": [tokens], "token": [[token] for token in tokens]}[config.level]
+            for unit in units:
+                weight = len(unit) / count if config.aggregation == "token" else 1 / len(units) / len(responses)
+                ratio = np.exp(np.mean([ratios[token] for token in unit]))
+                gain = min(ratio * advantage, np.clip(ratio, LOW, HIGH) * advantage)
+                total -= weight * gain * (factors[unit[0]] if config.level == "token" else 1)
                 free = ratio < HIGH if advantage > 0 else ratio > LOW
-                for token in turn:
-                    gradient[token] -= weight * free * ratio * advantage / len(turn)
+                for token in unit:
+                    gradient[token] -= weight * free * ratio * advantage * factors[token] / len(unit)
     return total, gradient
 
 
-def _token_gain(name, advantage, log_ratio):
+def _token_gain(name, advantage, log_ratio, factor):
     if name == "reinforce":
-        return advantage * log_ratio, advantage
+        return factor * advantage * log_ratio, factor * advantage
     ratio = np.exp(log_ratio)
     pull = TAU * log_ratio**2
     slope = ratio * advantage if LOW <= ratio <= HIGH else 0.0
-    return np.clip(ratio, LOW, HIGH) * advantage - pull, slope - 2 * TAU * log_ratio
+    return factor * np.clip(ratio, LOW, HIGH) * advantage - pull, factor * slope - 2 * TAU * log_ratio

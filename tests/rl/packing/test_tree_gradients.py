@@ -15,9 +15,11 @@ from k2jax.losses import Loss, make_policy_loss
 from k2jax.losses.targets import token_temperature
 from k2jax.parallel.gradients import make_loss_and_gradients
 from k2jax.rl.packing.rows import empty_row, pack
+from k2jax.rl.packing.training_paths import TrainingSample
 from k2jax.train.program import Program
 from tests.parallel.tiny import config_of
-from tests.rl.packing.path_reference import CONFIGS, random_samples
+from tests.rl.packing.path_reference import CONFIGS, old_logprob, random_samples, without_thinking
+from tests.rl.packing.test_tree_training import token_of
 
 LENGTH, ROWS, VOCAB = 128, 8, 300
 SMALL = {
@@ -86,12 +88,17 @@ class Gradients:
 
 
 def check(seed, shared_tokens, trees, paths):
-    samples = random_samples(np.random.default_rng(seed), 32, groups=3, vocab=VOCAB)
+    rng = np.random.default_rng(seed)
+    samples = random_samples(rng, 32, groups=3, vocab=VOCAB)
+    samples += [TrainingSample(without_thinking(rng, lost, (1, 3 + lost, 0), VOCAB), 0.8) for lost in (0, 2)]
     for sample in samples:
         for node in sample.trajectory.nodes:
             if node.mask.any():  # near what an untrained model gives: some ratios are in the band, others outside
                 node.logprobs[:] = np.float32(-np.log(VOCAB)) + (node.logprobs + 0.5)
     by_tree, by_path = (pack(samples, LENGTH, PackingConfig(layout, shared_tokens)) for layout in ("tree", "paths"))
+    for row in by_tree.rows + by_path.rows:  # as a pass of the trainer would, which IcePop compares with the sampling
+        for index in np.flatnonzero(row.targets.mask):
+            row.targets.old_logprob[index] = old_logprob(token_of(row, index))
     assert by_tree.stored_tokens < by_path.stored_tokens
     for number, name in enumerate(CONFIGS):
         (loss, grads), (expected_loss, expected) = trees.of(by_tree, number), paths.of(by_path, number)
