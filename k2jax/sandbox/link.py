@@ -62,7 +62,8 @@ class Link:
         self._waiting: dict[int, Future[Answer]] = {0: Future()}
         self._later: dict[int, Future[Answer]] = {}
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is waited for; never held while the connection blocks
+        self._sending = threading.Lock()  # of the connection's outgoing direction, and of closing it
         self._folder = folder = tempfile.mkdtemp(prefix="k2jax-sandbox-", dir=_temporary())
         self._connection, theirs = socket.socketpair()
         mode = "groups" if groups else "limits"
@@ -106,11 +107,13 @@ class Link:
             if later is not None:
                 later.set_running_or_notify_cancel()
                 self._later[number] = later
-            try:
+        try:
+            with self._sending:
                 self._connection.sendall(message)
-            except OSError as error:
+        except OSError as error:
+            with self._lock:
                 self._waiting.pop(number, None)
-                raise SandboxError(f"the spawner of sandboxes has ended: {error}") from None
+            raise SandboxError(f"the spawner of sandboxes has ended: {error}") from None
         return number, future
 
     @property
@@ -139,9 +142,10 @@ class Link:
                     self._resolve(message, descriptors)
         with self._lock:
             self.alive = False
-            self._connection.close()
             waiting = [*self._waiting.values(), *self._later.values()]
             self._waiting, self._later = {}, {}
+        with self._sending:  # whoever sends meets an error: the other end is gone
+            self._connection.close()
         for future in waiting:
             future.set_exception(SandboxError("the spawner of sandboxes has ended"))
         if self._process.wait() != 0:  # it could not clean up

@@ -10,7 +10,7 @@ from k2jax.sandbox.hostile import LIMITS, Outside, attempt
 from tests.sandbox.backends import PYTHON, REMOTE, SLOW, SPEC, in_sandbox, open_sandbox, survivors
 
 QUICK = ("signals", "links, pipes, devices and sockets for a reader", "huge, deep and strange files for a reader")
-"""Attacks that every run tries on bubblewrap, which test_hostile.py attacks more thoroughly."""
+"""Attacks that every run tries on bubblewrap, which the files test_hostile_*.py attack more thoroughly."""
 TRIED = [
     pytest.param("bubblewrap", attack, marks=[] if attack in QUICK else pytest.mark.slow) for attack in ATTACKS
 ] + [pytest.param(*name.values, attack, marks=pytest.mark.slow) for name in (*SLOW, *REMOTE) for attack in ATTACKS]

@@ -37,6 +37,20 @@ def wait_for(condition, seconds=5.0):
     assert condition()
 
 
+def test_requests_that_come_faster_than_answers_are_read_all_get_theirs():
+    """One thread asks without a pause, and the answers alone fill the connection meanwhile."""
+    backend, answers, count, payload = BubblewrapBackend(), [], 16, bytes(1 << 20)
+
+    async def ask():
+        async with await backend.open(SandboxSpec()) as sandbox:
+            return await asyncio.gather(*(sandbox.exec(["/bin/cat"], stdin=payload) for _ in range(count)))
+
+    asking = threading.Thread(target=lambda: answers.extend(asyncio.run(ask())), daemon=True)
+    asking.start()
+    asking.join(30.0)
+    assert [len(answer.stdout) for answer in answers] == [1 << 20] * count
+
+
 def test_without_bubblewrap_the_user_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/does/not/exist")
