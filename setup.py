@@ -20,6 +20,7 @@ KUBERNETES = ["kubernetes>=37"]  # the first with an asynchronous client
 ROLLOUT = ["uvloop>=0.20; sys_platform != 'win32'"]  # without it the scheduler runs on asyncio's own loop
 RAY = ["ray>=2.40"]
 REMOTE = ["aiohttp>=3.10"]  # environments that other processes serve
+VERIFIERS = ["verifiers>=0.1.14,<0.4"]  # needs another version of mcp than the extra of that name: not in "test"
 VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
 
@@ -69,6 +70,7 @@ setup(
         "serve": SERVE,
         "rollout": ROLLOUT,
         "ray": RAY,
+        "verifiers": VERIFIERS,
         "vision": VISION,
         "test": [
             *PARITY,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.client.types import UNKNOWN_VERSION, Completion, OnToken, Sampling, new_completion
+from k2jax.client.types import UNKNOWN_VERSION, Completion, OnToken, PromptTooLongError, Sampling, new_completion
 from k2jax.errors import InfrastructureError, UserError
 
 
@@ -78,6 +78,7 @@ class HTTPClient:
 
         Raises:
             ServerFailedError: the server does not answer after all attempts, or answers with what is no completion.
+            PromptTooLongError: the server's longest sequence has no room for the prompt and ``max_tokens``.
             UserError: the server refuses the request, or answers without token ids; ``return_experts`` is asked for;
                 the completion that is to be resumed has ``max_tokens`` already.
         """
@@ -110,9 +111,11 @@ class HTTPClient:
                 async with self._http.stream("POST", "/v1/completions", json=body) as response:
                     if response.status_code < 400:
                         return tokens, logprobs, await self._read(response, tokens, logprobs, on_token)
-                    failure = f"status {response.status_code}: {_error_message(await response.aread())}"
+                    raw = await response.aread()
+                    failure = f"status {response.status_code}: {_error_message(raw)}"
                     if response.status_code < 500 and response.status_code != 429:
-                        raise UserError(f"{self._url} refused the request with {failure}")
+                        kind = PromptTooLongError if _is_too_long(raw) else UserError
+                        raise kind(f"{self._url} refused the request with {failure}")
             except self._failed as error:
                 failure = f"{type(error).__name__}: {error}"
                 if tokens or not isinstance(error, self._retried):  # reported tokens cannot be taken back
@@ -167,6 +170,15 @@ def _choices_of(answer: dict[str, Any], url: str) -> list[dict[str, Any]]:
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise ServerFailedError(f"{url} answered without choices")
     return choices
+
+
+def _is_too_long(raw: bytes) -> bool:
+    """Whether an error says so: by OpenAI's code, which this project's server has too, or in vLLM's words."""
+    try:
+        error = json.loads(raw)["error"]
+        return error.get("code") == "context_length_exceeded" or "maximum context length" in str(error.get("message"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _error_message(raw: bytes) -> str:

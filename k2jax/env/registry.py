@@ -110,8 +110,11 @@ datasets = Registry(
         "bfcl": "k2jax.env.tasks.bfcl:BFCLTasks",
         "characters": "k2jax.env.tasks.characters:CharacterTasks",
         "code": "k2jax.env.tasks.code:CodeTasks",
+        "commands": "k2jax.env.tasks.commands:CommandTasks",
+        "expressions": "k2jax.env.tasks.expressions:ExpressionTasks",
         "file_answers": "k2jax.env.tasks.file_answers:FileAnswers",
         "human_eval": "k2jax.env.tasks.human_eval:HumanEvalTasks",
+        "ifbench": "k2jax.env.tasks.ifbench:IFBenchTasks",
         "instructions": "k2jax.env.tasks.instructions:InstructionTasks",
         "math": "k2jax.env.tasks.mathematics:MathTasks",
         "mbpp": "k2jax.env.tasks.mbpp:MBPPTasks",
@@ -120,8 +123,10 @@ datasets = Registry(
         "search_world": "k2jax.env.tasks.search_tasks:SearchTasks",
         "swe": "k2jax.env.tasks.swe:SWETasks",
         "tables": "k2jax.env.tasks.tables:TableTasks",
+        "tau2": "k2jax.env.tasks.tau2:Tau2Tasks",
         "terminal": "k2jax.env.tasks.terminal:TerminalTasks",
         "tool_use": "k2jax.env.tasks.tool_use:ToolUseTasks",
+        "verifiers": "k2jax.env.tasks.verifiers_tasks:VerifiersTasks",
     },
 )
 """Makers of datasets: called with the options and ``split``."""
@@ -131,11 +136,15 @@ oracles = Registry(
     "k2jax.oracles",
     {
         "bfcl": "k2jax.env.tasks.oracles:reference_calls",
+        "commands": "k2jax.env.tasks.commands:oracle",
+        "expressions": "k2jax.env.tasks.expressions:oracle",
         "human_eval": "k2jax.env.tasks.oracles:canonical_program",
+        "ifbench": "k2jax.env.tasks.ifbench_answers:ifbench_answer",
         "mbpp": "k2jax.env.tasks.oracles:canonical_program",
         "search_world": "k2jax.env.tasks.search_policies:serial",
         "swe": "k2jax.env.tasks.oracles:reference_patch",
         "tables": "k2jax.env.tasks.oracles:answer_line",
+        "tau2": "k2jax.env.tasks.tau2:reference_service",
         "terminal": "k2jax.env.tasks.oracles:shell_solution",
         "tool_use": "k2jax.env.tasks.oracles:tool_use",
     },
@@ -148,10 +157,12 @@ environments = Registry(
     {
         "dialogue": "k2jax.env.tasks.dialogues:Dialogue",
         "files": "k2jax.env.files:FilesEnvironment",
+        "named_files": "k2jax.env.files:NamedFilesEnvironment",
         "remote": "k2jax.env.remote:RemoteEnvironment",
         "repository": "k2jax.env.repository:RepositoryEnvironment",
         "single_turn": "k2jax.env.single_turn:SingleTurn",
         "tools": "k2jax.env.tool_environment:ToolEnvironment",
+        "verifiers": "k2jax.env.verifiers_environment:VerifiersEnvironment",
     },
 )
 """Makers of environments: called once for every episode, without arguments, or with ``backend`` where they have a
@@ -171,6 +182,7 @@ toolsets = Registry(
         "simulated_apis": "k2jax.env.tasks.simulated_apis:SimulatedAPIs",
         "shell": "k2jax.env.toolsets.shell:ShellTool",
         "store": "k2jax.env.toolsets.store:StoreTools",
+        "tau2": "k2jax.env.tasks.tau2_tools:DeskTools",
     },
 )
 """Makers of toolsets: called with the options, once for every episode."""
@@ -200,15 +212,19 @@ verifiers = Registry(
         "answer_line": "k2jax.env.tasks.answer_line:answer_line",
         "file_answers": "k2jax.env.tasks.file_answers:FilesAsExpected",
         "final_answer": "k2jax.env.tasks.characters:final_answer",
+        "ifbench": "k2jax.env.tasks.ifbench_scoring:ifbench",
         "instructions": "k2jax.env.tasks.instructions_scoring:instructions",
         "item_f1": "k2jax.env.tasks.item_f1:item_f1",
         "known_verdict": "k2jax.env.critic.refinement:known_verdict",
         "math": "k2jax.env.tasks.mathematics_scoring:math",
         "reasoning_gym": "k2jax.env.tasks.reasoning_scoring:reasoning_gym",
+        "shell_test": "k2jax.env.tasks.commands_scoring:ShellTest",
         "simulated_apis": "k2jax.env.tasks.simulated_apis_scoring:APIStateVerifier",
         "swe": "k2jax.env.tasks.swe_scoring:SWEVerifier",
+        "tau2": "k2jax.env.tasks.tau2_tools:DeskVerifier",
         "terminal": "k2jax.env.tasks.terminal_scoring:TerminalVerifier",
         "unit_tests": "k2jax.env.tasks.code_scoring:UnitTests",
+        "verifiers": "k2jax.env.tasks.verifiers_tasks:RubricReward",
     },
 )
 """Functions ``(task, answer) -> Reward``, which run in processes of their own, and makers of a ``Verifier``."""

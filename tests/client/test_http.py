@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from k2jax.client import UNKNOWN_VERSION, HTTPClient, Sampling
+from k2jax.client import UNKNOWN_VERSION, HTTPClient, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.text import byte_tokenizer
 from tests.api.sample import NAME
@@ -87,6 +87,20 @@ def test_a_refused_request_is_told_in_one_line_and_not_sent_again(server):
     assert "\n" not in str(error.value) and len(server.engine.asked) == before
     with pytest.raises(UserError, match="return_experts"):
         generate(server.url, sampling=Sampling(return_experts=True))
+
+
+def test_a_prompt_that_is_too_long_is_told_from_other_refusals(server):
+    with pytest.raises(PromptTooLongError, match="longest sequence is"):
+        generate(server.url, prompt=[10] * 5000)
+    texts = {
+        "openai": {"message": "Please reduce the length of the messages.", "code": "context_length_exceeded"},
+        "vllm": {"message": "This model's maximum context length is 4096 tokens.", "code": 400},
+        "other": {"message": "The model cannot be found.", "code": "model_not_found"},
+    }
+    for name, error in texts.items():
+        raised = []
+        _, asked = serve_then_generate([reply(400, {"error": error})], attempts=3, raised=raised)
+        assert (asked, type(raised[0])) == (1, UserError if name == "other" else PromptTooLongError)
 
 
 ANSWER = {"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-0.5, None]}, "finish_reason": "stop"}]}

@@ -32,6 +32,35 @@ def test_the_parallel_policy_earns_1_in_fewer_turns():
         assert turn_of([n.message for n in quick.nodes]) == 3 < turn_of([n.message for n in slow.nodes]) == 13
 
 
+LARGE = ("kinds=download+long", "count=6", "rows=5", "entries=40", "page=600", "documents=60")
+
+
+def test_downloads_and_long_documents_give_the_policies_1_and_the_null_policy_0():
+    tasks = load_tasks("search_world", LARGE)
+    serial, fast = check(tasks, oracles.get("search_world")), check(tasks, parallel)
+    assert rewards(serial.oracle) == rewards(fast.oracle) == [1.0] * 6 and rewards(serial.null) == [0.0] * 6
+    for task, slow, quick in zip(tasks, serial.oracle, fast.oracle, strict=True):
+        turns = [turn_of([n.message for n in episode.nodes]) for episode in (slow, quick)]
+        assert turns[1] == (4 if task.domain == "search/long" else 3) < turns[0]
+
+
+def test_receipts_take_a_download_and_counts_a_reader_of_the_whole_chronicle():
+    (download,) = load_tasks("search_world", ("kinds=download", "count=1", *LARGE[2:]))
+    longs = load_tasks("search_world", ("kinds=long", "count=12", *LARGE[2:]))
+    corpus = search_world(60, 0, 40).corpus
+    receipts = [receipt for _, receipt in download.metadata["table"]]
+    assert len(set(receipts)) == 5 and not any(word in page.text for word in receipts for page in corpus.pages)
+    for long in longs:
+        counted = long.metadata["counted"]
+        (text,) = (page.text for page in corpus.pages if page.title == counted["title"])
+        came = [line for line in text.split(". ") if line.startswith("In the") and f" {counted['profession']} " in line]
+        years = [int(re.search(r"\d+", line)[0]) for line in came]
+        assert long.metadata["answer"] == sum(year >= counted["year"] for year in years)
+        assert "It is not true that" in text and len(text) > 4 * 600
+    plain = load_tasks("search_world", ("kinds=wide", "count=1", "documents=60"))[0]
+    assert set(plain.metadata["world"]) == {"documents", "seed", "results", "page"}
+
+
 @settings(max_examples=10)
 @given(st.integers(20, 120), st.integers(0, 5))
 def test_documents_state_every_fact_once_and_links_lead_to_documents(documents, seed):

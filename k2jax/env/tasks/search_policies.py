@@ -1,7 +1,7 @@
 """Scripted policies of the search world: they know what to look for, and read the values from the documents.
 
-The serial one makes a call a turn; the parallel one looks up all rows of a table at once. They bound what is
-achievable.
+The serial one makes a call a turn; the parallel one looks up all rows of a table, or pages of a document, at once. They
+bound what is achievable.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import re
 from k2jax.env.environment import Message
 from k2jax.env.scripted import Script, called, called_all, said, scripted
 from k2jax.env.task import Task
+from k2jax.env.tasks.search_tasks import arrivals
 from k2jax.env.tasks.search_world import SENTENCES
 
 _PART = re.compile(r"\n\[part \d+ of (\d+)\]$")
 
 
 def _serial(task: Task) -> Script:
-    if "table" not in task.metadata:
-        return _follow(task)
-    return _fill(task)
+    if "counted" in task.metadata:
+        return _count(task)
+    if "downloads" in task.metadata:
+        return _download(task)
+    return _fill(task) if "table" in task.metadata else _follow(task)
 
 
 def _follow(task: Task) -> Script:
@@ -38,13 +41,42 @@ def _fill(task: Task) -> Script:
     yield said(_table(task, texts))
 
 
+def _count(task: Task, at_once: bool = False) -> Script:
+    counted = task.metadata["counted"]
+    (results,) = yield called("search", query=counted["title"])
+    address = _address(counted["title"], results)
+    (shown,) = yield called("browse", address=address)
+    text = yield from (_whole_at_once if at_once else _whole)(address, shown)
+    yield said(f"Answer: {arrivals(text, counted['profession'], counted['year'])}")
+
+
+def _download(task: Task) -> Script:
+    rows = []
+    for name, _ in task.metadata["table"]:
+        (results,) = yield called("search", query=name)
+        (told,) = yield called("download", address=_address(name, results))
+        rows.append(f"{name} | {_receipt(told)}")
+    yield said("\n".join(rows))
+
+
+def _receipt(told: str) -> str:
+    return told.rpartition(" ")[2]
+
+
 def _parallel(task: Task) -> Script:
+    if "counted" in task.metadata:
+        yield from _count(task, at_once=True)
+        return
     if "table" not in task.metadata:
         yield from _follow(task)
         return
     names = [name for name, *_ in task.metadata["table"]]
     found = yield called_all([("search", {"query": name}) for name in names])
     addresses = [_address(name, results) for name, results in zip(names, found, strict=True)]
+    if "downloads" in task.metadata:
+        told = yield called_all([("download", {"address": address}) for address in addresses])
+        yield said("\n".join(f"{name} | {_receipt(text)}" for name, text in zip(names, told, strict=True)))
+        return
     shown = yield called_all([("browse", {"address": address}) for address in addresses])
     texts = []
     for address, text in zip(addresses, shown, strict=True):
@@ -68,6 +100,14 @@ def _whole(address: str, shown: str) -> Generator[Message, list[str], str]:
         (shown,) = yield called("browse", address=address, part=part)
         text += _PART.sub("", shown).partition("\n")[2]
     return text
+
+
+def _whole_at_once(address: str, shown: str) -> Generator[Message, list[str], str]:
+    """The same, but the pages after the first are asked for in one message."""
+    end = _PART.search(shown)
+    parts = range(2, int(end[1]) + 1 if end else 2)
+    others = (yield called_all([("browse", {"address": address, "part": part}) for part in parts])) if parts else []
+    return "".join(_PART.sub("", page).partition("\n")[2] for page in (shown, *others))
 
 
 def _address(name: str, results: str) -> str:
@@ -95,4 +135,4 @@ def _table(task: Task, texts: Sequence[str]) -> str:
 serial = scripted(_serial)
 """A call a turn."""
 parallel = scripted(_parallel)
-"""All rows of a table at once; a chain cannot be shortened."""
+"""All rows of a table, or pages of a document, at once; a chain cannot be shortened."""

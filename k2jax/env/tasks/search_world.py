@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import random
 from typing import NamedTuple
+import zlib
 
 from k2jax.env.toolsets.search import Corpus, Page
 
@@ -51,12 +52,13 @@ class SearchWorld(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def search_world(documents: int, seed: int) -> SearchWorld:
+def search_world(documents: int, seed: int, chronicles: int = 0) -> SearchWorld:
     """The world of a seed.
 
     Args:
-        documents: at least 20.
+        documents: about entities, at least 20.
         seed: of everything.
+        chronicles: entries of the chronicle that each place has beside them; 0 is no chronicles.
     """
     rng = random.Random(f"search world {documents} {seed}")
     names = _names(rng, documents)
@@ -68,7 +70,9 @@ def search_world(documents: int, seed: int) -> SearchWorld:
     entities += [Entity(name, "person", _person(rng, name, people, places)) for name in people]
     rng.shuffle(entities)
     pages = [Page(_address(entity.name), entity.name, _document(entity, rng, people, places)) for entity in entities]
-    return SearchWorld({entity.name: entity for entity in entities}, Corpus(pages))
+    known = {entity.name: entity for entity in entities}
+    pages += [chronicle(known, place, chronicles, seed) for place in places if chronicles]
+    return SearchWorld(known, Corpus(pages))
 
 
 def _address(name: str) -> str:
@@ -149,3 +153,31 @@ def _document(entity: Entity, rng: random.Random, people: list[str], places: lis
     others = [name for name in (places if attribute == "birthplace" else people) if name not in true]
     lines.insert(rng.randrange(len(lines) + 1), _RUMOURS[attribute].format(value=rng.choice(others)))
     return " ".join(lines)
+
+
+def chronicle_title(place: str) -> str:
+    """The title of a place's chronicle."""
+    return f"Chronicle of {place}"
+
+
+CAME = "In the year {year} the {profession} {name} came to {place}."
+"""An entry of a chronicle."""
+_DENIED = "It is not true that the {profession} {name} came to {place} in the year {year}."
+
+
+def chronicle(entities: dict[str, Entity], place: str, entries: int, seed: int) -> Page:
+    """A long document about who came to a place, in order; a fifth of its entries deny that somebody did."""
+    rng = random.Random(f"chronicle of {place} {entries} {seed}")
+    people = [entity for entity in entities.values() if entity.kind == "person"]
+    lines = []
+    for year in sorted(rng.randrange(1600, 2000) for _ in range(entries)):
+        person = rng.choice(people)
+        form = CAME if rng.random() > 0.2 else _DENIED
+        lines.append(form.format(year=year, profession=person.facts["profession"], name=person.name, place=place))
+    title = chronicle_title(place)
+    return Page(_address(title), title, " ".join(lines))
+
+
+def receipt(page: Page) -> str:
+    """What whoever downloads a document is told, and nobody else: a checksum."""
+    return f"{zlib.crc32(f'{page.address} {page.text}'.encode()):08x}"

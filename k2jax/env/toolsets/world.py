@@ -1,13 +1,13 @@
-"""The tools ``search`` and ``browse`` over the generated world of a task."""
+"""The tools ``search`` and ``browse``, and for some tasks ``download``, over the generated world of a task."""
 
 from __future__ import annotations
 
 from k2jax.env.tasks.search_tasks import WORLD
-from k2jax.env.tasks.search_world import search_world
+from k2jax.env.tasks.search_world import receipt, search_world
 from k2jax.env.toolsets.functions import FunctionTools
 from k2jax.env.toolsets.search import SearchTools
-from k2jax.env.toolsets.types import Workplace
-from k2jax.errors import UserError
+from k2jax.env.toolsets.types import ToolError, Workplace
+from k2jax.errors import UserError, abbreviate
 
 
 class WorldTools(SearchTools):
@@ -25,6 +25,20 @@ class WorldTools(SearchTools):
         try:
             told = workplace.task.metadata[WORLD]
             self._results, self._page = int(told["results"]), int(told["page"])
-            self._corpus = search_world(int(told["documents"]), int(told["seed"])).corpus
+            chronicles = int(told.get("chronicles", 0))
+            self._corpus = search_world(int(told["documents"]), int(told["seed"]), chronicles).corpus
+            if told.get("download"):
+                FunctionTools.__init__(self, [self.search, self.browse, self.download])
         except (KeyError, TypeError, ValueError):
             raise UserError(f"the task {workplace.task.id!r} names no world; use the dataset 'search_world'") from None
+
+    def download(self, address: str) -> str:
+        """Downloads a document and shows its receipt.
+
+        Args:
+            address: as search shows it.
+        """
+        page = self._corpus.page(address)
+        if page is None:
+            raise ToolError(f"there is no document {abbreviate(address)}; search shows addresses")
+        return f"{address} | receipt {receipt(page)}"
