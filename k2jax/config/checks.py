@@ -25,7 +25,6 @@ def check_combinations(config: Config) -> None:
     check_activations(config)
     _check_router(config.model)
     _check_policy_loss(config.rl.loss)
-    _check_level(config.rl)
     _check_distillation(config.rl)
     _check_routing(config)
     _check_sources(config)
@@ -200,25 +199,14 @@ def _check_policy_loss(loss: PolicyLossConfig) -> None:
             f"config.rl.loss.per_domain weighs tokens, and the loss {loss.name} counts turns or responses; "
             f"rl.loss.name={' or '.join(TOKEN_LOSSES)} would do"
         )
+    if (loss.level, loss.aggregation) == ("token", "sequence"):
+        raise UserError(
+            "config.rl.loss.level token takes means over tokens; set rl.loss.aggregation=token, not sequence"
+        )
     _check_corrections(loss)
     if (loss.ptx > 0) != (loss.ptx_rows > 0):
         raise UserError(
             f"config.rl.loss.ptx {loss.ptx} and ptx_rows {loss.ptx_rows} go together: both are above 0, or neither"
-        )
-
-
-def _check_level(rl: RLConfig) -> None:
-    """Rules about ratios of tokens that are clipped by the sign of the advantage."""
-    if rl.loss.level != "token":
-        return
-    if rl.loss.aggregation == "sequence":
-        raise UserError(
-            "config.rl.loss.level token takes means over tokens; set rl.loss.aggregation=token, not sequence"
-        )
-    if rl.packing.layout == "tree":
-        raise UserError(
-            "config.rl.loss.level token clips by the sign of one advantage, and tokens that responses share in the "
-            "layout tree have several; set rl.packing.layout=paths"
         )
 
 

@@ -5,21 +5,28 @@ Example:
     python -m k2jax.env.demonstrate --to=runs/clean.jsonl --kinds=add3,sort6 --count=5000 --direct=0
     python -m k2jax.env.demonstrate --to=runs/tools.jsonl --dataset=tool_use
 
-Each line is a conversation of one question and one answer, or with the dataset tool_use of calls, results and the
-answer. The teacher writes the share --direct of its answers at once, without working or calls, which a small model
-learns badly: what reinforcement learning can then improve.
+Each line is a conversation of one question and one answer, or with datasets that have tools (commands, expressions,
+tool_use) of calls, results and the answer. The teacher writes the share --direct of its answers at once, without
+working, calls or a look at the files, which often goes wrong: what reinforcement learning can then improve.
 """
 
 from absl import flags
 
 from k2jax import cli
 from k2jax.env.tasks.characters import CharacterTasks
+from k2jax.env.tasks.commands import CommandTasks, command_demonstrations
+from k2jax.env.tasks.expressions import ExpressionTasks, expression_demonstrations
 from k2jax.env.tasks.teacher import demonstrations
 from k2jax.env.tasks.tool_teacher import tool_demonstrations
 from k2jax.env.tasks.tool_use import ToolUseTasks
 from k2jax.report.files import write_json_lines
 
-_TEACHERS = {"characters": (CharacterTasks, demonstrations), "tool_use": (ToolUseTasks, tool_demonstrations)}
+_TEACHERS = {
+    "characters": (CharacterTasks, demonstrations),
+    "commands": (CommandTasks, command_demonstrations),
+    "expressions": (ExpressionTasks, expression_demonstrations),
+    "tool_use": (ToolUseTasks, tool_demonstrations),
+}
 
 
 def define(values: flags.FlagValues) -> None:

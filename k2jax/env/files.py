@@ -1,9 +1,10 @@
-"""The environment of tasks whose outcome is a folder: files to begin with, and an archive of what the agent leaves."""
+"""Environments of tasks about files: some to begin with, and an archive or the texts of what the agent leaves."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+import contextlib
 import json
 from typing import Any
 
@@ -11,11 +12,13 @@ from k2jax.env.errors import EnvironmentFailedError
 from k2jax.env.task import Task
 from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.errors import UserError
-from k2jax.sandbox import Sandbox, SandboxSpec
+from k2jax.sandbox import Sandbox, SandboxError, SandboxSpec
 from k2jax.sandbox.interpreter import host_python
 
 FILES = "files"
 """Key of a task's metadata: ``{path: {"text": ..., "mode": ...}}`` below ``/work``; modes are octal texts."""
+OUTPUTS = "outputs"
+"""Key of a task's metadata: paths below ``/work``, whose texts ``NamedFilesEnvironment`` keeps."""
 LARGEST = 256 << 10
 """Bytes of the archive, compressed."""
 _UNPACK = """
@@ -70,6 +73,46 @@ class FilesEnvironment(ToolEnvironment):
         if result.code or result.truncated:
             return {"archive": "", "too_large": result.truncated}
         return {"archive": base64.b64encode(result.stdout).decode(), "too_large": False}
+
+
+class NamedFilesEnvironment(ToolEnvironment):
+    """Tools in a sandbox whose ``/work`` begins with the files of the task, of which a few named ones are kept.
+
+    It costs no process of its own: files are written and read from outside. The outcome is ``{"texts": {path: text}}``,
+    of the regular files that the task names under ``OUTPUTS`` and that are there.
+    """
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Writes the files.
+
+        Raises:
+            UserError: the task has no tool that needs a sandbox, or a file has a mode.
+            SandboxError: they cannot be written.
+        """
+        if sandbox is None:
+            raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
+        for path, text in plain_files(task).items():
+            await sandbox.write(f"/work/{path}", text.encode())
+
+    async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
+        """The texts of the named files."""
+        texts = {}
+        for path in task.metadata.get(OUTPUTS, ()):
+            with contextlib.suppress(SandboxError):  # there is no regular file
+                texts[path] = (await sandbox.read(f"/work/{path}")).decode(errors="replace")
+        return {"texts": texts}
+
+
+def plain_files(task: Task) -> dict[str, str]:
+    """Texts of a task's files by path.
+
+    Raises:
+        UserError: one of them has a mode, which takes the environment ``files``.
+    """
+    files = task.metadata.get(FILES, {})
+    if any("mode" in file for file in files.values()):
+        raise UserError(f"a file of the task {task.id!r} has a mode; its environment must be 'files'")
+    return {path: file["text"] for path, file in files.items()}
 
 
 def isolated_python(task: Task) -> list[str]:

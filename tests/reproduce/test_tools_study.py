@@ -1,35 +1,44 @@
-"""The study of tool use: its runs fit together, and its summary says what rewards add to the start."""
+"""The studies of several turns: their runs fit together, and their summary says what rewards add to the start."""
 
 import json
 from pathlib import Path
+
+import pytest
 
 from k2jax.client import ScriptedClient
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.study import _placed
+from k2jax.reproduce.turns import AVERAGE, PASS, calls_of
 from tests.env.tool_episodes import BYTES, episode, task
 
-tools = load_study("tools")
+STUDIES = {name: load_study(name) for name in ("tools", "code", "terminal")}
+PLAIN = {"tools": 2, "code": 2, "terminal": 4}
+"""Messages of a conversation in which the teacher does not do what rewards should find."""
+tools = STUDIES["tools"]
 
 
-def configs(workdir):
-    for run, overrides in tools.runs().items():
-        config = tools.get_config()
+def configs(workdir, study=tools):
+    for run, overrides in study.runs().items():
+        config = study.get_config()
         config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
         yield run, resolve(config)
 
 
-def test_every_run_learns_from_the_demonstrations_of_the_study_and_starts_from_a_run_before_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(tools, "DEMONSTRATIONS", 20)
-    tools.prepare(tmp_path)
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_run_learns_from_the_demonstrations_of_the_study_and_starts_from_a_run_before_it(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(STUDIES[name], "DEMONSTRATIONS", 20)
+    STUDIES[name].prepare(tmp_path)
     before = set()
-    for run, config in configs(tmp_path):
+    for run, config in configs(tmp_path, STUDIES[name]):
         assert (config.init_from in before) == (run.partition("_")[2] != "sft"), run
-        for name, source in config.data.sources.items():
+        for teacher, source in config.data.sources.items():
             records = [json.loads(line) for line in Path(source.path).read_text().splitlines()]
-            styles = {True} if name == "easier" else {True, False}  # with calls, and without
-            assert {len(record["messages"]) > 2 for record in records} == styles
+            styles = {True} if teacher == "easier" else {True, False}
+            assert {len(record["messages"]) > PLAIN[name] for record in records} == styles
         before.add(str(tmp_path / run))
 
 
@@ -37,7 +46,7 @@ def test_an_episodes_calls_are_those_that_the_model_writes():
     """Two in the first answer, one in the second, none in the last."""
     said = iter(["!get a\n!get b", "!calc 12+30", "42"])
     client = ScriptedClient(lambda prompt, sampling: [*BYTES.encode(next(said)), BYTES.eos])
-    assert tools.calls_of(episode(client, task())) == 3
+    assert calls_of(episode(client, task())) == 3
 
 
 def results(record):
@@ -54,8 +63,8 @@ def test_the_gain_is_taken_seed_by_seed():
 
     def record(run, seed):
         share = 0.2 + 0.1 * seed + (0.4 + 0.01 * seed) * (run == "rl")
-        keys = ["eval/greedy", tools.AVERAGE, tools.PASS, "called", "right_called", "calls", "eval/length"]
-        kinds = [f"{key}/{kind}" for key in keys[:2] for kind in tools.KINDS]
+        keys = ["eval/greedy", AVERAGE, PASS, "called", "right_called", "calls", "eval/length"]
+        kinds = [f"{key}/{kind}" for key in keys[:2] for kind in tools.study.kinds]
         return dict.fromkeys(keys + kinds, share) | {"right_direct": None if run == "rl" else 0.0}
 
     text = tools.summarize(results(record)).markdown

@@ -15,6 +15,8 @@ from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 10.0
 """Wall time of all tests of a task together [s]."""
+TEMPLATE = "template"
+"""Key of a task's metadata: a program with ``{}`` where the whole answer stands; without it the answer has blocks."""
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _JUDGE = Path(code_judge.__file__).read_text(encoding="utf-8")
 
@@ -35,18 +37,18 @@ class UnitTests:
         self._python = python.executable
 
     async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
-        """The reward of the last block of code of the answer.
+        """The reward of the last block of code of the answer, or of the answer in the task's template.
 
         Raises:
             SandboxError: the sandbox failed.
         """
-        blocks = _BLOCK.findall(trajectory.answer)
-        if trajectory.status != "finished" or not blocks:
-            return Reward(0.0, info={"block": bool(blocks)})
+        program = _program(task, trajectory.answer)
+        if trajectory.status != "finished" or program is None:
+            return Reward(0.0, info={"block": program is not None})
         python = "python3" if task.image else self._python
         secret, tests = secrets.token_hex(16), list(task.metadata["tests"])
         request = {"tests": tests, "setup": task.metadata.get("setup", ""), "secret": secret}
-        await sandbox.write("/work/solution.py", blocks[-1].encode(errors="replace"))
+        await sandbox.write("/work/solution.py", program.encode(errors="replace"))
         result = await sandbox.exec(
             [python, "-I", "-S", "-c", _JUDGE], stdin=json.dumps(request).encode(), timeout=TIMEOUT
         )
@@ -57,6 +59,14 @@ class UnitTests:
         failed = int(verdict["failed"])
         info = {"block": True, "tests": len(tests), "failed": failed, "reasons": verdict["reasons"]}
         return Reward(float(failed == 0), {"passed": 1 - failed / len(tests)}, info)
+
+
+def _program(task: Task, answer: str) -> str | None:
+    """What is to be run of an answer, or None where it has no program."""
+    if (template := task.metadata.get(TEMPLATE)) is not None:
+        return template.replace("{}", answer)
+    blocks = _BLOCK.findall(answer)
+    return blocks[-1] if blocks else None
 
 
 def verdict_of(output: bytes, secret: str) -> dict | None:

@@ -1,7 +1,8 @@
 """Tasks whose answer is a file: an agent is to leave one in its folder, and its text is compared.
 
-They are the smallest tasks for agents that work in a folder, with any scaffold: one command solves each. ``write`` asks
-for a word in a file, ``copy`` for the text of a file that is there, ``join`` for those of two.
+They are the smallest tasks for agents that work in a folder, with any scaffold: one command solves most. ``write`` asks
+for a word in a file, ``copy`` for the text of a file that is there, ``join`` for those of two, and ``follow`` for the
+text of a file whose name is the text of another, which has to be read first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from k2jax.errors import UserError, nearest
 from k2jax.sandbox import Sandbox
 from k2jax.trajectory import Reward, Trajectory
 
-KINDS = ("write", "copy", "join")
+KINDS = ("write", "copy", "join", "follow")
 EXPECTED = "expected"
 """Key of a task's metadata: the texts that files are to have in the end, by path, but for a last line break."""
 _LONGEST = 1 << 20  # bytes of a file that is read
@@ -32,7 +33,14 @@ _SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", 
 class FileAnswers:
     """Distinct tasks of some kinds, in turn."""
 
-    def __init__(self, kinds: tuple[str, ...] = ("write",), count: int = 2000, seed: int = 0, split: Split = "train"):
+    def __init__(
+        self,
+        kinds: tuple[str, ...] = ("write",),
+        count: int = 2000,
+        seed: int = 0,
+        split: Split = "train",
+        syllables: int = 3,
+    ):
         """A set of tasks.
 
         Args:
@@ -40,15 +48,17 @@ class FileAnswers:
             count: number of tasks.
             seed: of their choice; the splits of all seeds are disjoint.
             split: ``train`` or ``test``.
+            syllables: of each name and word, two letters each.
 
         Raises:
-            UserError: a kind is unknown, or the count is not positive.
+            UserError: a kind is unknown, or a number is not positive.
         """
         for kind in kinds:
             if kind not in KINDS:
                 raise UserError(f"file_answers: no kind {kind!r}{nearest(kind, KINDS)}")
-        if not kinds or count < 1:
-            raise UserError("file_answers: name a kind, and a count above 0")
+        if not kinds or count < 1 or syllables < 1:
+            raise UserError("file_answers: name a kind, and a count and syllables above 0")
+        self._syllables = syllables
         self._kinds, self._count, self._seed, self._split = kinds, count, seed, split
 
     def load(self) -> Iterable[Task]:
@@ -61,7 +71,7 @@ class FileAnswers:
         seen: set[str] = set()
         for number, kind in zip(range(self._count), itertools.cycle(self._kinds), strict=False):
             for _ in range(_TRIES):
-                task = _task(kind, numbers, number)
+                task = _task(kind, numbers, number, self._syllables)
                 text = task.instruction[0]["content"]
                 if split_of(text) == self._split and text not in seen:
                     break
@@ -71,13 +81,22 @@ class FileAnswers:
             yield task
 
 
-def _task(kind: str, numbers: random.Random, number: int) -> Task:
-    first, second, name, other = ("".join(numbers.choices(_SYLLABLES, k=3)) for _ in range(4))
+def word(numbers: random.Random, syllables: int) -> str:
+    """A word of these tasks."""
+    return "".join(numbers.choices(_SYLLABLES, k=syllables))
+
+
+def _task(kind: str, numbers: random.Random, number: int, syllables: int) -> Task:
+    words: dict[str, None] = {}  # distinct, in order
+    while len(words) < 4:
+        words[word(numbers, syllables)] = None
+    first, second, name, other = words
     instruction, files, text = {
         "write": (f"Write {first} to {name}", {}, first),
         "copy": (f"Copy {other} to {name}", {other: f"{first}\n"}, first),
         "join": (f"Join {other} and {other}2 to {name}", {other: f"{first}\n", f"{other}2": f"{second}\n"},
                  f"{first}\n{second}"),
+        "follow": (f"Follow {other} to {name}", {other: f"{second}\n", second: f"{first}\n"}, first),
     }[kind]  # fmt: skip
     return Task(
         f"{kind}-{number}",

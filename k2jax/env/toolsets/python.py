@@ -10,6 +10,8 @@ from k2jax.errors import UserError
 from k2jax.sandbox.interpreter import host_python
 from k2jax.sandbox.worker import ToolAnswer, ToolWorker
 
+SOURCE = "python_source"
+"""Key of a task's metadata: Python source that the interpreter runs before its first cell."""
 _CELL = '  File "<code>"'
 
 
@@ -45,7 +47,11 @@ class PythonTool:
             raise UserError(
                 "the toolset 'python' needs a sandbox in which a program stays; use the backend bubblewrap or nsjail"
             )
-        self._worker = ToolWorker(workplace.sandbox, python="python3" if workplace.task.image else None)
+        self._worker = ToolWorker(
+            workplace.sandbox,
+            workplace.task.metadata.get(SOURCE, ""),
+            python="python3" if workplace.task.image else None,
+        )
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What a cell prints, the value of its last expression, and its traceback.
