@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 import re
+import shutil
+import time
 
 FOLDER = "checkpoints"
 BEST = "best"
@@ -24,3 +26,25 @@ def committed_steps(workdir: str | Path) -> list[int]:
     folder = Path(workdir) / FOLDER
     entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
+
+
+def remove_unfinished(folder: Path, patience_s: float = 10.0) -> None:
+    """Removes the saves in a folder of checkpoints that were never committed.
+
+    Args:
+        folder: ``WORKDIR/checkpoints``; need not exist.
+        patience_s: seconds to go on trying. In a process that goes on after a save that failed, threads of that save
+            may still make files, and a folder is not empty at the moment it is to go.
+
+    Raises:
+        OSError: one could not be removed in that time.
+    """
+    end = time.monotonic() + patience_s
+    for unfinished in folder.glob("*.orbax-checkpoint-tmp*"):
+        while unfinished.exists():
+            try:
+                shutil.rmtree(unfinished)
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)

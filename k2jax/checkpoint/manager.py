@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 
 from k2jax import processes
 from k2jax.checkpoint.extra import decode, encode
-from k2jax.checkpoint.folders import BEST, FOLDER, committed_steps, run_folder
+from k2jax.checkpoint.folders import BEST, FOLDER, committed_steps, remove_unfinished, run_folder
 from k2jax.checkpoint.meta import WrongFormatError, check, digest, has_checksums, sealed
 from k2jax.checkpoint.reading import chunk_bytes, lay_out, reading_layout
 from k2jax.checkpoint.storage import read_all, tree_handler
@@ -53,8 +53,9 @@ class Checkpoints:
     def __init__(self, workdir: str | Path, keep: int | None = None, read_only: bool = False):
         self.folder = Path(workdir).absolute() / FOLDER
         self._retention = _Retention(keep)
-        owned = {"preservation_policy": self._retention, "cleanup_tmp_directories": True}
-        options = {"read_only": True} if read_only else owned
+        if not read_only and processes.is_first():
+            remove_unfinished(self.folder)
+        options = {"read_only": True} if read_only else {"preservation_policy": self._retention}
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(**options),

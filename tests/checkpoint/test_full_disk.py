@@ -1,11 +1,15 @@
 """A save that cannot be written is one line, and nothing that was saved before is lost."""
 
 import contextlib
+import itertools
 import resource
+import threading
+import time
 
 import pytest
 
 from k2jax.checkpoint import Checkpoints
+from k2jax.checkpoint.folders import remove_unfinished
 from k2jax.errors import UserError
 from tests.checkpoint.test_integrity import large
 from tests.checkpoint.test_manager import same, shapes
@@ -36,3 +40,25 @@ def test_the_step_before_is_whole_and_saving_goes_on_when_there_is_room(tmp_path
     again.save(4, *large(4), {})
     again.close()
     assert again.steps() == [3, 4]
+
+
+def test_a_save_whose_threads_still_write_is_removed(tmp_path):
+    """What a process meets that opens a workdir again while threads of the save that failed are at work."""
+    folder = tmp_path / "checkpoints" / "4.orbax-checkpoint-tmp" / "params" / "d"
+    folder.mkdir(parents=True)
+    until = time.monotonic() + 0.3
+
+    def write() -> None:
+        for name in itertools.count():
+            if time.monotonic() > until:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                (folder / str(name)).touch()
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    remove_unfinished(tmp_path / "checkpoints")
+    for writer in writers:
+        writer.join()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
