@@ -54,7 +54,7 @@ def get_config():
     files = task(dataset="file_answers", options=_options(10_000), max_tokens=40, steps=4)
     files.scaffold = f"black_box agent='{AGENT}' seconds=120"
     config.rl.tasks = {"files": files}
-    config.rl.rollout.update({"prompts": 16, "samples": 4, "max_length": 160})
+    config.rl.rollout.update({"prompts": 16, "samples": 4, "concurrency": 64, "max_length": 160})
     config.rl.eval_prompts = 0
     return config
 

@@ -25,5 +25,5 @@ def get_config():
     files = task(dataset="file_answers", options=("kinds=write+copy", "count=1000"), max_tokens=64, steps=6)
     files.scaffold = f"black_box agent='{AGENT}' seconds=120"
     config.rl.tasks = {"files": files}
-    config.rl.rollout.max_length = 500
+    config.rl.rollout.update({"max_length": 500, "concurrency": 64})
     return config

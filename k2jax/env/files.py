@@ -21,6 +21,7 @@ OUTPUTS = "outputs"
 """Key of a task's metadata: paths below ``/work``, whose texts ``NamedFilesEnvironment`` keeps."""
 LARGEST = 256 << 10
 """Bytes of the archive, compressed."""
+_WRITING = 60.0  # wall time that writing the files may take, on a machine where many agents start [s]
 _UNPACK = """
 import json, os, sys
 for path, file in json.load(sys.stdin).items():
@@ -62,9 +63,9 @@ class FilesEnvironment(ToolEnvironment):
         if sandbox is None:
             raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
         files = json.dumps(task.metadata.get(FILES, {})).encode()
-        result = await sandbox.exec([*isolated_python(task), "-c", _UNPACK], stdin=files)
+        result = await sandbox.exec([*isolated_python(task), "-c", _UNPACK], stdin=files, timeout=_WRITING)
         if result.code:
-            reason = result.stderr[-200:].decode(errors="replace")
+            reason = "time" if result.timed_out else result.stderr[-200:].decode(errors="replace").strip()
             raise EnvironmentFailedError(f"the files of the task {task.id!r} cannot be written: {reason}")
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:

@@ -59,7 +59,8 @@ class HeldOutTasks:
     def record(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
         """Metrics ``eval/...``: greedy accuracy, Avg@k, pass@k and pass^k with 95 % intervals, and response lengths.
 
-        A metric of which no verdict is left is left out.
+        A metric of which no verdict is left is left out. ``eval/masked`` counts the samples without a verdict, where
+        there are any.
         """
         first = [group for group in groups if group.trajectories[0].reward is not None]
         k = self._config.rl.eval_samples
@@ -73,6 +74,8 @@ class HeldOutTasks:
             shares["greedy"] = proportion(sum(self.is_right(group, 0) for group in first), len(first))
         if max(drawn) >= k:
             shares |= summarize_samples(np.array(right), np.array(drawn), k)
+        if without := sum(each.reward is None for group in groups for each in group.trajectories):
+            record["eval/masked"] = float(without)
         for name, share in shares.items():
             record |= {f"eval/{name}": share.value, f"eval/{name}/low": share.low, f"eval/{name}/high": share.high}
         record["eval/length"] = float(np.mean([group.trajectories[0].sampled_tokens for group in groups]))
@@ -87,10 +90,11 @@ class HeldOutTasks:
 
 
 def held_out_words(step: int, record: Mapping[str, float]) -> str:
-    """An evaluation in a line: greedy accuracy and the mean over samples, of ``HeldOutTasks.record``."""
+    """An evaluation in a line: greedy accuracy, the mean over samples, and masked ones, of ``HeldOutTasks.record``."""
     shown = [name for name in record if name == "eval/greedy" or re.fullmatch(r"eval/avg@\d+", name)]
     shares = ", ".join(f"{name.removeprefix('eval/')} {record[name]:.3f}" for name in shown)
-    return f"step {step:,}: held-out accuracy {shares or 'unknown: no answer got a verdict'}"
+    without = f" ({record['eval/masked']:.0f} samples were masked)" if "eval/masked" in record else ""
+    return f"step {step:,}: held-out accuracy {shares or 'unknown: no answer got a verdict'}{without}"
 
 
 def evaluate_checkpoint(config: Config, checkpoint: str) -> tuple[HeldOutTasks, list[PromptGroup]]:

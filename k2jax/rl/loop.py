@@ -19,6 +19,7 @@ from k2jax.rl.critic.setup import open_critic, rubrics_identity
 from k2jax.rl.distillation.teachers import open_teachers
 from k2jax.rl.evaluation import HeldOutTasks, held_out_words
 from k2jax.rl.event_loop import EventLoop
+from k2jax.rl.masked import MaskedWatch
 from k2jax.rl.measure import iteration_record
 from k2jax.rl.report import write_results
 from k2jax.rl.retention import VerdictRetention
@@ -80,6 +81,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
             verdicts.note(run.start, rollouts.began(run.start))
             sync.push(run.state.params, run.start)
             published(run.start)
+            masked = MaskedWatch(run.note)
             for step in run.steps():
                 if step == 1:
                     with at_rest(run):
@@ -98,6 +100,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                 record = iteration_record(config, groups, rollouts.sampled_tokens, time.perf_counter() - began)
                 if processes.is_first():
                     store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
+                masked.check(step, groups)
                 record |= updates.train(step, groups)
                 if config.rl.record_masks and processes.is_first():  # what training left out is known only now
                     store.write(step, [trajectory for group in groups for trajectory in group.trajectories])

@@ -147,7 +147,9 @@ class Rollouts:
             for sample, trajectory in enumerate(group.trajectories)
             if trajectory is None or trajectory.status == "unfinished"
         ]
-        await self._client.gather(*(respond(group, sample) for group, sample in unfinished))
+        at_a_time = self._config.rl.rollout.concurrency or max(1, len(unfinished))
+        for first in range(0, len(unfinished), at_a_time):
+            await self._client.gather(*(respond(*each) for each in unfinished[first : first + at_a_time]))
         if self.critic is not None and (self.critic.is_policy or processes.is_first()):
             compared = [group for group in groups if group.complete and step > 0 and self.critic.rewards(group)]
             await self.critic.compare(compared)

@@ -48,6 +48,7 @@ class RolloutConfig:
     prompts: PositiveInt = 64  #: prompts of an iteration
     samples: IntFromTwo = 8  #: responses to each prompt (K)
     token_cap: NonNegativeInt = 0  #: tokens that a response may grow by in one iteration; 0 is no cap [tokens]
+    concurrency: NonNegativeInt = 0  #: episodes at a time; the next ones begin when these have ended; 0 is all
     slots: PositiveInt = 64  #: sequences that run at a time, over all devices
     page_size: PositiveInt = 16  #: tokens in a page of the cache
     max_length: IntFromTwo = 512  #: longest sequence, prompt and response together [tokens]

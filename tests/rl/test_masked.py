@@ -1,0 +1,103 @@
+"""Samples that the infrastructure failed are counted aloud, and a run of which nothing else is left stops."""
+
+import numpy as np
+import pytest
+
+from k2jax.env.environment import Observation, Step
+from k2jax.env.errors import EnvironmentFailedError
+from k2jax.env.registry import environments
+from k2jax.errors import UserError
+from k2jax.report.metrics import read_metrics
+from k2jax.rl.loop import train
+from k2jax.rl.masked import PATIENCE, MaskedWatch, masked_words
+from k2jax.rl.rollouts import PromptGroup
+from k2jax.trajectory import Reward, Trajectory
+from k2jax.trajectory.store import TrajectoryStore
+from tests.rl.tiny import tiny
+
+
+class Broken:
+    """An environment that never begins."""
+
+    async def reset(self, task, seed):
+        raise EnvironmentFailedError("the machine is\non fire")
+
+    async def close(self):
+        pass
+
+
+class Counting:
+    """Counts how many of its kind are open; an episode ends with the first answer."""
+
+    open, most = 0, 0
+
+    async def reset(self, task, seed):
+        Counting.open += 1
+        Counting.most = max(Counting.most, Counting.open)
+        return Observation(task.instruction)
+
+    async def step(self, action):
+        return Step(Observation(), terminated=True)
+
+    async def close(self):
+        Counting.open -= 1
+
+
+def group(*errors):
+    """A group whose samples failed for these reasons; None stands for a sample that counts."""
+    trajectories = [
+        Trajectory("t", "d", (1, 0, i), status="finished", reward=Reward(1.0))
+        if error is None
+        else Trajectory("t", "d", (1, 0, i), status="masked", error=error)
+        for i, error in enumerate(errors)
+    ]
+    return PromptGroup(0, (1, 0), None, trajectories)
+
+
+def test_an_iteration_says_how_many_samples_are_masked_and_mostly_why():
+    notes = []
+    watch = MaskedWatch(notes.append)
+    watch.check(1, [group(None, None), group(*[None] * 18, "once")])
+    watch.check(2, [group(None, "rarely"), group("often\nand again", "often and again")])
+    assert notes == ["step 2: 3 of 4 samples were masked, 2 of them by often and again"]
+    assert masked_words(group("", None).trajectories).endswith("1 of them by no reason")
+    assert masked_words(group(None).trajectories) == ""
+
+
+def test_only_iterations_in_a_row_without_any_sample_that_counts_end_a_run():
+    watch = MaskedWatch(lambda line: None)
+    for step in range(1, PATIENCE):
+        watch.check(step, [group("e", "e")])
+    watch.check(PATIENCE, [group("e", None)])
+    for step in range(1, PATIENCE):
+        watch.check(PATIENCE + step, [group("e", "e")])
+        watch.check(PATIENCE + step, [])  # an iteration that completes no group says nothing
+    with pytest.raises(UserError, match=rf"no sample of the last {PATIENCE} iterations counts; 1 of 1 .* by e;"):
+        watch.check(9, [group("e")])
+
+
+def test_a_run_whose_environments_never_begin_stops_with_their_reason_and_keeps_what_it_saved(tmp_path, capsys):
+    environments.add("broken", "tests.rl.test_masked:Broken")
+    config = tiny(**{
+        "rl.tasks.low.environment": "broken", "rl.eval_prompts": 0, "train.steps": 8, "checkpoint.every": 1,
+    })  # fmt: skip
+    with pytest.raises(UserError, match=r"16 of 16 samples .*, 16 of them by EnvironmentFailedError: .* fire;"):
+        train(config, tmp_path / "run")
+    assert "step 1: 16 of 16 samples were masked" in capsys.readouterr().out
+    assert [record["step"] for record in read_metrics(tmp_path / "run")] == list(range(1, PATIENCE))
+
+
+def test_episodes_start_in_groups_of_the_concurrency_and_sample_the_same(tmp_path):
+    environments.add("counting", "tests.rl.test_masked:Counting")
+    answers = []
+    for name, concurrency in (("all", 0), ("some", 6)):
+        Counting.most = 0
+        overrides = {"rl.tasks.low.environment": "counting", "rl.eval_prompts": 0, "train.steps": 1}
+        config = tiny(**overrides, **{"rl.rollout.concurrency": concurrency})
+        assert train(config, tmp_path / name) == 0
+        assert Counting.open == 0 and Counting.most == (concurrency or 16)
+        kept = TrajectoryStore(tmp_path / name / "trajectories").read(1)
+        answers.append([trajectory.path_tokens(trajectory.leaves()[0]) for trajectory in kept])
+    assert len(answers[0]) == 16
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_array_equal(one, other)
