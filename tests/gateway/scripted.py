@@ -56,8 +56,9 @@ class Bench:
 
 
 async def post(http, access, path, body, **headers):
-    headers = {"Authorization": f"Bearer {access.key}", **headers}
-    return await http.post(f"{access.path}/v1/{path}", json=body, headers=headers, timeout=30)
+    """Posts a body as ASCII, which spells unpaired surrogates too; httpx itself refuses them."""
+    headers = {"Authorization": f"Bearer {access.key}", "Content-Type": "application/json", **headers}
+    return await http.post(f"{access.path}/v1/{path}", content=json.dumps(body), headers=headers, timeout=30)
 
 
 # One history in three dialects, of items: (system or user, text), (tool, id, text), (assistant, thought, text, calls).
