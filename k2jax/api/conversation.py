@@ -13,11 +13,11 @@ from typing import Any
 from k2jax.api.encoding import dump_json
 from k2jax.api.errors import bad_request, unsupported
 from k2jax.api.fields import Fields
-from k2jax.api.media import start_reading
 from k2jax.api.model_card import ModelCard
 from k2jax.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
 from k2jax.errors import UserError
 from k2jax.text.chat import ChatBuilder
+from k2jax.text.media_reading import start_reading
 from k2jax.text.messages import without_old_reasoning
 
 SAMPLING_FIELDS = (

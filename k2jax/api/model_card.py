@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from k2jax.api.errors import ApiError
-from k2jax.api.media import MediaReader
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatFormat, chat_format
+from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
 
 

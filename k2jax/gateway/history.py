@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple
 from k2jax.api import Conversation, ModelCard
 from k2jax.api.conversation import start_builder
 from k2jax.api.errors import bad_request
-from k2jax.api.media import start_reading
 from k2jax.api.requests import check_prompt_length
 from k2jax.errors import UserError
 from k2jax.gateway.canonical import answer_parts, message_key, plain_message, tools_key
 from k2jax.text.chat import ChatBuilder
+from k2jax.text.media_reading import start_reading
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.types import NO_TURN, ROOT
 

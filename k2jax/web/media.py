@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from k2jax.api.media import IMAGE_PART, VIDEO_PART
 from k2jax.config.schema import VisionConfig
 from k2jax.data.images.frames import Clip, sampled_frames
 from k2jax.data.images.packing import PatchChunk
@@ -17,6 +16,7 @@ from k2jax.data.images.reading import ImageError, ReadLimits, decode_data_url, i
 from k2jax.errors import abbreviate
 from k2jax.inference.media import PlacedChunk, place_chunks
 from k2jax.text.media import MediaSpan
+from k2jax.text.media_reading import IMAGE_PART, VIDEO_PART
 from k2jax.text.messages import Message
 from k2jax.web.download import DownloadLimits, download
 
@@ -41,7 +41,7 @@ class MediaLimits(NamedTuple):
 
 
 class ServedMedia:
-    """Reads images from data URLs and from allowed hosts; see ``api.media.MediaReader``.
+    """Reads images from data URLs and from allowed hosts; see ``text.media_reading.MediaReader``.
 
     Args:
         vision: sizes of patches and chunks.
@@ -60,7 +60,7 @@ class ServedMedia:
 
 
 class RequestMedia:
-    """The images of one request; see ``api.media.MediaReading``."""
+    """The images of one request; see ``text.media_reading.MediaReading``."""
 
     def __init__(self, reader: ServedMedia):
         self._reader = reader

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from k2jax.api.media import MediaReader
 from k2jax.config.schema import VisionConfig
 from k2jax.errors import UserError
 from k2jax.text.media import MEDIA_PAD
+from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.web.download import DownloadLimits
 
