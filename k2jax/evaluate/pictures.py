@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from absl import flags
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from k2jax import cli, runtime
 from k2jax.checkpoint import run_config, run_folder
@@ -24,6 +23,7 @@ from k2jax.convert.loading import tokenizer_of
 from k2jax.data.images.corpus import picture_size
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
+from k2jax.env.tasks.visual_rewards import box_f1, text_similarity
 from k2jax.errors import UserError
 from k2jax.inference import Engine
 from k2jax.inference.loading import load_engine
@@ -55,39 +55,11 @@ class PictureScore(NamedTuple):
 def score_answer(sample: VisualSample, answer: str) -> float:
     """Between 0 and 1: similarity of words, whether a number is exact, or soft F1 of boxes."""
     if sample.kind == "read":
-        longest = max(len(sample.answer), len(answer), 1)
-        return 1 - edit_distance(sample.answer, answer) / longest
+        return text_similarity(sample.answer, answer)
     if sample.kind == "count":
         return float(answer.strip() == sample.answer)
     boxes = [list(map(int, box)) for box in re.findall(r"\[(\d+),(\d+),(\d+),(\d+)\]", answer)]
-    return soft_f1(sample.boxes, np.array(boxes, float).reshape(-1, 4))
-
-
-def edit_distance(a: str, b: str) -> int:
-    """Fewest insertions, deletions and replacements of characters that lead from one text to the other."""
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        before, row[0] = row[0], i
-        for j, y in enumerate(b, 1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
-    return row[-1]
-
-
-def soft_f1(wanted: np.ndarray, given: np.ndarray) -> float:
-    """Twice the overlaps (IoU) of boxes under their best assignment, over the number of boxes of both lists.
-
-    Args:
-        wanted: ``[n, 4]`` left, top, right and bottom.
-        given: ``[m, 4]``.
-    """
-    if not len(wanted) or not len(given):
-        return float(len(wanted) == len(given))
-    low = np.maximum(wanted[:, None, :2], given[None, :, :2])
-    high = np.minimum(wanted[:, None, 2:], given[None, :, 2:])
-    shared = np.maximum(high - low, 0).prod(-1)
-    areas = [np.maximum(boxes[:, 2:] - boxes[:, :2], 0).prod(-1) for boxes in (wanted, given)]
-    overlap = shared / np.maximum(areas[0][:, None] + areas[1][None] - shared, 1e-9)
-    return float(2 * overlap[linear_sum_assignment(-overlap)].sum() / (len(wanted) + len(given)))
+    return box_f1(sample.boxes, np.array(boxes, float).reshape(-1, 4))
 
 
 def answer_pictures(
