@@ -16,11 +16,13 @@ from k2jax.client import Client, Completion, PromptTooLongError, Sampling
 from k2jax.env.environment import Environment, Message
 from k2jax.env.errors import EpisodePausedError, EpisodeTruncatedError
 from k2jax.env.messages import read_message
+from k2jax.env.paths import COPIES, is_answer, path_media
 from k2jax.env.registry import scaffolds
 from k2jax.env.seeds import derived_seed
 from k2jax.env.task import Task
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.text.chat import ChatBuilder, ChatFormat
+from k2jax.text.media_reading import MediaReader, start_reading
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.types import NO_TURN, ROOT
@@ -29,8 +31,6 @@ NO_EXPERTS = -1
 """Routes of a token that was sampled last: it was not fed to the model."""
 ATTEMPTS = 3
 """How often an episode is rebuilt in its environment before it is masked."""
-COPIES = "copies"
-"""Key of a trajectory's metadata: the sampled nodes of which observed nodes are copies, by the copies' indices."""
 STARTED = "started"
 """Key of a trajectory's metadata: what became of the sub-episodes that it started, by their numbers from 0."""
 _ENVIRONMENT = -1  # in the place of a turn, in the environment's seed
@@ -51,6 +51,7 @@ class Rollout:
         client: the model.
         chat: format of its conversations.
         tokenizer: its vocabulary.
+        media: reads the images of messages; None for a model of text alone.
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class Rollout:
         key: tuple[int, int, int],
         *,
         start: Start | None = None,
+        media: MediaReader | None = None,
     ):
         """Begins an episode; ``key`` is (step, prompt, sample), and ``start`` runs sub-episodes, or is None."""
         self._start = start
+        self.media = media
         self.task = task
         self.trajectory = Trajectory(task.id, task.domain, key)
         self.client, self.chat, self.tokenizer = client, chat, tokenizer
@@ -139,14 +142,15 @@ class Rollout:
             The last of the new nodes.
 
         Raises:
+            UserError: an image is damaged, or the model reads none.
             ValueError: there is no message.
         """
         if not messages:
             raise ValueError("an environment that does not end the episode must show a message")
-        builder = self._conversation(node)
+        builder, reading = self._conversation(node), start_reading(self.media)
         for index, message in enumerate(messages):
             known = 0 if node == ROOT else len(builder.tokens)  # the first node begins with the tools
-            builder.add(message)
+            builder.add(reading.read(message))
             if index + 1 == len(messages):
                 builder.open_assistant()
             node = self.trajectory.add(Node.observed(node, builder.tokens[known:], dict(message)))
@@ -197,8 +201,10 @@ class Rollout:
             stop_tokens=(self.chat.end, *sampling.stop_tokens),
         )
         resume = None if begun is None else Completion(*_arrays(begun), begun.finish, self._known_experts(node))
+        media = path_media(self.trajectory, self.trajectory.path(parent), self.media)
+        images = {"media": media} if media else {}  # which clients of text alone do not take
         try:
-            completion = await self.client.generate(prompt.tolist(), asked, resume=resume)
+            completion = await self.client.generate(prompt.tolist(), asked, resume=resume, **images)
         except PromptTooLongError as error:
             if not self.trajectory.sampled_tokens:  # the task itself does not fit: a mistake, and no policy's
                 raise
@@ -225,14 +231,14 @@ class Rollout:
             parts = ((index, self.trajectory.nodes[index].message) for index in path)
             roles = ["assistant" if is_answer(self.trajectory, index) else message["role"] for index, message in parts]
             return ChatBuilder.resume(self.chat, self.trajectory.path_tokens(node), roles, is_open=True)
-        builder = ChatBuilder(self.chat, self.tools)
+        builder, reading = ChatBuilder(self.chat, self.tools), start_reading(self.media)
         for index in path:
             part = self.trajectory.nodes[index]
             if is_answer(self.trajectory, index):
                 builder.open_assistant()
                 builder.append_sampled(part.tokens.tolist())
             else:
-                builder.add(part.message)
+                builder.add(reading.read(part.message))
         return builder
 
     def _limits(self, sampling: Sampling, known: int, turn: int) -> tuple[int, int]:
@@ -275,11 +281,6 @@ class Rollout:
             begin += count
 
 
-def is_answer(trajectory: Trajectory, node: int) -> bool:
-    """Whether the model wrote a node: it was sampled, or is a copy of one that was."""
-    return trajectory.nodes[node].turn != NO_TURN or str(node) in trajectory.metadata.get(COPIES, {})
-
-
 def started_seed(seed: int, key: tuple[int, int, int], number: int) -> int:
     """Seed of a sub-episode.
 
@@ -308,6 +309,7 @@ async def run_episode(
     token_cap: int = 0,
     trajectory: Trajectory | None = None,
     start: Start | None = None,
+    media: MediaReader | None = None,
 ) -> Trajectory:
     """Runs an episode to its end, or until it has grown by ``token_cap`` tokens.
 
@@ -324,6 +326,7 @@ async def run_episode(
         trajectory: an unfinished episode of this task and key that goes on: the environment is rebuilt by replaying
             its actions. It is changed in place.
         start: runs sub-episodes, see ``Rollout.spawn``; an environment that has ``attach`` is given that.
+        media: reads the images of messages; None for a model of text alone.
 
     Returns:
         The trajectory: ``finished``, ``truncated`` by a budget, ``unfinished`` at the cap or where the client ended a
@@ -333,7 +336,7 @@ async def run_episode(
         UserError: the task needs a scaffold or tools that are not there, or the client cannot serve it.
     """
     scaffold = scaffolds.make(task.scaffold)
-    rollout = Rollout(task, client, chat, tokenizer, key, start=start)
+    rollout = Rollout(task, client, chat, tokenizer, key, start=start, media=media)
     if (attach := getattr(environment, "attach", None)) is not None:
         attach(rollout.spawn)
     if trajectory is not None:

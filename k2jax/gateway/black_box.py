@@ -111,7 +111,8 @@ class BlackBoxScaffold:
                 "an agent could work; 'files' and 'repository' have"
             )
         client = EpisodeClient(rollout.client)
-        card = ModelCard("k2", rollout.tokenizer, rollout.tokenizer.vocab_size, self._context, rollout.chat)
+        sizes = rollout.tokenizer.vocab_size, self._context
+        card = ModelCard("k2", rollout.tokenizer, *sizes, rollout.chat, media=rollout.media)
         gateway = Gateway(client, card)
         access = gateway.open(self._described(rollout, sampling), ROLLOUT)
         result, outcome = await self._work(rollout, environment, gateway, access, client)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import contextlib
 import contextvars
 import time
+from typing import Any
 
 from k2jax.client import Client, Completion, OnToken, Sampling
 from k2jax.errors import InfrastructureError, UserError
@@ -46,14 +47,15 @@ class EpisodeClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        **images: Any,
     ) -> Completion:
-        """Generates after a prompt; see ``Client.generate``."""
+        """Generates after a prompt, with ``media`` where it has images; see ``Client.generate``."""
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting += 1
         try:
             async with self._turn:
-                call = self._client.generate(prompt, sampling, resume=resume, on_token=on_token)
+                call = self._client.generate(prompt, sampling, resume=resume, on_token=on_token, **images)
                 return await asyncio.create_task(call, context=self._context)
         except UserError as error:
             self.refused = str(error)

@@ -68,13 +68,15 @@ def make_decoupled_gradients(config: Config, layout: Layout, loss: Loss) -> Call
     return gradients
 
 
-def make_decoupled_loss_sums(config: Config, layout: Layout, loss: Loss) -> Callable[[Any, PackedBatch], LossShares]:
+def make_decoupled_loss_sums(
+    config: Config, layout: Layout, loss: Loss, slots: float = 1.0
+) -> Callable[[Any, PackedBatch], LossShares]:
     """``(params, batch) -> sums``, as ``make_loss_sums`` for a batch with media."""
     forward = make_tower(config.model, layout)
 
     def loss_sums(params: Any, batch: PackedBatch) -> LossShares:
         features, _ = forward(params[VISION], batch.media.patches)
-        sums = make_loss_sums(config, with_features(layout, len(features)), loss)
+        sums = make_loss_sums(config, with_features(layout, len(features)), loss, slots)
         return sums(_with(params, features), batch.replace(media=batch.media.feature))
 
     return loss_sums

@@ -19,7 +19,7 @@ from k2jax.inference import Engine, LockstepClient
 from k2jax.rl.critic.setup import open_critic, uses_critic
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.rollouts import PromptGroup, Rollouts
-from k2jax.rl.setup import open_scorer
+from k2jax.rl.setup import open_images, open_scorer
 from k2jax.rl.tasks import TaskMixture
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer
@@ -110,7 +110,7 @@ def evaluate_checkpoint(config: Config, checkpoint: str) -> tuple[HeldOutTasks, 
     Raises:
         UserError: a mistake in the tasks, or a checkpoint that cannot be read.
     """
-    model, params = from_pretrained(checkpoint, vision=False)
+    model, params = from_pretrained(checkpoint)
     return evaluate_params(config, model.config, params, tokenizer_of(checkpoint))
 
 
@@ -122,13 +122,13 @@ def evaluate_params(
     Args:
         config: its ``rl`` group and ``data.chat_format`` are read.
         model: the architecture.
-        params: parameter tree of ``model_specs(model)``; it is copied.
+        params: parameter tree of ``model_specs(model)``, and of a tower where the model has one; it is copied.
         tokenizer: its vocabulary.
     """
     client, chat = _new_engine(config, model, params), configured_chat(tokenizer, config.data.chat_format)
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
     with open_scorer(config, None, mixture) as scorer:
-        rollouts = Rollouts(config, mixture, client, chat, tokenizer, scorer)
+        rollouts = Rollouts(config, mixture, client, chat, tokenizer, scorer, media=open_images(model, tokenizer))
         held_out = HeldOutTasks(config, mixture, rollouts)
         with EventLoop() as event_loop:
             return held_out, event_loop.run(held_out.sample(0))

@@ -25,7 +25,7 @@ from k2jax.rl.report import write_results
 from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.rewards.toggle import Toggle
 from k2jax.rl.rollouts import Rollouts
-from k2jax.rl.setup import check_config, open_chat, open_scorer, publisher
+from k2jax.rl.setup import check_config, open_chat, open_images, open_scorer, publisher
 from k2jax.rl.sync.offload import at_rest
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
 from k2jax.rl.tasks import TaskMixture
@@ -66,11 +66,12 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
             identity["set of teachers"] = teachers.fingerprint
         with Run(program, path, identity) as run:
             engine = colocated_engine(program, config.rl.rollout)
-            sync, updates = WeightSync(program, engine), Updates(run, toggle, ptx, teachers)
+            media = open_images(config.model, tokenizer)
+            sync, updates = WeightSync(program, engine), Updates(run, toggle, ptx, teachers, media)
             event_loop = opened.enter_context(EventLoop())
             client = LockstepClient(engine)
             critic = opened.enter_context(open_critic(config, client, chat, tokenizer, scorer.log, event_loop))
-            rollouts = Rollouts(config, mixture, client, chat, tokenizer, scorer, critic=critic)
+            rollouts = Rollouts(config, mixture, client, chat, tokenizer, scorer, critic=critic, media=media)
             if run.extra:
                 rollouts.restore(run.extra)
                 toggle.restore(run.extra)

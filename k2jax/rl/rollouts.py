@@ -29,6 +29,7 @@ from k2jax.rl.schedules import sampling_temperature
 from k2jax.rl.sub_episodes import EpisodeParts, SubEpisodes
 from k2jax.rl.tasks import DrawnTask, TaskMixture, class_config
 from k2jax.text.chat import ChatFormat
+from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Reward, Trajectory
 from k2jax.trajectory.encoding import decode, encode
@@ -69,6 +70,7 @@ class Rollouts:
         tokenizer: its vocabulary.
         scorer: verifiers; only the first process asks them.
         critic: judge of comparisons, in runs that have one.
+        media: reads the images of messages; None for a model of text alone.
 
     Attributes:
         sampled_tokens: of the last ``collect``, of groups that are complete or wait.
@@ -84,10 +86,11 @@ class Rollouts:
         scorer: Scorer,
         *,
         critic: Critic | None = None,
+        media: MediaReader | None = None,
     ):
         self._config, self._mixture, self._client = config, mixture, client
         self._chat, self._tokenizer, self._scorer = chat, tokenizer, scorer
-        self.critic = critic
+        self.critic, self._media = critic, media
         self._environments = EnvironmentMaker(config.rl.rollout.sandbox)
         self._drawn = self.sampled_tokens = 0
         self._waiting: list[PromptGroup] = []
@@ -207,14 +210,17 @@ class Rollouts:
             token_cap=token_cap,
             trajectory=group.trajectories[sample],
             start=start,
+            media=self._media,
         )
 
     def _starter(self, group: PromptGroup, step: int, sample: int, greedy: bool) -> Start:
         """What starts the sub-episodes of an episode."""
-        parts = EpisodeParts(self._client, self._chat, self._tokenizer, self._environments, self._scorer)
+        shared = (self._client, self._chat, self._tokenizer, self._environments, self._scorer, self._media)
         sampling = lambda kind: self._sampling(kind, step, greedy)  # noqa: E731
         seed = self._config.train.seed
-        return SubEpisodes(parts, (*group.key, sample), seed, kind=group.prompt.kind, sampling=sampling).start
+        return SubEpisodes(
+            EpisodeParts(*shared), (*group.key, sample), seed, kind=group.prompt.kind, sampling=sampling
+        ).start
 
     def _verified(self, step: int, group: PromptGroup) -> bool:
         """Whether a verifier judges a group: a critic's rewards are for training, and held-out tasks ask for truth."""

@@ -21,9 +21,11 @@ from k2jax.config.schema import Config
 from k2jax.losses import Loss, Metrics, Rows
 from k2jax.losses.targets import token_temperature
 from k2jax.parallel.batches import BatchSharding
+from k2jax.parallel.decoupled import make_decoupled_loss_sums
 from k2jax.parallel.gradients import make_loss_sums
 from k2jax.parallel.layout import make_layout
 from k2jax.parallel.mesh import rows_per_micro_batch
+from k2jax.rl.packing.images import batch_of, image_batches
 from k2jax.rl.packing.rows import padding_like
 from k2jax.train.state import compute_dtype
 from pallas_kernels.vma import vary_tree
@@ -90,7 +92,9 @@ class ScoringPass:
         self._sharding, self._length = BatchSharding(config, mesh), config.data.sequence_length
         rows = config.train.micro_batches * rows_per_micro_batch(config, mesh)
         dtype = compute_dtype(config.train.compute_dtype, self.layout.platform)
-        sums = make_loss_sums(config, self.layout, TokenTable(rows, self._length), slots)
+        self._images = image_batches(self._sharding, config.model.vision)
+        make_sums = make_decoupled_loss_sums if self._images else make_loss_sums
+        sums = make_sums(config, self.layout, TokenTable(rows, self._length), slots)
         # The cast is a program of its own, so that weights stored in another dtype meet the same pass.
         self._to_compute = jax.jit(lambda params: self.layout.to_compute(_as_float32(params), dtype))
         everywhere = NamedSharding(mesh, PartitionSpec())
@@ -117,14 +121,10 @@ class ScoringPass:
         return table
 
     def _put(self, rows: Sequence[PackedBatch]) -> PackedBatch:
-        padding, local = padding_like(rows[0]), self._sharding.rows
-        chosen = [rows[number] if number < len(rows) else padding for number in local]
-        stack = lambda name: np.stack([getattr(row, name) for row in chosen])  # noqa: E731
-        temperature = np.stack([row.targets.temperature for row in chosen])
-        targets = ScoringTargets(np.array(local, np.int32)[:, None], temperature)
-        names = ["tokens", "positions", "exit", "parent"] + ["experts"] * (padding.experts is not None)
-        arrays = {name: stack(name) for name in names}
-        return self._sharding.put(PackedBatch(**arrays, targets=targets))
+        local = self._sharding.rows
+        batch = batch_of(rows, padding_like(rows[0]), local, self._images)
+        targets = ScoringTargets(np.array(local, np.int32)[:, None], batch.targets.temperature)
+        return self._sharding.put(batch.replace(targets=targets))
 
 
 def _as_float32(params: Any) -> Any:

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from k2jax import processes
-from k2jax.config.schema import Config
+from k2jax.config.schema import Config, ModelConfig
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.env.scorer import Scorer
@@ -16,11 +16,12 @@ from k2jax.env.verdicts import VerdictLog
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.inference import Engine
-from k2jax.rl.critic.setup import check_critic
+from k2jax.rl.critic.setup import check_critic, uses_critic
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
 from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import ChatFormat, configured_chat
+from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 from k2jax.train.run import say
 
@@ -55,8 +56,22 @@ def check_config(config: Config) -> None:
     if rl.advantage.baseline == "none" and rl.advantage.scale != "none":
         raise UserError("config.rl.advantage.scale divides what a baseline has centred; set it to none, or a baseline")
     check_critic(config)
+    _check_images(config)
     if rl.updates > rl.rollout.prompts:
         raise UserError(f"config.rl.updates {rl.updates} is more than config.rl.rollout.prompts {rl.rollout.prompts}")
+
+
+def _check_images(config: Config) -> None:
+    """Rejects what is not built for a model with vision; raises UserError."""
+    rl = config.rl
+    without = {
+        "rl.loss.mcla.passes": rl.loss.mcla.passes > 1,
+        "rl.loss.mcla.current": rl.loss.mcla.current,
+        "rl.distill.weight": bool(rl.distill.weight),
+        "rl.critic": uses_critic(rl),
+    }
+    if config.model.vision.layers and (used := [key for key, is_used in without.items() if is_used]):
+        raise UserError(f"config.{used[0]} is not built for a model with vision (config.model.vision.layers); unset it")
 
 
 def open_chat(config: Config, workdir: Path) -> tuple[Tokenizer, ChatFormat]:
@@ -80,6 +95,21 @@ def open_chat(config: Config, workdir: Path) -> tuple[Tokenizer, ChatFormat]:
     if processes.is_first():
         tokenizer.save(folder)
     return tokenizer, configured_chat(tokenizer, config.data.chat_format)
+
+
+def open_images(model: ModelConfig, tokenizer: Tokenizer) -> MediaReader | None:
+    """What reads the images of tasks; None for a model of text.
+
+    Raises:
+        UserError: the vocabulary has no tokens of media, or the extra ``vision`` is not installed.
+    """
+    if not model.vision.layers:
+        return None
+    try:
+        from k2jax.inference.media_reader import ImageReader
+    except ModuleNotFoundError as error:
+        raise UserError(f'{error.name} is not installed: pip install -e ".[vision]"') from None
+    return ImageReader(model.vision, tokenizer)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from k2jax.env.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.text.chat import ChatFormat
+from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Trajectory
 
@@ -34,6 +35,7 @@ class EpisodeParts:
         tokenizer: its vocabulary.
         environments: makes one for each episode.
         scorer: verifiers.
+        media: reads the images of messages; None for a model of text alone.
     """
 
     client: LockstepClient
@@ -41,6 +43,7 @@ class EpisodeParts:
     tokenizer: Tokenizer
     environments: EnvironmentMaker
     scorer: Scorer
+    media: MediaReader | None = None
 
 
 class SubEpisodes:
@@ -98,6 +101,7 @@ class SubEpisodes:
             seed=seed,
             sampling=self._sampling(kind),
             start=deeper.start,
+            media=parts.media,
         )
         if task.verifier and trajectory.status in ("finished", "truncated"):
             await parts.scorer.judge(task, trajectory)

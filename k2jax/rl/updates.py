@@ -16,13 +16,15 @@ from k2jax.losses.quantiles import quantile
 from k2jax.rl.distillation.distiller import Distiller, equalize_domains
 from k2jax.rl.distillation.teachers import Teachers
 from k2jax.rl.old_logprobs import OldLogprobs
-from k2jax.rl.packing.rows import PackedRows, in_updates, pack, parts_of, ptx_row
+from k2jax.rl.packing.images import image_batches
+from k2jax.rl.packing.rows import ImageSource, PackedRows, in_updates, pack, parts_of, ptx_row
 from k2jax.rl.packing.training_paths import TrainingSample, replayed_routes
 from k2jax.rl.rewards.advantages import group_advantages
 from k2jax.rl.rewards.toggle import Toggle
 from k2jax.rl.rollouts import PromptGroup
 from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.rl.training_marks import Marker
+from k2jax.text.media_reading import MediaReader
 from k2jax.train.record import scalar_metrics
 from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
@@ -36,11 +38,21 @@ class Updates:
         toggle: what rewards count.
         ptx: the data of PTX, of which this process reads all rows; None without PTX.
         teachers: of distillation; None without it.
+        media: reads the images of messages; None for a model of text.
     """
 
-    def __init__(self, run: Run, toggle: Toggle, ptx: TrainingData | None = None, teachers: Teachers | None = None):
+    def __init__(
+        self,
+        run: Run,
+        toggle: Toggle,
+        ptx: TrainingData | None = None,
+        teachers: Teachers | None = None,
+        media: MediaReader | None = None,
+    ):
         self._run, self._config = run, run.config
-        self._local_rows = run.program.batch_sharding().rows
+        sharding = run.program.batch_sharding()
+        self._local_rows, self._image_batches = sharding.rows, image_batches(sharding, run.config.model.vision)
+        self._images = None if media is None else ImageSource(media, run.config.data.images.patches)
         self._toggle, self._ptx = toggle, ptx
         score = self._scoring()
         loss = self._config.rl.loss
@@ -76,7 +88,7 @@ class Updates:
             if self._marker:
                 self._marker.mark(number, packed, rows)
             ptx = [] if self._ptx is None else self._ptx_rows((step - 1) * rl.updates + number)
-            parts = parts_of(rows + ptx, self._config.train.batch_size, self._local_rows)
+            parts = parts_of(rows + ptx, self._config.train.batch_size, self._local_rows, self._image_batches)
             metrics.append(self._run.update_in_parts(parts))
         record |= {"updates": len(metrics), "train_seconds": time.perf_counter() - began} | recomputed
         record |= _packing(done) | (self._distiller.record() if self._distiller else {})
@@ -108,7 +120,7 @@ class Updates:
             if self._distiller or any(sample.advantage for sample in update):
                 # K2's objective is a square over the whole response, and the level sequence a ratio of it.
                 splits = rl.loss.name != "k2" and rl.loss.level != "sequence"
-                options = {"splits_responses": splits, "routes": self._routes}
+                options = {"splits_responses": splits, "routes": self._routes, "images": self._images}
                 updates[number] = pack(update, self._config.data.sequence_length, rl.packing, **options)
         if self._old_logprobs is None or not updates:
             return updates, {}

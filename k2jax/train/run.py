@@ -77,16 +77,10 @@ class Run:
         exit_code: 0, ``NON_FINITE``, 143 after SIGTERM or 130 after an interrupt.
 
     Raises:
-        UserError: the newest checkpoint cannot be read, or belongs to another identity; the model has a tower, which
-            reinforcement learning does not train.
+        UserError: the newest checkpoint cannot be read, or belongs to another identity.
     """
 
     def __init__(self, program: Program, workdir: Path, identity: Mapping[str, str]):
-        if program.config.model.vision.layers and program.config.stage == "rl":
-            raise UserError(
-                "config.model.vision.layers is not 0, and reinforcement learning with images is not built; 0 trains "
-                "the decoder alone"
-            )
         self.program, self.workdir, self.config = program, workdir, program.config
         self._identity = dict(identity)
         self._batch_sharding = program.batch_sharding()

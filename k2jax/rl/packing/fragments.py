@@ -24,11 +24,13 @@ class RowSize(NamedTuple):
         tokens: tokens.
         turns: entries in the table of turns.
         responses: entries in the table of responses.
+        patches: patches of images; an image counts once for each fragment that shows it.
     """
 
     tokens: int
     turns: int
     responses: int
+    patches: int = 0
 
     def plus(self, other: RowSize) -> RowSize:
         """Both together."""
@@ -106,7 +108,11 @@ def _units(response: TrainingResponse, layout: PackingLayout, room: RowSize, spl
     longest = max(len(path) for path in paths)
     if longest > room.tokens or not splits_responses:
         what, tokens = ("path", longest) if longest > room.tokens else ("response", size.tokens)
-        raise ValueError(f"a {what} of {tokens} tokens and {size.turns} turns does not fit a row of {room.tokens}")
+        images = f" and images of {size.patches:,} patches" if size.patches else ""
+        raise ValueError(
+            f"a {what} of {tokens} tokens and {size.turns} turns{images} does not fit a row of {room.tokens}"
+            + (f" and {room.patches:,} patches" if images else "")
+        )
     for path in paths:
         yield _Unit(response, [path])
 
@@ -137,17 +143,20 @@ def _fragment(unit: _Unit, layout: PackingLayout, before: TrainingPath | None = 
         placed.append(PlacedPath(path, unit.response, shared))
         before = path
     tokens = sum(len(each.path) - each.shared for each in placed)
-    return Fragment(placed, RowSize(tokens, sum(len(path.turns) for path in unit.paths), 1))
+    known = set() if before is None or layout != "tree" else {each.digest for each in before.media}
+    images = {each.digest: each.chunk.patches for path in unit.paths for each in path.media}
+    patches = sum(size for digest, size in images.items() if digest not in known)
+    return Fragment(placed, RowSize(tokens, sum(len(path.turns) for path in unit.paths), 1, patches))
 
 
 def _common_prefix(a: TrainingPath, b: TrainingPath) -> int:
     length = min(len(a), len(b))
-    equal_T = (a.record_T4[:length] == b.record_T4[:length]).all(1)
+    equal_T = (a.record_TN[:length] == b.record_TN[:length]).all(1)
     return length if equal_T.all() else int(np.argmin(equal_T))
 
 
 def _path_bytes(path: TrainingPath) -> bytes:
-    return path.record_T4.tobytes()
+    return path.record_TN.tobytes()
 
 
 def _first_bytes(unit: _Unit) -> bytes:

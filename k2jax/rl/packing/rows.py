@@ -14,15 +14,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.batch import NO_EXPERTS, PackedBatch, stack_rows
+from k2jax.batch import NO_EXPERTS, PackedBatch
 from k2jax.config.schema import PackingConfig
+from k2jax.data.images.batches import ImageBatches
 from k2jax.losses.targets import PolicyTargets, empty_targets
 from k2jax.rl.packing.fragments import Fragment, PlacedPath, RowSize, fragments
+from k2jax.rl.packing.images import ImageTable, batch_of
 from k2jax.rl.packing.placement import place
 from k2jax.rl.packing.training_paths import Routes, TrainingPath, TrainingResponse, TrainingSample, training_responses
+from k2jax.text.media_reading import MediaReader
 
 TOKENS_PER_ENTRY = 4
 """Tokens of a row for each entry of its tables of turns and responses: a row takes no more of them than a table has."""
+
+
+class ImageSource(NamedTuple):
+    """Where the images of rows come from.
+
+    Attributes:
+        reader: reads those of messages.
+        patches: that a row has room for.
+    """
+
+    reader: MediaReader
+    patches: int
 
 
 class PathPlace(NamedTuple):
@@ -77,6 +92,7 @@ def pack(
     *,
     splits_responses: bool = False,
     routes: Routes | None = None,
+    images: ImageSource | None = None,
 ) -> PackedRows:
     """Rows ``[S]`` of NumPy arrays with the targets of policy losses.
 
@@ -88,16 +104,19 @@ def pack(
             losses over tokens and turns.
         routes: expert layers and active experts of the model, where the rows hold the recorded experts. A token that
             paths share has those of the path that is stored first.
+        images: of a model with vision, whose rows all have ``RowImages``; None of a model of text.
 
     Raises:
+        UserError: an image cannot be read.
         ValueError: a path is longer than a row, or a response that may not be split is larger.
     """
-    room = empty_row_size(length)
-    responses = [one for sample in samples for one in training_responses(sample, config.shared_tokens, routes)]
+    reader, patches = images or (None, 0)
+    room, shared = empty_row_size(length)._replace(patches=patches), config.shared_tokens
+    responses = [one for sample in samples for one in training_responses(sample, shared, routes, reader)]
     parts = fragments(responses, config.layout, room, splits_responses=splits_responses)
     rows, places = [], []
     for indices in place(np.array([part.size for part in parts], int), room):
-        row = _Row(length, routes)
+        row = _Row(length, routes, ImageTable(length) if images else None)
         for index in indices:
             places += [each._replace(row=len(rows)) for each in row.add(parts[index])]
         rows.append(row.packed())
@@ -105,20 +124,20 @@ def pack(
     return PackedRows(rows, stored, sum(len(path) for response in responses for path in response.paths), places)
 
 
-def parts_of(rows: Sequence[PackedBatch], count: int, local_rows: Sequence[int]) -> list[PackedBatch]:
+def parts_of(
+    rows: Sequence[PackedBatch], count: int, local_rows: Sequence[int], images: ImageBatches | None = None
+) -> list[PackedBatch]:
     """Rows as batches of one shape, the last one filled up with padding.
 
     Args:
         rows: rows ``[S]``, at least one.
         count: rows of a batch over all processes.
         local_rows: numbers of the rows of a batch that this process reads; those from ``count`` on are padding.
+        images: of a model with vision, see ``packing.images.image_batches``.
     """
     padding = padding_like(rows[0])
-    batches = []
-    for start in range(0, len(rows), count):
-        batch = rows[start : start + count]
-        batches.append(stack_rows([batch[row] if row < len(batch) else padding for row in local_rows]))
-    return batches
+    starts = range(0, len(rows), count)
+    return [batch_of(rows[start : start + count], padding, local_rows, images) for start in starts]
 
 
 def empty_row(length: int, routes: Routes | None = None) -> PackedBatch:
@@ -160,8 +179,8 @@ def ptx_row(row: PackedBatch, routes: Routes | None = None) -> PackedBatch:
 class _Row:
     """A row that is being filled."""
 
-    def __init__(self, length: int, routes: Routes | None):
-        self._row = empty_row(length, routes)
+    def __init__(self, length: int, routes: Routes | None, images: ImageTable | None):
+        self._row, self._images = empty_row(length, routes), images
         self._advantages_S = np.zeros(length, np.float64)  # summed over the responses of each token
         self._positive_S = np.zeros(length, np.float64)  # over those whose advantage is above 0
         self._end = self._turns = self._responses = 0
@@ -187,7 +206,7 @@ class _Row:
         targets.weight[:] = targets.mask
         targets.advantage[:] = self._advantages_S / np.maximum(targets.mask, 1)
         targets.positive_advantage[:] = self._positive_S / np.maximum(targets.mask, 1)
-        return self._row
+        return self._row if self._images is None else self._row.replace(media=self._images.images)
 
     def _store(self, placed: PlacedPath, before_T: np.ndarray) -> np.ndarray:
         """Stores the tokens that the path before it does not have, and returns where all tokens of the path are."""
@@ -200,6 +219,8 @@ class _Row:
         row.parent[start:end] = np.concatenate([[-1], path_T[:-1]])[shared:]
         if row.experts is not None:
             row.experts[start:end] = path.experts_TLK[shared:]
+        if self._images is not None:
+            self._images.add(path.media, path_T)
         return path_T
 
     def _count(self, placed: PlacedPath, path_T: np.ndarray, number: int) -> None:

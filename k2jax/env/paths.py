@@ -1,0 +1,44 @@
+"""What a path of a token tree shows the model: who wrote its nodes, and the images among its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from k2jax.text.media_reading import MediaReader
+from k2jax.trajectory import Trajectory
+from k2jax.trajectory.types import NO_TURN
+
+COPIES = "copies"
+"""Key of a trajectory's metadata: the sampled nodes of which observed nodes are copies, by the copies' indices."""
+_NO_PAD = -1  # in the place of a token that the model wrote: where it is a pad, no image stands for it
+
+
+def is_answer(trajectory: Trajectory, node: int) -> bool:
+    """Whether the model wrote a node: it was sampled, or is a copy of one that was."""
+    return trajectory.nodes[node].turn != NO_TURN or str(node) in trajectory.metadata.get(COPIES, {})
+
+
+def path_media(trajectory: Trajectory, path: Sequence[int], reader: MediaReader | None) -> tuple[Any, ...]:
+    """The images of a path's observations, where they stand among the tokens of the path.
+
+    Args:
+        trajectory: its messages hold their images.
+        path: nodes, from the root on.
+        reader: reads the images; None is a model of text alone, which is shown none.
+
+    Raises:
+        UserError: an image cannot be read, or is not the one for which the recorded tokens stand.
+    """
+    if reader is None:
+        return ()
+    reading, tokens = reader.start(), []
+    for index in path:
+        node = trajectory.nodes[index]
+        if is_answer(trajectory, index):
+            tokens += [_NO_PAD] * len(node.tokens)
+            continue
+        if node.message is not None:  # tools and generation prompts have none
+            reading.read(node.message)
+        tokens += node.tokens.tolist()
+    return reading.place(tokens)

@@ -1,0 +1,310 @@
+"""Reinforcement learning of a model that sees: it samples after images, and trains on the same ones."""
+
+import asyncio
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from k2jax.client import Sampling, ScriptedClient
+from k2jax.config import resolve, task
+from k2jax.config.schema import PackingConfig
+from k2jax.convert.loading import load_pretrained
+from k2jax.data.images.processor import ImageProcessor
+from k2jax.data.images.synthetic import KINDS, synthetic_sample
+from k2jax.data.vocabulary import MEDIA_TOKENS
+from k2jax.env.environment import Observation, Step
+from k2jax.env.registry import load_tasks
+from k2jax.env.rollout import run_episode
+from k2jax.env.single_turn import SingleTurn
+from k2jax.env.task import Task
+from k2jax.errors import UserError
+from k2jax.inference import Engine, LockstepClient
+from k2jax.inference.media import content_digest
+from k2jax.inference.media_reader import ImageReader
+from k2jax.report.metrics import read_metrics
+from k2jax.rl.evaluation import evaluate_checkpoint
+from k2jax.rl.loop import train
+from k2jax.rl.packing.images import batch_of, image_batches
+from k2jax.rl.packing.rows import ImageSource, pack, padding_like
+from k2jax.rl.packing.training_paths import TrainingSample
+from k2jax.rl.pictures import data_url
+from k2jax.rl.scoring_pass import ScoringPass
+from k2jax.text.chat import configured_chat
+from k2jax.text.media import MEDIA_PAD
+from k2jax.text.tokenizer import byte_tokenizer
+from k2jax.train.program import Program
+from k2jax.trajectory import verify
+from k2jax.trajectory.encoding import encode
+from k2jax.trajectory.store import TrajectoryStore
+from tests.rl.tiny import register, tiny_config
+
+TOWER = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "grid": 4}
+TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
+PAD = TOKENIZER.special_id(MEDIA_PAD)
+CHAT = configured_chat(TOKENIZER, "plain")
+
+
+def seeing(**overrides):
+    """The config of a run that is asked about pictures of 64 pixels, 4 features each, beside tasks of text."""
+    register()
+    config = tiny_config()
+    config.model.layers = 1  # a dense one
+    config.model.vocab = TOKENIZER.vocab_size
+    config.model.vision.update(TOWER)
+    config.data.tokenizer.media = True
+    config.data.images.patches = 8 * 36
+    config.data.sequence_length = 160
+    pictures = task(dataset="pictures", options=("count=12", "side=64"), max_tokens=24, verifier="share_of_low_bytes")
+    config.rl.tasks.pictures = pictures
+    config.rl.rollout.max_length = 120
+    config.train.steps = 2
+    config.checkpoint.every = 1
+    config.update_from_flattened_dict(overrides)
+    return resolve(config)
+
+
+def picture(number, kind="count"):
+    return synthetic_sample(3, number, kind=kind, size=(64, 64)).image
+
+
+def asked(image, text="How many?"):
+    return {
+        "role": "user",
+        "content": [{"type": "image_url", "image_url": {"url": data_url(image)}}, {"type": "text", "text": text}],
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The workdir of a run of two iterations, with the marks of what its updates leave out."""
+    workdir = tmp_path_factory.mktemp("seeing") / "run"
+    assert train(seeing(**{"rl.record_masks": True}), workdir) == 0
+    return workdir
+
+
+def test_the_trainer_sees_what_the_engine_saw_also_after_the_tower_has_learnt(finished):
+    records = read_metrics(finished)
+    assert [record["step"] for record in records] == [0, 1, 2]
+    for record in records[1:]:
+        assert record["updates"] and record["tokens/mismatch_max"] < 1e-4, record
+        assert {"reward/low", "reward/pictures"} <= record.keys()
+    trajectories = list(TrajectoryStore(finished / "trajectories").read(2))
+    assert all(not verify(trajectory, TOKENIZER.vocab_size) for trajectory in trajectories)
+    shown = [each for each in trajectories if each.domain.startswith("pictures/")]
+    assert shown and all((each.nodes[0].tokens == PAD).sum() == 9 for each in shown)
+    before, after = (params_of(finished, step) for step in (1, 2))
+    same = [name for name in before if np.array_equal(before[name], after[name])]
+    assert not [name for name in same if "vision" in name], "parts of the tower and of the projector do not learn"
+
+
+def params_of(workdir, step):
+    params = load_pretrained(workdir / "checkpoints" / str(step), vision=True).params
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(params)}
+
+
+def test_an_iteration_that_is_repeated_after_a_resume_is_the_same_to_the_bit(finished, tmp_path):
+    resumed = tmp_path / "resumed"
+    shutil.copytree(finished, resumed)
+    shutil.rmtree(resumed / "checkpoints" / "2")
+    assert train(seeing(**{"rl.record_masks": True}), resumed) == 0
+    expected = params_of(finished, 2)
+    for name, value in params_of(resumed, 2).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    runs = [TrajectoryStore(workdir / "trajectories").read(2) for workdir in (finished, resumed)]
+    assert [encode(each) for each in runs[0]] == [encode(each) for each in runs[1]]
+
+
+def test_a_checkpoint_is_evaluated_on_held_out_pictures(finished):
+    held_out, groups = evaluate_checkpoint(seeing(**{"rl.eval_prompts": 3, "rl.eval_samples": 1}), str(finished))
+    assert {group.prompt.kind for group in groups} == {"low", "pictures"}
+    assert "eval/greedy" in held_out.record(groups)
+
+
+class TwoPictures:
+    """Shows a second picture after the first answer, and ends with the next one."""
+
+    async def reset(self, task, seed):
+        self._second = asked(picture(task.metadata["second"]), "And here?")
+        return Observation(task.instruction)
+
+    async def step(self, action):
+        second, self._second = self._second, None
+        return Step(Observation((second,)) if second else Observation(), terminated=second is None)
+
+    async def close(self):
+        pass
+
+
+def two_pictures(first, second):
+    return Task("t", "d", (asked(picture(first)),), "", metadata={"second": second})
+
+
+class Watching(ScriptedClient):
+    """Keeps what it was shown."""
+
+    shown: list
+
+    async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
+        self.shown.append((list(prompt), media))
+        return await super().generate(prompt, sampling, resume=resume, on_token=on_token)
+
+
+def episode(first, second, sample=0, answer=(PAD, 70, PAD)):
+    """An episode with two pictures, whose policy also writes pads, and what its client was shown."""
+    client = Watching(lambda prompt, sampling: [*answer, 80 + sample, CHAT.end])
+    client.shown = []
+    about = two_pictures(first, second)
+    reader = ImageReader(seeing().model.vision, TOKENIZER)
+    options = {"key": (1, first, sample), "seed": 0, "sampling": Sampling(8), "media": reader}
+    ran = run_episode(about, client, CHAT, TOKENIZER, TwoPictures(), **options)
+    return asyncio.run(ran), client.shown, reader
+
+
+def test_each_turn_is_shown_all_pictures_before_it_and_pads_that_the_policy_wrote_stand_for_none():
+    trajectory, shown, _ = episode(0, 1)
+    assert trajectory.status == "finished", trajectory.error
+    processor = ImageProcessor(seeing().model.vision)
+    digests = [content_digest(processor.image(picture(number))) for number in (0, 1)]
+    assert [[placed.digest for placed in media] for _, media in shown] == [digests[:1], digests]
+    for prompt, media in shown:
+        places = [place for placed in media for place in range(placed.start, placed.stop)]
+        assert all(prompt[place] == PAD for place in places) and len(places) == 9 * len(media)
+    assert sum(token == PAD for token in shown[1][0]) == 18 + 2
+
+
+def test_a_model_of_text_is_shown_no_picture():
+    about = Task("t", "d", (asked(picture(0)),), "")
+    client = ScriptedClient(lambda prompt, sampling: [CHAT.end])
+    ran = run_episode(about, client, CHAT, TOKENIZER, SingleTurn(), key=(1, 0, 0), seed=0, sampling=Sampling(8))
+    with pytest.raises(UserError, match="reads text alone"):
+        asyncio.run(ran)
+
+
+@pytest.mark.parametrize("layout", ["paths", "tree"])
+def test_rows_hold_every_picture_once_and_every_pad_stands_for_its_own(layout):
+    samples, pictures = [], {}
+    for first, seconds in ((0, (1, 2, 1)), (3, (4, 4, 5))):
+        for sample, second in enumerate(seconds):
+            trajectory, _, reader = episode(first, second, sample)
+            samples.append(TrainingSample(trajectory, 1.0 - sample))
+            pictures[id(trajectory)] = first, second
+    images = ImageSource(reader, 5 * 36)
+    packed = pack(samples, 256, PackingConfig(layout), images=images)
+    processor = ImageProcessor(seeing().model.vision)
+    seen = 0
+    for row in packed.rows:
+        contents = [content_digest(chunk) for chunk in row.media.chunks]
+        assert len(set(contents)) == len(contents) and sum(chunk.patches for chunk in row.media.chunks) <= 5 * 36
+    for place in packed.places:
+        row, tokens = packed.rows[place.row], place.path.tokens_T
+        owner_of = np.repeat(np.arange(len(row.media.chunks)), [chunk.features for chunk in row.media.chunks])
+        feature_T = row.media.feature[place.index_T]
+        observed_T = np.flatnonzero(feature_T >= 0)
+        assert (tokens[observed_T] == PAD).all() and len(observed_T) == 18
+        for number, name in enumerate(pictures[id(place.response.trajectory)]):
+            part = feature_T[observed_T[9 * number : 9 * number + 9]]
+            owner = owner_of[part]
+            assert (owner == owner[0]).all() and (np.diff(part) == 1).all()
+            assert contents_of(row, owner[0]) == content_digest(processor.image(picture(name)))
+            seen += 1
+    assert seen == 12
+    if layout == "tree":  # pictures of one size have the same pads, and are different branches
+        assert packed.stored_tokens < packed.path_tokens
+
+
+def contents_of(row, number):
+    return content_digest(row.media.chunks[number])
+
+
+@pytest.mark.parametrize("layout", ["paths", "tree"])
+def test_log_probabilities_of_rows_are_those_of_the_engine_and_others_without_their_pictures(layout):
+    config = seeing(**{"data.sequence_length": 256, "data.images.patches": 5 * 36, "train.compute_dtype": "float32"})
+    program, reader = Program(config), ImageReader(config.model.vision, TOKENIZER)
+    # Larger weights, so that pictures matter to a model that has not learnt.
+    params = jax.tree.map(lambda leaf: 4 * leaf, program.init().params)
+    client = LockstepClient(Engine(config.model, params, slots=4, max_length=256))
+    options = {"seed": 0, "sampling": Sampling(12, temperature=0.8), "media": reader}
+
+    def sampled_episode(place, first, second):
+        about = two_pictures(first, second)
+        return run_episode(about, client, CHAT, TOKENIZER, TwoPictures(), key=(1, first, place), **options)
+
+    async def sample_all():
+        pairs = [(0, 1), (0, 2), (0, 1), (3, 4), (3, 4), (3, 5)]
+        return await client.gather(*(sampled_episode(place, *pair) for place, pair in enumerate(pairs)))
+
+    samples = [TrainingSample(trajectory, 1.0) for trajectory in asyncio.run(sample_all())]
+    rows = pack(samples, 256, PackingConfig(layout), images=ImageSource(reader, 5 * 36)).rows
+    score = ScoringPass(config, program.mesh).score_rows
+    sampled = np.stack([row.targets.mask > 0 for row in rows])
+    recorded = np.stack([row.targets.behavior_logprob for row in rows])[sampled]
+    np.testing.assert_allclose(score(params, rows)[sampled], recorded, atol=1e-4)
+
+    turned = [row.replace(media=row.media._replace(feature=_turned(row.media.feature))) for row in rows]
+    blind = [row.replace(media=None) for row in rows]
+    for others in (turned, blind):
+        assert np.abs(score(params, others)[sampled] - recorded).max() > 0.05
+
+
+def _turned(feature_S):
+    """The features of each picture in the reversed order."""
+    pad = feature_S >= 0
+    return np.where(pad, feature_S // 9 * 9 + 8 - feature_S % 9, -1).astype(np.int32)
+
+
+def test_a_batch_has_the_patches_of_all_its_rows_and_padding_has_none():
+    trajectory, _, reader = episode(0, 1)
+    config = seeing()
+    packed = pack([TrainingSample(trajectory, 1.0)], 160, PackingConfig(), images=ImageSource(reader, 288))
+    sharding = Program(config).batch_sharding()
+    images = image_batches(sharding, config.model.vision)
+    batch = batch_of(packed.rows, padding_like(packed.rows[0]), sharding.rows, images)
+    assert (batch.media.feature >= 0).sum() == 18 and batch.media.feature.shape == batch.tokens.shape
+    assert (batch.media.patches.exit > np.arange(288)).sum() == 72
+
+
+def test_a_response_whose_pictures_fit_no_row_is_named():
+    trajectory, _, reader = episode(0, 1)
+    with pytest.raises(ValueError, match="images of 72 patches does not fit a row of 160 and 40 patches"):
+        pack([TrainingSample(trajectory, 1.0)], 160, PackingConfig(), images=ImageSource(reader, 40))
+
+
+def test_pictures_of_one_size_are_different_branches_of_a_tree():
+    one, other, same = ([*episode(0, second, answer=(70,))] for second in (1, 2, 1))
+    for pair, tokens in (((one, same), 1), ((one, other), 2)):
+        samples = [TrainingSample(trajectory, 1.0) for trajectory, _, _ in pair]
+        packed = pack(samples, 256, PackingConfig("tree", "paths"), images=ImageSource(one[2], 288))
+        second = next(node for node in one[0].nodes[1:] if (node.tokens == PAD).any())
+        assert len(packed.rows[0].media.chunks) == 1 + tokens
+        shared = packed.path_tokens - packed.stored_tokens
+        pads = int(np.flatnonzero(second.tokens == PAD)[0])
+        before = sum(len(node.tokens) for node in one[0].nodes[:2]) + pads
+        assert shared == (before if tokens == 2 else packed.path_tokens // 2)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"rl.loss.mcla.passes": 2, "rl.loss.old": "recompute"},
+        {"rl.distill.weight": 0.5, "rl.distill.teachers": ("a=somewhere",)},
+        {"rl.critic.share": 0.5, "rl.critic.max_tokens": 8},
+    ],
+    ids=lambda overrides: next(iter(overrides)),
+)
+def test_what_is_not_built_for_images_is_refused_by_its_key(tmp_path, overrides):
+    with pytest.raises(UserError, match=r"config\.rl\..* is not built for a model with vision"):
+        train(seeing(**overrides), tmp_path / "run")
+
+
+def test_pictures_are_tasks_with_their_truth():
+    tasks = list(load_tasks("pictures", ("count=6", "side=64")))
+    assert [each.domain for each in tasks] == [f"pictures/{kind}" for kind in KINDS] * 2
+    for number, each in enumerate(tasks):
+        sample = synthetic_sample(0, number, kind=KINDS[number % 3], size=(64, 64))
+        assert each.instruction[0]["content"][0]["image_url"]["url"] == data_url(sample.image)
+        truth = each.metadata["truth"]
+        assert str(truth) == sample.answer or truth == sample.boxes.tolist()
+    with pytest.raises(UserError, match="did you mean"):
+        list(load_tasks("pictures", ("kinds=cuont",)))
