@@ -14,8 +14,8 @@ from absl import flags
 
 from k2jax import cli
 from k2jax.env.tasks.characters import CharacterTasks
-from k2jax.env.tasks.commands import CommandTasks, command_demonstrations
-from k2jax.env.tasks.expressions import ExpressionTasks, expression_demonstrations
+from k2jax.env.tasks.commands import command_demonstrations, command_tasks
+from k2jax.env.tasks.expressions import expression_demonstrations, expression_tasks
 from k2jax.env.tasks.teacher import demonstrations
 from k2jax.env.tasks.tool_teacher import tool_demonstrations
 from k2jax.env.tasks.tool_use import ToolUseTasks
@@ -23,8 +23,8 @@ from k2jax.report.files import write_json_lines
 
 _TEACHERS = {
     "characters": (CharacterTasks, demonstrations),
-    "commands": (CommandTasks, command_demonstrations),
-    "expressions": (ExpressionTasks, expression_demonstrations),
+    "commands": (command_tasks, command_demonstrations),
+    "expressions": (expression_tasks, expression_demonstrations),
     "tool_use": (ToolUseTasks, tool_demonstrations),
 }
 

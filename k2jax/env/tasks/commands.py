@@ -17,8 +17,8 @@ from k2jax.env.files import FILES, OUTPUTS
 from k2jax.env.scripted import called, play_actions, said
 from k2jax.env.split import Split
 from k2jax.env.task import Task
-from k2jax.env.tasks.drawing import distinct
-from k2jax.errors import UserError, abbreviate, nearest
+from k2jax.env.tasks.drawing import check_direct
+from k2jax.env.tasks.kinds import TasksOfKinds
 
 COMMANDS = {"sort": "sort", "copy": "cat", "turn": "tac", "first": "head -n1", "last": "tail -n1", "count": "wc -l"}
 """What makes the output of a file, by the word that asks for it."""
@@ -29,49 +29,21 @@ _FILES, _SHORTEST = 3, 2
 """Files of a task, and lines of the shortest of them; no two have as many."""
 
 
-class CommandTasks:
-    """Distinct tasks; metadata hold the files, the test and the commands of a solution."""
+def command_tasks(
+    kinds: tuple[str, ...] = tuple(COMMANDS), count: int = 10_000, seed: int = 0, split: Split = "train"
+) -> TasksOfKinds:
+    """Distinct tasks; metadata hold the files, the test and the commands of a solution.
 
-    def __init__(
-        self,
-        kinds: tuple[str, ...] = tuple(COMMANDS),
-        count: int = 10_000,
-        seed: int = 0,
-        split: Split = "train",
-    ):
-        """A set of tasks.
+    Args:
+        kinds: of ``COMMANDS``, each with equal probability.
+        count: number of tasks.
+        seed: of their choice; the splits of all seeds are disjoint.
+        split: ``train`` or ``test``.
 
-        Args:
-            kinds: of ``COMMANDS``, each with equal probability.
-            count: number of tasks.
-            seed: of their choice; the splits of all seeds are disjoint.
-            split: ``train`` or ``test``.
-
-        Raises:
-            UserError: a kind is unknown, or ``count`` is not positive.
-        """
-        for kind in kinds:
-            if kind not in COMMANDS:
-                raise UserError(f"commands: there is no kind {abbreviate(kind)}{nearest(kind, list(COMMANDS))}")
-        if not kinds or count < 1:
-            raise UserError("commands: count must be positive and kinds named")
-        self._kinds, self._count, self._seed, self._split = kinds, count, seed, split
-
-    def load(self) -> Iterator[Task]:
-        """The tasks in a random order that depends on the options alone.
-
-        Raises:
-            UserError: there are not as many distinct ones.
-        """
-        rng = random.Random(f"commands {self._seed} {self._split} {' '.join(self._kinds)}")
-
-        def draw() -> tuple[str, Task]:
-            task = _task(rng.choice(self._kinds), rng)
-            return task.id, task
-
-        words = {"dataset": "commands", "things": "tasks", "remedy": "the number of kinds"}
-        for _, task in distinct(draw, self._count, self._split, **words):
-            yield task
+    Raises:
+        UserError: a kind is unknown, or ``count`` is not positive.
+    """
+    return TasksOfKinds("commands", list(COMMANDS), _task, kinds=kinds, count=count, seed=seed, split=split)
 
 
 def _task(kind: str, rng: random.Random) -> Task:
@@ -120,8 +92,7 @@ def command_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: int
     Raises:
         UserError: ``direct`` is no share.
     """
-    if not 0 <= direct <= 1:
-        raise UserError(f"the share of answers without a look is {direct}; it must be between 0 and 1")
+    check_direct(direct)
     rng = random.Random(seed)
     for task in tasks:
         prompt, (look, act) = task.instruction[0]["content"], task.metadata["commands"]

@@ -93,3 +93,9 @@ def distinct(
             )
         seen.add(name)
         yield name, problem
+
+
+def check_direct(direct: float) -> None:
+    """Rejects a teacher's share of answers without working or calls that is none; raises UserError."""
+    if not 0 <= direct <= 1:
+        raise UserError(f"the share of direct answers is {direct}; it must be between 0 and 1")

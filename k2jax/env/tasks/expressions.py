@@ -18,9 +18,9 @@ from k2jax.env.scripted import called, play_actions, said
 from k2jax.env.split import Split
 from k2jax.env.task import Task
 from k2jax.env.tasks.code_scoring import TEMPLATE
-from k2jax.env.tasks.drawing import distinct
+from k2jax.env.tasks.drawing import check_direct
+from k2jax.env.tasks.kinds import TasksOfKinds
 from k2jax.env.toolsets.python import SOURCE
-from k2jax.errors import UserError, abbreviate, nearest
 
 FORMS = {"sum": "sum({})", "half": "sum({})//2", "rest": "sum({})%50", "minus": "-sum({})", "twice": "2*sum({})"}
 """The expression of a part of the numbers, by the word that asks for it."""
@@ -30,45 +30,21 @@ _SIZES, _LENGTH, _LARGEST, _TESTS = (1, 2, 3), 5, 40, 3
 """Numbers behind a word, length of ``x``, its largest number, and tests of a task."""
 
 
-class ExpressionTasks:
-    """Distinct tasks; metadata hold the tests, what the interpreter holds, and the readings, the right one first."""
+def expression_tasks(
+    kinds: tuple[str, ...] = tuple(FORMS), count: int = 10_000, seed: int = 0, split: Split = "train"
+) -> TasksOfKinds:
+    """Distinct tasks; metadata hold the tests, what the interpreter holds, and the readings, the right one first.
 
-    def __init__(
-        self, kinds: tuple[str, ...] = tuple(FORMS), count: int = 10_000, seed: int = 0, split: Split = "train"
-    ):
-        """A set of tasks.
+    Args:
+        kinds: of ``FORMS``, each with equal probability.
+        count: number of tasks.
+        seed: of their choice; the splits of all seeds are disjoint.
+        split: ``train`` or ``test``.
 
-        Args:
-            kinds: of ``FORMS``, each with equal probability.
-            count: number of tasks.
-            seed: of their choice; the splits of all seeds are disjoint.
-            split: ``train`` or ``test``.
-
-        Raises:
-            UserError: a kind is unknown, or ``count`` is not positive.
-        """
-        for kind in kinds:
-            if kind not in FORMS:
-                raise UserError(f"expressions: there is no kind {abbreviate(kind)}{nearest(kind, list(FORMS))}")
-        if not kinds or count < 1:
-            raise UserError("expressions: count must be positive and kinds named")
-        self._kinds, self._count, self._seed, self._split = kinds, count, seed, split
-
-    def load(self) -> Iterator[Task]:
-        """The tasks in a random order that depends on the options alone.
-
-        Raises:
-            UserError: there are not as many distinct ones.
-        """
-        rng = random.Random(f"expressions {self._seed} {self._split} {' '.join(self._kinds)}")
-
-        def draw() -> tuple[str, Task]:
-            task = _task(rng.choice(self._kinds), rng)
-            return task.id, task
-
-        words = {"dataset": "expressions", "things": "tasks", "remedy": "the number of kinds"}
-        for _, task in distinct(draw, self._count, self._split, **words):
-            yield task
+    Raises:
+        UserError: a kind is unknown, or ``count`` is not positive.
+    """
+    return TasksOfKinds("expressions", list(FORMS), _task, kinds=kinds, count=count, seed=seed, split=split)
 
 
 def _task(kind: str, rng: random.Random) -> Task:
@@ -115,8 +91,7 @@ def expression_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: 
     Raises:
         UserError: ``direct`` is no share.
     """
-    if not 0 <= direct <= 1:
-        raise UserError(f"the share of direct answers is {direct}; it must be between 0 and 1")
+    check_direct(direct)
     rng = random.Random(seed)
     for task in tasks:
         readings = rng.sample(task.metadata["readings"], len(READINGS))

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from k2jax.env.task import Task
 from k2jax.env.tasks.characters import ANSWER_MARK
+from k2jax.env.tasks.drawing import check_direct
 from k2jax.errors import UserError
 
 Style = Literal["direct", "worked"]
@@ -57,8 +58,7 @@ def solutions(tasks: Iterable[Task], direct: float, rng: random.Random) -> Itera
     Raises:
         UserError: ``direct`` is no share.
     """
-    if not 0 <= direct <= 1:
-        raise UserError(f"the share of direct answers is {direct}; it must be between 0 and 1")
+    check_direct(direct)
     for task in tasks:
         yield task, solution(task, "direct" if rng.random() < direct else "worked")
 

@@ -8,9 +8,9 @@ import random
 from typing import Any
 
 from k2jax.env.task import Task
+from k2jax.env.tasks.drawing import check_direct
 from k2jax.env.toolsets.calculator import calc
 from k2jax.env.toolsets.store import STORE
-from k2jax.errors import UserError
 
 
 def tool_demonstrations(tasks: Iterable[Task], direct: float = 0.6, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -24,8 +24,7 @@ def tool_demonstrations(tasks: Iterable[Task], direct: float = 0.6, seed: int = 
     Raises:
         UserError: ``direct`` is no share.
     """
-    if not 0 <= direct <= 1:
-        raise UserError(f"the share of direct answers is {direct}; it must be between 0 and 1")
+    check_direct(direct)
     rng = random.Random(seed)
     for task in tasks:
         yield {"messages": [*task.instruction, *solved(task, with_tools=rng.random() >= direct)]}
