@@ -76,6 +76,10 @@ class BlockFile:
         if length != size:
             raise damaged(path, f"{length} bytes long instead of {size}", folder)
 
+    def __reduce__(self) -> tuple[type[BlockFile], tuple[Path, int, np.ndarray, Path]]:
+        """Another process opens the file again."""
+        return BlockFile, (self._path, self._size, self._sums, self._folder)
+
     def read(self, start: int, stop: int) -> memoryview:
         """Returns the bytes ``start`` to ``stop``, which lie inside the file.
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
 import hashlib
 import math
+import os
+import threading
+import time
 from typing import TYPE_CHECKING
 
+from absl import flags
 import grain
 import numpy as np
 
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
 READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
 PREFETCHED_BATCHES = 4
+_WATCHED = 1.0  # how often a worker looks whether the training lives [s]
 
 
 class DataLoader:
@@ -42,6 +48,7 @@ class DataLoader:
         steps: int,
         local_rows: Sequence[int] | None = None,
         images: ImageBatches | None = None,
+        workers: int = 0,
     ):
         """Plans the whole run.
 
@@ -54,6 +61,7 @@ class DataLoader:
             local_rows: indices of a batch's rows that this process reads, all by default; rows from ``batch_size`` on
                 are padding.
             images: how images of a batch are laid out; None where there are none.
+            workers: processes that make batches; 0 is a thread.
 
         Raises:
             UserError: if a weight is not positive, there are no rows, or the data do not suffice for all steps.
@@ -64,7 +72,7 @@ class DataLoader:
             raise UserError(f"train.batch_size is {batch_size}: a batch needs at least one row")
         self._local_rows = range(batch_size) if local_rows is None else local_rows
         self._batch_size, self._steps, self._seed, self._images = batch_size, steps, seed, images
-        self._length = next(iter(rows.values())).length
+        self._length, self._workers = next(iter(rows.values())).length, workers
         self._source_rows = [len(rows[name]) for name in self._names]
         limits = [_limit(sources[name].max_epochs, len(rows[name])) for name in self._names]
         self._plan = MixturePlan([sources[name].weight for name in self._names], limits)
@@ -88,12 +96,19 @@ class DataLoader:
         return self._images.batch(row_of, self._local_rows, (self._seed, step))
 
     def batches(self, start_step: int = 0) -> Iterator[PackedBatch]:
-        """Iterates over the batches from ``start_step`` to the last; threads prefetch them from this call on.
+        """Iterates over the batches from ``start_step`` to the last; they are made ahead from this call on.
 
-        The iterator is grain's; ``close()`` or deleting it ends its threads.
+        The iterator is grain's; ``close()`` or deleting it ends its threads and processes. The batches and their order
+        do not depend on the number of processes.
         """
         steps = grain.MapDataset.range(start_step, self._steps).map(self.batch)
-        batches = iter(steps.to_iter_dataset(grain.ReadOptions(READ_THREADS, PREFETCHED_BATCHES)))
+        steps = steps.to_iter_dataset(grain.ReadOptions(READ_THREADS, PREFETCHED_BATCHES))
+        if self._workers:
+            if not flags.FLAGS.is_parsed():  # grain reads flags of its own; notebooks and k2jax.cli parse none
+                flags.FLAGS.mark_as_parsed()
+            options = grain.MultiprocessingOptions(self._workers, per_worker_buffer_size=PREFETCHED_BATCHES)
+            steps = steps.mp_prefetch(options, functools.partial(_end_with, os.getpid()))
+        batches = iter(steps)
         batches.start_prefetch()
         return batches
 
@@ -106,6 +121,17 @@ class DataLoader:
         """Number of passes over each source in the first ``step`` steps."""
         drawn = self._plan.drawn(step * self._batch_size)
         return {name: n / rows for name, n, rows in zip(self._names, drawn, self._source_rows, strict=True)}
+
+
+def _end_with(parent: int, worker: int, workers: int) -> None:
+    """Ends a worker when the training has died, however it did; a killed process takes none of its own with it."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCHED)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 class HeldOut:

@@ -114,6 +114,7 @@ def prepare_data(
         steps=steps,
         local_rows=local_rows,
         images=batches,
+        workers=config.workers,
     )
     held_out = HeldOut(
         {name: _rows(config, name, source, HELD_OUT) for name, source in shards.items()},

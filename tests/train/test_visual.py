@@ -1,7 +1,14 @@
 """Whole runs with images: resumed bit for bit, started from a model of text, with parts that do not learn, exported."""
 
+import contextlib
 import json
+import os
+from pathlib import Path
+import random
 import shutil
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
@@ -16,6 +23,7 @@ from k2jax.report.metrics import read_metrics
 from k2jax.train import train
 from k2jax.train.program import Program
 from k2jax.train.run import Run
+from tests.emulated import ROOT
 from tests.train.tiny import tiny_config
 
 TOWER = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "grid": 4}
@@ -90,6 +98,57 @@ def test_a_run_that_is_resumed_repeats_losses_and_weights_bit_for_bit(folder, fi
     assert losses(resumed) == losses(finished)
     assert not changed(params_of(resumed), params_of(finished))
     assert "conversations with" in (finished / "report.md").read_text()
+
+
+WORKERS_CONFIG = """
+from tests.train.test_visual import visual_config
+
+def get_config():
+    config = visual_config({folder!r})
+    config.data.workers = 2
+    config.train.steps = 30
+    return config
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_with_augmentation_in_two_processes_it_ends_bit_identical(folder):
+    config, workdir, mark = folder / "workers.py", folder / "killed", f"K2JAX_TEST_MARK={os.getpid()}"
+    config.write_text(WORKERS_CONFIG.format(folder=str(folder)))
+    command = ["env", mark, f"PYTHONPATH={ROOT}", sys.executable, "-m", "k2jax.train", f"--config={config}"]
+    for last in (False, False, True):
+        process = subprocess.Popen([*command, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        if not last:
+            deadline, before = time.monotonic() + 300, len(steps_of(workdir))
+            while len(steps_of(workdir)) < before + 4:
+                assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
+                time.sleep(0.02)
+            assert len(marked(mark)) >= 3, "it has no workers"
+            time.sleep(random.random())
+            process.kill()
+        _, errors = process.communicate()
+        assert last == (process.returncode == 0), errors
+        deadline = time.monotonic() + 20
+        while marked(mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not marked(mark), "processes of the run are left"
+    assert train(visual(folder, **{"train.steps": 30}), folder / "not killed") == 0
+    assert losses(workdir) == losses(folder / "not killed")
+    assert not changed(params_of(workdir), params_of(folder / "not killed"))
+
+
+def steps_of(workdir):
+    return read_metrics(workdir) if (workdir / "metrics.jsonl").exists() else []
+
+
+def marked(mark):
+    """Processes with a variable in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found
 
 
 def test_what_is_frozen_keeps_every_bit_and_the_rest_learns(folder, finished):

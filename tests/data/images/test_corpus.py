@@ -133,6 +133,17 @@ def test_batches_are_a_function_of_seed_and_step_and_augmentation_changes_from_s
     assert equal(next(iter(one.held_out.batches(4))), next(iter(plain.held_out.batches(4))))
 
 
+def test_processes_make_the_batches_of_a_thread_in_its_order(drawn, tmp_path):
+    lines = [f'{{"prompt": "{n}", "completion": "b"}}\n' for n in range(40)]
+    (tmp_path / "chat.jsonl").write_text("".join(lines))  # its shards are held open
+    sources = {**drawn[0], "chat": source(kind="chat", path=f"{tmp_path}/chat.jsonl")}
+    thread, processes = (
+        list(prepared(tmp_path, sources, **{"images.augment": 0.5, "workers": workers}).loader.batches(3))
+        for workers in (0, 2)
+    )
+    assert len(thread) == len(processes) == 6 and all(map(equal, thread, processes))
+
+
 def test_pictures_of_words_may_be_as_low_as_a_line_and_those_of_shapes_not(tmp_path):
     line = {"kind": "synthetic_images", "max_documents": 6, "side": 112, "height": 28}
     data = prepared(tmp_path, {"words": source(**line, pictures=("read",))})
