@@ -1,6 +1,8 @@
 """Reinforcement learning of a model that sees: it samples after images, and trains on the same ones."""
 
 import asyncio
+import dataclasses
+import json
 import shutil
 
 import jax
@@ -15,6 +17,7 @@ from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.synthetic import KINDS, synthetic_sample
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.env.environment import Observation, Step
+from k2jax.env.files import FilesEnvironment
 from k2jax.env.registry import load_tasks
 from k2jax.env.rollout import run_episode
 from k2jax.env.single_turn import SingleTurn
@@ -28,7 +31,7 @@ from k2jax.rl.evaluation import evaluate_checkpoint
 from k2jax.rl.loop import train
 from k2jax.rl.packing.images import batch_of, image_batches
 from k2jax.rl.packing.rows import ImageSource, pack, padding_like
-from k2jax.rl.packing.training_paths import TrainingSample
+from k2jax.rl.packing.training_paths import TrainingSample, training_responses
 from k2jax.rl.pictures import data_url
 from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.text.chat import configured_chat
@@ -38,7 +41,10 @@ from k2jax.train.program import Program
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode
 from k2jax.trajectory.store import TrajectoryStore
+from tests.gateway.repository import SMALL_AGENT, small_agent, write_agent
+from tests.gateway.repository import task as repository_task
 from tests.rl.tiny import register, tiny_config
+from tests.sandbox.backends import backend
 
 TOWER = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "grid": 4}
 TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
@@ -172,6 +178,25 @@ def test_each_turn_is_shown_all_pictures_before_it_and_pads_that_the_policy_wrot
         places = [place for placed in media for place in range(placed.start, placed.stop)]
         assert all(prompt[place] == PAD for place in places) and len(places) == 9 * len(media)
     assert sum(token == PAD for token in shown[1][0]) == 18 + 2
+
+
+def test_what_an_agent_behind_the_gateway_shows_is_seen_and_trained_on(tmp_path):
+    shown = json.dumps(asked(picture(2))["content"])
+    script = SMALL_AGENT.replace('"content": task}', f'"content": json.loads({shown!r})}}')
+    agent = small_agent(files={"${home}/agent.py": script.replace("$", "$$")})
+    chat, replies = configured_chat(TOKENIZER, "compact"), iter(["$pwd", "ok"])  # plain ones have no system message
+    client = Watching(lambda prompt, sampling: [*TOKENIZER.encode(next(replies)), chat.end])
+    client.shown = []
+    path, reader = write_agent(tmp_path / "agent.json", agent), ImageReader(seeing().model.vision, TOKENIZER)
+    about = dataclasses.replace(repository_task(), scaffold=f"black_box agent={path}")
+    options = {"key": (1, 0, 0), "seed": 0, "sampling": Sampling(40), "media": reader}
+    ran = run_episode(about, client, chat, TOKENIZER, FilesEnvironment(lambda: backend("bubblewrap")), **options)
+    trajectory = asyncio.run(ran)
+    assert trajectory.status == "finished" and len(client.shown) == 2, trajectory.error
+    digest = content_digest(ImageProcessor(seeing().model.vision).image(picture(2)))
+    (response,) = training_responses(TrainingSample(trajectory, 1.0), "unique", None, reader)
+    for media in (*(media for _, media in client.shown), response.paths[0].media):
+        assert [placed.digest for placed in media] == [digest] and media[0].start == client.shown[0][1][0].start
 
 
 def test_a_model_of_text_is_shown_no_picture():
