@@ -9,7 +9,7 @@ the tasks, which ask to write, rightly; of the others it does most carelessly: c
 files are not joined, and the file that names another is copied itself. Beside reinforcement learning stands as much
 more fine-tuning.
 Expected: 20 points and more of held-out success over a start of 20 to 60 %; docs/reproductions.md has the figures of
-one seed. Most of the time goes to starting agents.
+three seeds. Most of the time goes to starting agents.
 
     python3 -m venv agents/venv && agents/venv/bin/pip install mini-swe-agent==2.4.6
     export K2JAX_AGENTS=$PWD/agents
