@@ -1,7 +1,5 @@
 """Parameter counts of the towers, and the optimizer's group of every weight."""
 
-import types
-
 import pytest
 import torch
 from transformers import Kimi_K25Config
@@ -15,7 +13,6 @@ from k2jax.model import total_parameters
 from k2jax.model.vision import multimodal_specs, vision_specs
 from k2jax.optim.groups import group_of
 from k2jax.params import count, named_specs
-from k2jax.train.run import Run
 
 
 def test_the_published_tower_and_projector_have_as_many_parameters_as_transformers():
@@ -51,12 +48,3 @@ def test_heads_that_do_not_divide_into_pairs_of_two_axes_are_refused():
     vision = replace_keys(vision_preset("nano_vision"), {"width": 120, "heads": 20})
     with pytest.raises(UserError, match=r"vision\.width 120 does not divide into 20 heads of a multiple of 4"):
         resolve(Config(model=replace_keys(model_preset("nano"), {"vision": vision})))
-
-
-def test_reinforcement_learning_of_a_model_with_a_tower_is_refused(tmp_path):
-    model = replace_keys(model_preset("nano"), {"vision": vision_preset("nano_vision")})
-    config = Config(model=model, stage="rl")
-    with pytest.raises(
-        UserError, match=r"model\.vision\.layers is not 0, and reinforcement learning with images is not"
-    ):
-        Run(types.SimpleNamespace(config=config), tmp_path, {})
