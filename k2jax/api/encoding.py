@@ -17,6 +17,9 @@ class NamedEvent(NamedTuple):
     data: dict[str, Any]
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def parse_json(body: bytes) -> Any:
     """Parses strict JSON: no NaN or infinity, and no string with an unpaired surrogate.
 
@@ -39,7 +42,7 @@ def parse_json(body: bytes) -> Any:
 
 def dump_json(value: Any) -> bytes:
     """Returns compact JSON in UTF-8."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def encode_event(value: dict[str, Any] | NamedEvent | str) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -192,14 +192,12 @@ def _read(dialect: Dialect, body: Any, gateway: Gateway) -> tuple[Conversation, 
 
 async def _events(
     exchange: Exchange, dialect: Dialect, response: DialectResponse, usage: PromptUsage
-) -> AsyncIterator[Any]:
-    """The events of a stream; an error is the last event, without the end mark."""
+) -> AsyncIterator[Sequence[Any]]:
+    """The events of a stream, those of a delta together; an error is the last event, without the end mark."""
     try:
         async for delta in exchange.deltas():
-            for chunk in response.chunks(delta):
-                yield chunk
+            yield response.chunks(delta)
     except ApiError as error:
-        yield dialect.error_event(error)
+        yield [dialect.error_event(error)]
         return
-    for chunk in response.closing_chunks(usage):
-        yield chunk
+    yield response.closing_chunks(usage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import time
 from typing import Any
 
@@ -110,17 +110,15 @@ class Endpoints:
             self._service.cancel(job)
         return json_response(response.body(job.prompt_usage()))
 
-    async def _events(self, job: Job, dialect: Dialect, response: DialectResponse) -> AsyncIterator[Any]:
-        """The events of a stream; an error is the last event, without the end mark."""
+    async def _events(self, job: Job, dialect: Dialect, response: DialectResponse) -> AsyncIterator[Sequence[Any]]:
+        """The events of a stream, those of a delta together; an error is the last event, without the end mark."""
         try:
             async for delta in self._deltas(job):
-                for chunk in response.chunks(delta):
-                    yield chunk
+                yield response.chunks(delta)
         except ApiError as error:
-            yield dialect.error_event(error)
+            yield [dialect.error_event(error)]
             return
-        for chunk in response.closing_chunks(job.prompt_usage()):
-            yield chunk
+        yield response.closing_chunks(job.prompt_usage())
 
     async def _deltas(self, job: Job) -> AsyncIterator[Delta]:
         """The deltas of a job, until one of its choices fails."""

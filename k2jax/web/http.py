@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 import contextlib
 from typing import Any
 
@@ -60,14 +60,16 @@ class EventStream(Response):
     """A response of server-sent events.
 
     Args:
-        events: the values of the events; see ``encode_event``.
+        events: the values of the events, see ``encode_event``; those of a list are sent together.
         on_end: called when everything is sent or the client has disconnected.
         on_abandon: called if the client disconnects before the end.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[Any], on_end: Callable[[], None], on_abandon: Callable[[], None]):
+    def __init__(
+        self, events: AsyncIterator[Sequence[Any]], on_end: Callable[[], None], on_abandon: Callable[[], None]
+    ):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events, self._on_end, self._on_abandon = events, on_end, on_abandon
@@ -77,8 +79,9 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with on_disconnect(receive, self._on_abandon):
-                async for value in self._events:
-                    await send({"type": "http.response.body", "body": encode_event(value), "more_body": True})
+                async for values in self._events:
+                    if body := b"".join(map(encode_event, values)):
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._on_end()
