@@ -6,8 +6,7 @@ shell in a sandbox of each episode's own; a test in a fresh one judges the file 
 a letter that one of them holds, and what is to be made of this file. What the files hold is in no prompt: the teacher
 looks with ``grep`` in three conversations of ten, and takes any of the files in the others. Beside reinforcement
 learning stands as much more fine-tuning.
-Expected: 20 points and more of held-out success over a start of 20 to 60 %, which one seed has shown
-(docs/reproductions.md).
+Expected: 20 points and more of held-out success over a start of 20 to 60 % (docs/reproductions.md).
 
     python -m k2jax.reproduce terminal --workdir=runs/terminal
 """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 import functools
 import math
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +18,7 @@ import numpy as np
 from k2jax import checkpoint
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import ModelConfig
-from k2jax.convert.mapping import blocks, to_region
+from k2jax.convert.mapping import Block, blocks, to_region
 from k2jax.convert.packaged import PACKAGED, open_packaged, packaged_tokenizer
 from k2jax.convert.source import Source, open_folder
 from k2jax.errors import UserError
@@ -28,6 +31,7 @@ from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 Region = tuple[slice, ...]  # part of a weight: a slice with both ends for every axis
 Read = Callable[[str, ParamSpec, Region], np.ndarray]
 _ALIGNMENT = 64  # bytes
+_READERS = min(8, os.cpu_count() or 1)  # blocks of a weight that are read at a time, of 64 MiB at most
 
 
 class Pretrained(NamedTuple):
@@ -244,14 +248,19 @@ def _stored(reader: checkpoint.ParamsReader, name: str, spec: ParamSpec, region:
 def _gather(source: Source, name: str, spec: ParamSpec, region: Region) -> np.ndarray:
     """A region of a weight from the blocks of Hugging Face tensors that reach into it."""
     array = aligned_empty([bounds.stop - bounds.start for bounds in region], source.dtype(spec))
-    for block in blocks(spec):
+
+    def read(block: Block) -> None:
         common = [_overlap(entry, bounds) for entry, bounds in zip(block.index, region, strict=True)]
         if None in common:
-            continue
+            return
         rows = source.tensors[block.name].read(block.start, block.stop)
         into, part = (tuple(pair[side] for pair in common) for side in (0, 1))
         kept = tuple(cut for cut, entry in zip(part, block.index, strict=True) if isinstance(entry, slice))
         array[into] = to_region(spec, rows)[kept]
+
+    # NumPy lets go of Python's lock while it dequantises and transposes.
+    with ThreadPoolExecutor(_READERS, "blocks") as readers:
+        collections.deque(readers.map(read, blocks(spec)), maxlen=0)  # raises what a block has raised
     return array
 
 
