@@ -45,6 +45,8 @@ def test_the_teacher_shows_what_python_says_and_is_right_wherever_it_tests():
         for call, shown in zip(messages[1:-1:2], messages[2:-1:2], strict=True):
             cell = json.loads(call["tool_calls"][0]["function"]["arguments"])
             assert str(eval(cell, names)) == shown["content"]
+        tested = [json.loads(call["tool_calls"][0]["function"]["arguments"]) for call in messages[1:-1:2]]
+        assert tested == [f"{reading}==y" for reading in sorted(task.metadata["readings"])[: len(tested)]]
         right[len(messages) > 2].append(eval(messages[-1]["content"], names) == names["y"])
     assert all(right[True]) and 120 < len(right[True]) < 180
     assert 0.2 < sum(right[False]) / len(right[False]) < 0.5

@@ -25,7 +25,7 @@ from k2jax.env.toolsets.python import SOURCE
 FORMS = {"sum": "sum({})", "half": "sum({})//2", "rest": "sum({})%50", "minus": "-sum({})", "twice": "2*sum({})"}
 """The expression of a part of the numbers, by the word that asks for it."""
 READINGS = ("x[{}:]", "x[:{}]", "x[::{}]")
-"""What the number behind the word may mean."""
+"""What the number behind the word may mean, in alphabetical order."""
 _SIZES, _LENGTH, _LARGEST, _TESTS = (1, 2, 3), 5, 40, 3
 """Numbers behind a word, length of ``x``, its largest number, and tests of a task."""
 
@@ -81,7 +81,8 @@ def _example(readings: Sequence[str], rng: random.Random) -> tuple[list[int], in
 def expression_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: int = 0) -> Iterator[dict[str, Any]]:
     """One conversation for every task: ``{"messages": [user, assistant, tool, ..., assistant]}``.
 
-    The teacher tests readings in any order until one is right or one is left, or answers any of them at once.
+    The teacher tests readings in the order of ``READINGS`` until one is right or one is left, or answers any of them at
+    once. The order lets a small model know from its last test which readings are left.
 
     Args:
         tasks: of the dataset ``expressions``.
@@ -94,9 +95,9 @@ def expression_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: 
     check_direct(direct)
     rng = random.Random(seed)
     for task in tasks:
-        readings = rng.sample(task.metadata["readings"], len(READINGS))
+        readings = task.metadata["readings"]
         tests = rng.random() >= direct
-        messages = _tested(readings, task.metadata["readings"][0]) if tests else [said(readings[0])]
+        messages = _tested(sorted(readings), readings[0]) if tests else [said(rng.choice(readings))]
         yield {"messages": [*task.instruction, *messages]}
 
 
