@@ -38,6 +38,15 @@ def orphans():
     prctl(SUBREAPER, *map(ctypes.c_ulong, (0, 0, 0, 0)))
 
 
+@pytest.fixture
+def temporary(monkeypatch):
+    """The folder of the runs' temporary files, which is theirs alone and which the users of sandboxes can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
 def reaped(pids):
     """Those that have not ended yet; the ones that have are waited for."""
     for pid in pids:
@@ -46,12 +55,6 @@ def reaped(pids):
         except ChildProcessError:  # a grandchild
             continue
     return pids
-
-
-def folders():
-    """Folders of spawners."""
-    places = {tempfile.gettempdir(), "/tmp", "/var/tmp"}
-    return {path for place in places for path in Path(place).glob("k2jax-sandbox-*")}
 
 
 def groups(pids):
@@ -78,28 +81,31 @@ def assert_nothing_is_left(look):
     assert not any(left), left
 
 
-def test_kills_leave_no_trace_on_a_run_with_sandboxes_and_no_sandbox(tmp_path, orphans):
+def test_kills_leave_no_trace_on_a_run_with_sandboxes_and_no_sandbox(tmp_path, orphans, temporary):
     (tmp_path / "config.py").write_text(sandboxed.CONFIG_FILE)
     run_to_the_end(tmp_path / "config.py", tmp_path / "expected", *FLAGS)
     assert_worked_in_sandboxes(tmp_path / "expected")
-    kills, run, known, seen = [], 0, folders(), set()
+    kills, run, seen = [], 0, set()
+
+    def folders():
+        return list(temporary.glob("k2jax-sandbox-*"))
 
     def watch(process):
         started = processes_below(process.pid)
-        kills[-1] += (names(started).count("bwrap"), len(groups(started)))
+        kills[-1] += (names(started).count("bwrap"), len(groups(started)), len(folders()))
         seen.update(started)
 
     while len(kills) < KILLS:
         moment = random.choice(list(MOMENTS)) if kills else "rollout"
         kills.append((moment, max(committed_steps(tmp_path / f"run {run}"), default=0)))
         was_killed = killed_in(moment, tmp_path / "config.py", tmp_path / f"run {run}", FLAGS, watch)
-        assert_nothing_is_left(lambda: (names(orphans()), groups(seen), folders() - known))
+        assert_nothing_is_left(lambda: (names(orphans()), groups(seen), folders()))
         if not was_killed:  # it has come to its end, and another one begins
             kills.pop()
             assert_equal_runs(tmp_path / f"run {run}", tmp_path / "expected")
             run += 1
-    print("killed in a phase, after a checkpoint, with so many processes of sandboxes and control groups:", kills)
-    assert any(sandboxes for _, _, sandboxes, _ in kills)
+    print("killed in a phase, after a checkpoint, with processes of sandboxes, control groups and folders:", kills)
+    assert any(sandboxes for _, _, sandboxes, *_ in kills) and any(places for *_, places in kills)
     run_to_the_end(tmp_path / "config.py", tmp_path / f"run {run}", *FLAGS)
     assert_equal_runs(tmp_path / f"run {run}", tmp_path / "expected")
 
