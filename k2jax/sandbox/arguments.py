@@ -11,9 +11,6 @@ from k2jax.sandbox import seccomp
 from k2jax.sandbox.launcher import Invocation, json_records
 from k2jax.sandbox.stage import NOBODY, SandboxStage
 
-ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
-"""Files of the host that programs in /usr need; they hold no names and no keys."""
-
 NOT_FROM_IMAGE = {"dev", "etc", "proc", "run", "sys", "tmp", "work"}
 """Folders of an image that are not shown at their places; ``/etc`` is shown by itself."""
 HOST_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -34,7 +31,7 @@ def root_arguments(stage: SandboxStage, box: Path, image: str, read_only: Mappin
         image: folder of an unpacked root file system; empty for the host's /usr.
         read_only: paths of the host by the paths inside.
     """
-    arguments = [*_ISOLATION, "--dir", "/etc"]
+    arguments = list(_ISOLATION)
     arguments += _image(stage, image) if image else _host(stage)
     for inside, source in read_only.items():
         arguments += ["--ro-bind", source, inside]
@@ -51,15 +48,11 @@ def _host(stage: SandboxStage) -> list[str]:
             arguments += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
             arguments += ["--ro-bind", folder, folder]
-    for file in sorted((stage.path / "etc").iterdir()):
-        arguments += ["--ro-bind", str(file), f"/etc/{file.name}"]
-    for file in ETC:
-        arguments += ["--ro-bind-try", file, file]
-    return arguments
+    return [*arguments, "--ro-bind", str(stage.path / "etc"), "/etc"]
 
 
 def _image(stage: SandboxStage, image: str) -> list[str]:
-    root, arguments = stage.visible(image), []
+    root, arguments = stage.visible(image), ["--dir", "/etc"]
     for entry in sorted(Path(image).iterdir()):
         if entry.is_symlink():
             arguments += ["--symlink", os.readlink(entry), f"/{entry.name}"]

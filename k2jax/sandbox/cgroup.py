@@ -54,6 +54,13 @@ def find() -> dict[str, Tree]:
     return trees
 
 
+def hold(trees: dict[str, Tree]) -> dict[str, Tree]:
+    """The same trees by descriptors of this process, which go on when nothing is mounted at their paths any more."""
+    folders = {tree.folder for tree in trees.values()}
+    held = {folder: os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for folder in folders}
+    return {name: tree._replace(folder=Path(f"/proc/self/fd/{held[tree.folder]}")) for name, tree in trees.items()}
+
+
 def _lines(path: str) -> list[str]:
     try:
         return Path(path).read_text().splitlines()
@@ -84,6 +91,8 @@ class ControlGroup:
 
     Attributes:
         controllers: those that limit it.
+        memory: most bytes.
+        processes: most processes and threads.
     """
 
     def __init__(self, trees: dict[str, Tree], name: str, *, memory: int, processes: int):
@@ -99,6 +108,7 @@ class ControlGroup:
             OSError: they cannot be made.
         """
         self.controllers = frozenset(trees)
+        self.memory, self.processes = memory, processes
         self._folders: dict[Path, int] = {}
         limits = {"memory": memory, "pids": processes}
         try:
@@ -136,6 +146,21 @@ class ControlGroup:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
 
+    def is_empty(self) -> bool:
+        """Whether no process is in the groups but such as have ended and are not waited for yet."""
+        try:
+            return not any((folder / "cgroup.procs").read_text() for folder in self._folders)
+        except OSError:
+            return False
+
+    def counts_nothing(self) -> bool:
+        """Whether the groups count no process at all, so that all of their number is left."""
+        counts = [folder / "pids.current" for folder in self._folders if (folder / "pids.current").exists()]
+        try:
+            return all(int(count.read_text()) == 0 for count in counts)
+        except OSError:
+            return False
+
     def remove(self) -> bool:
         """Deletes the groups; False where a process is still in one."""
         for folder in list(self._folders):
@@ -146,6 +171,56 @@ class ControlGroup:
                     return False
             del self._folders[folder]
         return True
+
+
+class GroupPool:
+    """Makes control groups, and gives those of closed sandboxes to the next ones: the kernel is slow to make one."""
+
+    _KEPT = 32
+    """Most groups that wait for a sandbox."""
+
+    def __init__(self, trees: dict[str, Tree], name: str):
+        """A pool without groups.
+
+        Args:
+            trees: see ``find``.
+            name: what the folders' names begin with, after ``k2jax-``.
+        """
+        self._trees, self._name = trees, name
+        self._made = 0
+        self._free: dict[tuple[int, int], list[ControlGroup]] = {}
+
+    def take(self, memory: int, processes: int) -> ControlGroup:
+        """A group without processes, which the caller gives back; see ``ControlGroup``."""
+        free = self._free.get((memory, processes))
+        if free:
+            return free.pop()
+        self._made += 1
+        return ControlGroup(self._trees, f"{self._name}{self._made}", memory=memory, processes=processes)
+
+    def give_back(self, group: ControlGroup, patience: float) -> None:
+        """Takes a group whose processes have ended or are about to.
+
+        Args:
+            group: of this pool.
+            patience: how long its processes may take to end [s].
+        """
+        end = time.monotonic() + patience
+        while not group.is_empty() and time.monotonic() < end:
+            group.kill()
+            time.sleep(0.002)
+        kept = sum(map(len, self._free.values()))
+        if kept < self._KEPT and group.is_empty() and group.counts_nothing():
+            self._free.setdefault((group.memory, group.processes), []).append(group)
+            return
+        while not group.remove() and time.monotonic() < end:
+            time.sleep(0.002)
+
+    def remove(self) -> None:
+        """Deletes the groups that wait."""
+        for group in (group for free in self._free.values() for group in free):
+            group.remove()
+        self._free.clear()
 
 
 def remove_left_over(name: str, patience: float) -> None:

@@ -124,7 +124,6 @@ def _become(plan: Plan, standard: list[int], passed: list[tuple[int, int]]) -> N
         for number, limit in plan.limits.items():
             lowest = min(limit, resource.getrlimit(number)[1] % (1 << 64))  # no limit is -1
             resource.setrlimit(number, (lowest, lowest))
-        os.umask(0o022)
         if plan.user is not None:
             _drop_to(plan.user)
         os.execve(plan.program, plan.invocation.argv, {})

@@ -16,7 +16,7 @@ import resource
 from typing import Any
 
 from k2jax.sandbox import seccomp
-from k2jax.sandbox.arguments import ETC, HOST_FOLDERS, NOT_FROM_IMAGE
+from k2jax.sandbox.arguments import HOST_FOLDERS, NOT_FROM_IMAGE
 from k2jax.sandbox.launcher import Invocation, json_records
 from k2jax.sandbox.stage import NOBODY, SandboxStage
 
@@ -127,11 +127,7 @@ def _host(stage: SandboxStage) -> Iterable[str]:
             yield _link(os.readlink(folder), folder)
         elif os.path.isdir(folder):
             yield _bind(folder, folder)
-    for file in sorted((stage.path / "etc").iterdir()):
-        yield _bind(str(file), f"/etc/{file.name}")
-    for file in ETC:
-        if os.path.exists(file):
-            yield _bind(os.path.realpath(file), file)
+    yield _bind(str(stage.path / "etc"), "/etc")
 
 
 def _image(stage: SandboxStage, image: str) -> Iterable[str]:

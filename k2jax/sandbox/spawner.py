@@ -41,16 +41,14 @@ class Box:
         self,
         stage: SandboxStage,
         launcher: Launcher,
-        trees: dict[str, cgroup.Tree],
+        groups: cgroup.GroupPool,
         name: str,
         record: dict[str, Any],
     ):
         """Makes its files and control groups; see ``Spawner`` for the record."""
         self.limits = record["limits"]
         self.processes = self.limits["processes"]
-        self.group = cgroup.ControlGroup(
-            trees, name, memory=self.limits["memory"], processes=self.processes + _OWN_PROCESSES
-        )
+        self._groups, self.group = groups, groups.take(self.limits["memory"], self.processes + _OWN_PROCESSES)
         self.files: BoxFiles | None = None
         self.path = stage.path / "boxes" / name
         try:
@@ -85,16 +83,13 @@ class Box:
         return limits
 
     def remove(self) -> None:
-        """Deletes its files and groups."""
+        """Deletes its files and gives its control group back."""
         if self.files is not None:
             os.close(self.files.namespace)
             self.files = None
         with contextlib.suppress(OSError):
             self.path.rmdir()
-        end = time.monotonic() + _PATIENCE
-        while not self.group.remove() and time.monotonic() < end:
-            self.group.kill()
-            time.sleep(0.002)
+        self._groups.give_back(self.group, _PATIENCE)
 
 
 class Spawner:
@@ -122,7 +117,8 @@ class Spawner:
         """
         self._connection, self._stage = connection, stage
         self._program, self._launcher = program, launcher
-        self._trees = cgroup.find() if groups else {}
+        self._groups = cgroup.GroupPool(cgroup.hold(cgroup.find()) if groups else {}, f"{os.getpid()}-")
+        stage.forget("/sys")
         self._selector = selectors.DefaultSelector()
         self._decoder = wire.Decoder()
         self._boxes: dict[int, Box] = {}
@@ -144,6 +140,7 @@ class Spawner:
             self._turn(0.1)
         for box in self._boxes.values():
             box.remove()
+        self._groups.remove()
 
     def _turn(self, wait: float | None = None) -> None:
         nearest = min((job.deadline for job in self._timed.values()), default=float("inf"))
@@ -186,7 +183,7 @@ class Spawner:
 
     def _open(self, message: wire.Message) -> None:
         number = message.record["request"]
-        box = Box(self._stage, self._launcher, self._trees, f"{os.getpid()}-{number}", message.record)
+        box = Box(self._stage, self._launcher, self._groups, str(number), message.record)
         self._boxes[number] = box
         try:
             self._answer(number, {"box": number}, descriptors=(box.files.root,))
@@ -299,6 +296,7 @@ def run(words: Sequence[str]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connection = socket.socket(fileno=int(descriptor))
     connection.set_inheritable(False)
+    os.umask(0o022)  # others read what it writes for them
     try:
         adopt_orphans()
         stage = SandboxStage(Path(folder))

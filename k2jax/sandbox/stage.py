@@ -8,10 +8,10 @@ a command does not grow with the number of sandboxes. It ends with its last proc
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
-import socket
 from typing import NamedTuple
 
 NOBODY = 65534
@@ -25,6 +25,8 @@ _ETC = {
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+_ETC_OF_HOST = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
+"""What programs in /usr need of the host's /etc; it holds no names and no keys."""
 _SHARED = {"work": 0o755, "tmp": 0o1777, "shm": 0o1777}
 """Folders of a sandbox and their modes; inside they are /work, /tmp and /dev/shm."""
 
@@ -46,6 +48,18 @@ def _mount(source: str, target: Path, kind: str | None, flags: int, options: str
         ctypes.c_ulong(flags),
         options.encode(),
     )
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a file, or a folder with all that is in it; links into /usr stay links. What is missing is left out."""
+    if source.is_symlink() and os.path.realpath(source).startswith("/usr/"):
+        target.symlink_to(os.path.realpath(source))
+    elif source.is_dir():
+        target.mkdir()
+        for entry in source.iterdir():
+            _copy(entry, target / entry.name)
+    elif source.is_file():
+        target.write_bytes(source.read_bytes())
 
 
 def adopt_orphans() -> None:
@@ -98,6 +112,9 @@ class SandboxStage:
             (path / folder).mkdir()
         for name, text in _ETC.items():
             (path / "etc" / name).write_text(text)
+        for name in _ETC_OF_HOST:
+            _copy(Path("/etc", name), path / "etc" / name)
+        self._namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     @staticmethod
     def _enter_user_namespace() -> None:
@@ -105,6 +122,14 @@ class SandboxStage:
         _call("unshare", _NEW_MOUNTS | _NEW_USERS)
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             Path("/proc/self", name).write_text(text)
+
+    def forget(self, folder: str) -> None:
+        """Unmounts a folder of the host and all below it where this process alone sees that, if it may.
+
+        What isolates reads the whole list of mounts for each of those that it makes, so a short list is quick.
+        """
+        with contextlib.suppress(OSError):  # the mounts that a user namespace was made with are locked
+            _call("umount2", os.fsencode(folder), _DETACH | _NO_FOLLOW)
 
     def visible(self, source: str) -> Path:
         """A path below ``path`` at which the sandboxes' user reaches a file or folder of the host.
@@ -143,24 +168,8 @@ class SandboxStage:
             OSError: the kernel does not allow it.
         """
         box.mkdir()
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                child = os.fork()
-                if child == 0:
-                    self._mount_box(theirs, box, disk, files)
-            message, descriptors, _, _ = socket.recv_fds(ours, 4096, 2)
-        os.waitpid(child, 0)
-        if len(descriptors) != 2:
-            raise OSError(message.decode(errors="replace") or "the files of a sandbox could not be made")
-        for descriptor in descriptors:
-            os.set_inheritable(descriptor, False)
-        return BoxFiles(*descriptors)
-
-    def _mount_box(self, connection: socket.socket, box: Path, disk: int, files: int) -> None:
-        """What a child of the spawner does: the namespace that it makes stays when it ends."""
+        _call("unshare", _NEW_MOUNTS)  # a copy, in which this process is until it has made the files
         try:
-            _call("unshare", _NEW_MOUNTS)
             owner = self.user or 0
             options = f"mode=0755,size={disk},nr_inodes={files + 1 + len(_SHARED)},uid={owner},gid={owner}"
             _mount("tmpfs", box, "tmpfs", _NO_SETUID | _NO_DEVICES, options)
@@ -168,12 +177,14 @@ class SandboxStage:
                 (box / folder).mkdir()
                 os.chown(box / folder, owner, owner)
                 (box / folder).chmod(mode)
-            places = ("/proc/self/ns/mnt", os.O_RDONLY), (box, os.O_RDONLY | os.O_DIRECTORY)
-            socket.send_fds(connection, [b"made"], [os.open(*place) for place in places])
-        except BaseException as error:
-            connection.send(str(error).encode(errors="replace")[:4096])
+            root = os.open(box, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                return BoxFiles(os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), root)
+            except OSError:
+                os.close(root)
+                raise
         finally:
-            os._exit(0)
+            enter_mounts(self._namespace)
 
     def leave(self) -> None:
         """Unmounts everything; afterwards the host's folder can be deleted."""

@@ -15,11 +15,11 @@ import time
 import pytest
 
 from k2jax.errors import UserError
-from k2jax.sandbox import SandboxError, SandboxSpec, bubblewrap, cgroup
+from k2jax.sandbox import Limits, SandboxError, SandboxSpec, bubblewrap, cgroup
 from k2jax.sandbox import check as checking
 from k2jax.sandbox.attacks import ATTACKS, Attack
 from k2jax.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
-from tests.sandbox.backends import in_sandbox, own_descriptors, python
+from tests.sandbox.backends import PYTHON, in_sandbox, own_descriptors, python
 
 
 @pytest.fixture
@@ -143,17 +143,40 @@ def test_sandboxes_that_were_never_closed_end_with_their_backend():
     asyncio.run(run())
 
 
-def test_closing_a_sandbox_deletes_its_control_groups():
+def test_the_next_sandbox_of_the_same_limits_takes_over_the_empty_control_groups_of_a_closed_one():
     async def run():
         backend = BubblewrapBackend()
         async with await backend.open(SandboxSpec()) as sandbox:
-            await sandbox.exec(["true"])
+            running = asyncio.create_task(sandbox.exec(["sleep", "60"]))
+            await asyncio.sleep(0.3)
             spawner = backend._link._process.pid
-            assert groups_of(spawner)
-        assert not groups_of(spawner)
+            first = groups_of(spawner)
+            assert first and all((group / "cgroup.procs").read_text() for group in first)
+        await running
+        assert groups_of(spawner) == first and not any((group / "cgroup.procs").read_text() for group in first)
+        async with await backend.open(SandboxSpec()), await backend.open(SandboxSpec(limits=Limits(processes=20))):
+            assert len(groups_of(spawner)) == 2 * len(first) and groups_of(spawner) > first
+            limits = {(group / "pids.max").read_text().strip() for group in groups_of(spawner) if group.match("*pids*/*")}
+            assert limits in (set(), {"22", str(Limits().processes + 2)})
         backend.close()
+        assert not groups_of(spawner)
 
     asyncio.run(run())
+
+
+def test_a_sandbox_does_not_answer_for_what_was_killed_in_its_control_group_before():
+    """The kernel's count of kills stays with a group that another sandbox takes over."""
+    spec = SandboxSpec(read_only=PYTHON.read_only, limits=Limits(memory=64 << 20))
+
+    async def run():
+        backend, failures = BubblewrapBackend(), []
+        for code in ("x = bytearray(1 << 28)", "import os; os.kill(os.getpid(), 9)"):
+            async with await backend.open(spec) as sandbox:
+                failures.append((await sandbox.exec(python(code))).out_of_memory)
+        backend.close()
+        return failures
+
+    assert asyncio.run(run()) == [True, False]
 
 
 def test_opening_that_is_cancelled_leaves_nothing_behind():
@@ -184,7 +207,8 @@ def test_opening_that_is_cancelled_leaves_nothing_behind():
                 await opening
             await once()  # the spawner answers in order
             await once()
-        assert not groups_of(spawner) and own_descriptors() == before
+        # A sandbox that nobody closed would keep its groups, and each of the next ones would need its own.
+        assert len(groups_of(spawner)) <= 2 * len(set(cgroup.find().values())) and own_descriptors() == before
         backend.close()
 
     asyncio.run(run())

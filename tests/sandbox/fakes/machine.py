@@ -88,13 +88,14 @@ class FakeMachine:
             queue.put_nowait(None)
 
     def _kills(self):
-        """How often the kernel has killed for memory in the machine's control group."""
-        name = f"{cgroup.PREFIX}{self._sandbox._link._process.pid}-{self._sandbox._box}"
+        """How often the kernel has killed for memory in the control groups of this server's machines."""
         tree = cgroup.find().get("memory")
         if tree is None:
             return 0
-        file = tree.folder / name / {1: "memory.oom_control", 2: "memory.events"}[tree.version]
-        return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("oom_kill "))
+        groups = tree.folder.glob(f"{cgroup.PREFIX}{self._sandbox._link._process.pid}-*")
+        files = [group / {1: "memory.oom_control", 2: "memory.events"}[tree.version] for group in groups]
+        lines = [line for file in files for line in file.read_text().splitlines()]
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 class FakeServer:
