@@ -179,6 +179,19 @@ def test_a_sandbox_does_not_answer_for_what_was_killed_in_its_control_group_befo
     assert asyncio.run(run()) == [True, False]
 
 
+def test_a_user_who_hides_new_files_from_others_gets_sandboxes_that_read_theirs():
+    async def run():
+        before, backend = os.umask(0o077), BubblewrapBackend()
+        try:
+            async with await backend.open(SandboxSpec()) as sandbox:
+                return await sandbox.exec(["sh", "-c", "cat /etc/hosts && umask"])
+        finally:
+            os.umask(before)
+            backend.close()
+
+    assert asyncio.run(run()).stdout == b"127.0.0.1 localhost\n::1 localhost\n0022\n"
+
+
 def test_opening_that_is_cancelled_leaves_nothing_behind():
     async def run():
         backend = BubblewrapBackend()
