@@ -1,5 +1,6 @@
 """What a process sets before JAX starts."""
 
+import gc
 import os
 from pathlib import Path
 import subprocess
@@ -23,6 +24,19 @@ def test_what_was_not_used_for_longest_is_forgotten_first(tmp_path):
     runtime.forget_oldest(tmp_path, 250)
     assert sorted(path.name for path in tmp_path.glob("*/*")) == ["newer", "newest"]
     runtime.forget_oldest(tmp_path / "nowhere", 0)
+
+
+def test_no_garbage_is_collected_between_the_beginning_and_the_end_of_a_start():
+    assert gc.isenabled()
+    runtime.pause_collection()
+    assert not gc.isenabled()
+    frozen = gc.get_freeze_count()
+    runtime.resume_collection()
+    assert gc.isenabled() and gc.get_freeze_count() > frozen
+    frozen = gc.get_freeze_count()
+    runtime.resume_collection()  # nothing was paused: what lives now may be garbage later
+    assert gc.get_freeze_count() <= frozen
+    gc.unfreeze()
 
 
 SETTINGS = """

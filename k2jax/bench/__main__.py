@@ -8,7 +8,7 @@ Example:
     python -m k2jax.bench kernels       # every kernel against the operations that it replaces
     python -m k2jax.bench decode        # nano's generation against transformers, batch 1, 16, 64 (extra [parity])
     python -m k2jax.bench serving       # SmolLM2 behind the server against transformers, 1 and 16 streams
-    python -m k2jax.bench start         # SmolLM2's server to its first token, second start against first
+    python -m k2jax.bench start         # a server's first token and a trainer's first step, second start against first
     python -m k2jax.bench collectives   # bytes that Muon's update sends between chips, against optax (extra [tpu])
     python -m k2jax.bench integrity     # what checking checkpoints and a corpus costs
     python -m k2jax.bench sync          # weights from the trainer to the engine and to the store, against plain copies

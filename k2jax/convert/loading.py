@@ -31,7 +31,7 @@ from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 Region = tuple[slice, ...]  # part of a weight: a slice with both ends for every axis
 Read = Callable[[str, ParamSpec, Region], np.ndarray]
 _ALIGNMENT = 64  # bytes
-_READERS = min(8, os.cpu_count() or 1)  # blocks of a weight that are read at a time, of 64 MiB at most
+_READERS = max(1, min(8, (os.cpu_count() or 1) - 1))  # blocks of a weight that are read at a time, of 64 MiB at most
 
 
 class Pretrained(NamedTuple):

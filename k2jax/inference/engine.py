@@ -274,6 +274,11 @@ class Engine:
         """Whether a step would do anything."""
         return self._weights.complete and bool(self._waiting or self._scheduler.running)
 
+    @property
+    def has_kept_programs(self) -> bool:
+        """Whether former starts have kept programs for prompts and for generation, so that none need be compiled."""
+        return self._programs.kept
+
     def stats(self) -> EngineStats:
         """Counters, cheap enough to ask for at any time."""
         return EngineStats(

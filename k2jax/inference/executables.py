@@ -28,8 +28,12 @@ import jaxlib
 from k2jax import runtime
 from k2jax.report.files import write_atomic
 
-PRELOADED = 6
-"""Most programs that are loaded before they are asked for, the longest kept first: those of a start, and no others."""
+PRELOADED = 3
+"""Most programs that are loaded before they are asked for, the longest kept first: those of a start's first token.
+
+Of a server these are two chunks of a prompt and the drawing. Others are loaded when they are first needed: on few cores
+they would only keep the first token waiting.
+"""
 SUFFIX = ".executable"
 
 Compiled = Callable[..., Any]
@@ -52,6 +56,7 @@ class Executables:
 
     def __init__(self, folder: Path | None, engine: Hashable, device: jax.Device):
         self._folder, self._device, self._programs, self._loading = folder, device, {}, {}
+        self._names: list[str] = []  # of files that former starts have left
         if folder is not None:
             self._prefix = _digest(_surroundings(device), engine)
             self._loading = self._preload()
@@ -75,15 +80,23 @@ class Executables:
             self._programs[key] = _compiled[path]
         return self._programs[key](*held, *given)
 
+    def kept(self, *functions: Any) -> bool:
+        """Whether former starts have kept a program of each of these functions, for some shapes."""
+        return all(any(name.startswith(self._stem(each)) for name in self._names) for each in functions)
+
     def _path(self, function: Any, arguments: tuple, static: dict) -> Path:
         settings = sorted(jax.config.values.items())  # as they are where the program would be traced
         name = _digest(_shapes(arguments), sorted(static.items()), settings)
-        return self._folder / f"{self._prefix}-{function.__name__}-{name}{SUFFIX}"
+        return self._folder / f"{self._stem(function)}{name}{SUFFIX}"
+
+    def _stem(self, function: Any) -> str:
+        return f"{self._prefix}-{function.__name__}-"
 
     def _program(self, path: Path, function: Any, arguments: tuple, static: dict) -> Compiled:
         loading = self._loading.pop(path, None)
         try:
-            return loading.result() if loading else _load(path, self._device)
+            # One that waits for others to be loaded is loaded here, at the same time as they are.
+            return _load(path, self._device) if loading is None or loading.cancel() else loading.result()
         except FileNotFoundError:
             pass
         except Exception as error:  # whatever an unpickler or the runtime make of a damaged file
@@ -99,6 +112,7 @@ class Executables:
     def _preload(self) -> dict[Path, Future]:
         """Begins to load what former starts have kept, in the order in which it was first needed."""
         paths = sorted(self._folder.glob(f"{self._prefix}-*{SUFFIX}"), key=_time)
+        self._names = [path.name for path in paths]
         pool = ThreadPoolExecutor(1, "executables")
         first = [path for path in paths[:PRELOADED] if path not in _compiled]
         loading = {path: pool.submit(_load, path, self._device) for path in first}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+import contextlib
 from pathlib import Path
+import threading
 from typing import Any
 
 from jax.sharding import Mesh
@@ -27,25 +30,46 @@ def load_engine(
     Raises:
         UserError: it cannot be read, or the sizes are invalid; those are checked before any weight is read.
     """
-    engine, read_weights = open_engine(path, dtype, mesh, vision=vision, **sizes)
-    read_weights()
-    return engine
+    with open_engine(path, dtype, mesh, vision=vision, **sizes) as engine:
+        return engine
 
 
+@contextlib.contextmanager
 def open_engine(
     path: str | Path, dtype: Any = None, mesh: Mesh | None = None, *, vision: bool = False, **sizes: int
-) -> tuple[Engine, Callable[[], None]]:
-    """As ``load_engine``, but reads no weights yet: meanwhile the engine loads the programs that it has kept.
+) -> Iterator[Engine]:
+    """As ``load_engine``, for what else a start does: within the context threads read weights and kept programs.
 
-    Returns:
-        The engine, and the function that reads the weights into it, which is called once.
+    The engine has its weights when the context ends, and answers nothing before. An exception in the context ends the
+    reading after the weight that is being read.
+
+    Example:
+        >>> with open_engine("smollm2", slots=4, max_length=512) as engine:
+        ...     tokenizer = tokenizer_of("smollm2")
+        >>> engine.generate([tokenizer.encode("def ")], Sampling(max_tokens=8))
     """
     opened = open_pretrained(path)
     engine = Engine(opened.model, opened.abstract(dtype, vision), mesh=mesh, **sizes)
+    shardings = shardings_on(opened.model, mesh, vision) if mesh else None
+    leaves = opened.leaves(shardings, dtype) if mesh else opened.host_leaves(vision)
+    stopped = threading.Event()
+    with ThreadPoolExecutor(1, "weights") as thread:
+        reading = thread.submit(engine.update_params, _until(stopped, leaves), engine.version, donate=True)
+        try:
+            yield engine
+        except BaseException:
+            stopped.set()
+            raise
+        reading.result()
 
-    def read_weights() -> None:
-        shardings = shardings_on(opened.model, mesh, vision) if mesh else None
-        leaves = opened.leaves(shardings, dtype) if mesh else opened.host_leaves(vision)
-        engine.update_params(leaves, engine.version, donate=True)
 
-    return engine, read_weights
+class _Stopped(Exception):
+    """Nobody waits for the weights any more."""
+
+
+def _until(stopped: threading.Event, leaves: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, array in leaves:
+        if stopped.is_set():
+            raise _Stopped
+        yield name, array
+        del array  # before the next is read

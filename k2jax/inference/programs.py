@@ -93,6 +93,11 @@ class Programs:
         self.row_sizes = shapes.growing_sizes(1, sizes.slots // sizes.devices)
         self.context_sizes = shapes.context_sizes(sizes.longest, reads_all=resolve(model.kernels) == "xla")
 
+    @property
+    def kept(self) -> bool:
+        """Whether former starts have kept programs that read prompts and that generate."""
+        return self._executables.kept(run_chunk, decode, sample)
+
     def release(self) -> None:
         """Gives the memory of the weights and of the cache back, until the next update and the next run."""
         self.weights.release()

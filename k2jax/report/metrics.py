@@ -32,7 +32,8 @@ A run writes the following keys if it has their values; other keys are kept unch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -227,8 +228,22 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if checksum in (None, zlib.crc32(text)) else None
 
 
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Nothing that is imported imports torch where it is installed: that takes seconds, and numbers do not need it."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+
+
 def _event_writer(folder: Path, resume_step: int) -> Any:
-    from tensorboardX import SummaryWriter
+    with _without_torch():
+        from tensorboardX import SummaryWriter
 
     resumed = folder.exists()
     # Event files are named by the second, so two runs within a second would overwrite each other's file.

@@ -11,12 +11,19 @@ K2JAX_API_KEYS contains keys, every route except /health requires one. SIGTERM l
 grace period and then ends the server with exit code 0.
 """
 
+from __future__ import annotations
+
 import sys
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from k2jax import cli, runtime
 from k2jax.errors import UserError
+
+if TYPE_CHECKING:
+    from k2jax.api.model_card import ModelCard
+    from k2jax.inference.worker import Worker
 
 BODY_OF_TEXT, BODY_WITH_IMAGES = 4 << 20, 32 << 20
 
@@ -52,45 +59,61 @@ def define(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> None:
     """Runs the command."""
     cli.require(values, "checkpoint")
+    runtime.pause_collection()
     runtime.prepare()
     try:
-        from k2jax.serve.app import make_app
         from k2jax.web.server import open_socket, run_server
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
-    from k2jax.api.model_card import ModelCard, chat_format_or_none
-    from k2jax.checkpoint import run_folder
-    from k2jax.client import Sampling
-    from k2jax.convert.loading import tokenizer_of
-    from k2jax.inference.loading import open_engine
-    from k2jax.inference.mesh import make_engine_mesh
-    from k2jax.inference.worker import Worker
-    from k2jax.serve.service import Service
-    from k2jax.web.download import DownloadLimits
     from k2jax.web.keys import check_exposure, read_keys
-    from k2jax.web.readers import media_reader
 
-    # Everything that does not need the weights is checked before they are loaded.
+    # What needs neither the model nor its weights is checked before they are loaded.
     keys = read_keys(values.api_keys_file)
     check_exposure(values.host, keys, values.allow_unauthenticated)
     sock = open_socket(values.host, values.port)
+    engine, card = _open_model(values)
+    from k2jax.serve.app import make_app
+    from k2jax.serve.service import Service
+
+    service = Service(engine, card, values.max_queue)
+    app = make_app(service, keys, values.max_body_bytes or (BODY_WITH_IMAGES if card.media else BODY_OF_TEXT))
+    runtime.resume_collection()
+    run_server(app, service, sock, values.grace_seconds, f"serving {card.name} at {{url}}/v1")
+    engine.stop()
+
+
+def _open_model(values: flags.FlagValues) -> tuple[Worker, ModelCard]:
+    """The engine, which has run its first programs, and what requests need to know of its model.
+
+    Modules and the tokenizer are loaded while other threads read weights and compiled programs.
+    """
+    from k2jax.inference.loading import open_engine
+    from k2jax.inference.mesh import make_engine_mesh
+    from k2jax.inference.shapes import PREFILL_WIDTHS
+
     mesh = make_engine_mesh(values.data, values.expert)
     sizes = {"slots": values.slots, "max_length": values.max_length}
-    engine, read_weights = open_engine(values.checkpoint, values.dtype, mesh, vision=True, **sizes)
-    tokenizer = tokenizer_of(values.checkpoint)
-    read_weights()
-    name = values.model_name or run_folder(values.checkpoint).name
-    files = DownloadLimits(frozenset(values.image_hosts), values.max_image_megabytes, values.image_seconds)
-    media = media_reader(engine.model.vision, tokenizer, values.max_images, values.max_megapixels, files)
-    chat = chat_format_or_none(tokenizer)
-    card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat, media=media)
-    print("compiling the first programs", file=sys.stderr)
-    engine.generate([[tokenizer.bos]], Sampling(max_tokens=2))
-    worker = Worker(engine)
-    service = Service(worker, card, values.max_queue)
-    app = make_app(service, keys, values.max_body_bytes or (BODY_WITH_IMAGES if media else BODY_OF_TEXT))
-    run_server(app, service, sock, values.grace_seconds, f"serving {name} at {{url}}/v1")
-    worker.stop()
+    with open_engine(values.checkpoint, values.dtype, mesh, vision=True, **sizes) as engine:
+        from k2jax.api.model_card import ModelCard, chat_format_or_none
+        from k2jax.checkpoint import run_folder
+        from k2jax.client import Sampling
+        from k2jax.convert.loading import tokenizer_of
+        from k2jax.inference.worker import Worker
+        import k2jax.serve.app  # noqa: F401
+        from k2jax.web.download import DownloadLimits
+        from k2jax.web.readers import media_reader
+
+        tokenizer = tokenizer_of(values.checkpoint)
+        name = values.model_name or run_folder(values.checkpoint).name
+        files = DownloadLimits(frozenset(values.image_hosts), values.max_image_megabytes, values.image_seconds)
+        media = media_reader(engine.model.vision, tokenizer, values.max_images, values.max_megapixels, files)
+        chat = chat_format_or_none(tokenizer)
+        card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat, media=media)
+    if not engine.has_kept_programs:
+        print("compiling the first programs", file=sys.stderr)
+        # A prompt of two chunks and a token after it; a later start loads what they need in this order.
+        engine.generate([[tokenizer.bos] * (PREFILL_WIDTHS[0] + 2)], Sampling(max_tokens=2))
+    return Worker(engine), card
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ def run_loop(package: str, doc: str) -> None:
 
     def main(values: flags.FlagValues) -> int:
         cli.require(values, "config", "workdir")
+        runtime.pause_collection()  # until the first step is logged
         config = cli.config_of(values)
         runtime.prepare()
         try:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from k2jax import optim, processes
+from k2jax import optim, processes, runtime
 from k2jax.batch import PackedBatch
 from k2jax.checkpoint import Checkpoints, check_config, damaged
 from k2jax.config.identity import fixed_keys
@@ -211,6 +211,7 @@ class Run:
         if self._metrics and (step % self.config.log.every == 0 or step == self.config.train.steps):
             self._metrics.write(step, record)
         self._progress.update(step, record)
+        runtime.resume_collection()  # everything is compiled
         if warning := self.recorder.balance_warning():
             self.note(warning)
 

@@ -1,9 +1,11 @@
 """Programs that are kept for the next start."""
 
+from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import dataclasses
 from pathlib import Path
 import shutil
+import threading
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +77,33 @@ def test_what_the_last_start_kept_is_loaded_before_it_is_asked_for(folder):
     loading = engine(NORMED)._programs._executables._loading
     assert list(loading) == written[: executables.PRELOADED] and len(written) > 2
     assert all(callable(future.result()) for future in loading.values())
+
+
+def test_an_engine_knows_whether_programs_of_its_own_are_kept(folder):
+    assert engine(NORMED).has_kept_programs and not engine(MLA).has_kept_programs
+    for path in folder.glob("*-decode-*"):
+        path.unlink()
+    assert not engine(NORMED).has_kept_programs
+
+
+def test_a_program_that_waits_behind_others_is_loaded_where_it_is_needed(folder, monkeypatch):
+    load, held = executables._load, threading.Event()
+
+    def slow(path, device):
+        if threading.current_thread().name.startswith("executables"):
+            assert held.wait(60)
+        return load(path, device)
+
+    monkeypatch.setattr(executables, "_load", slow)
+    waiting = engine(NORMED)._programs._executables
+    behind = list(waiting._loading)[1:]
+    assert behind
+    with ThreadPoolExecutor(1) as caller:
+        try:
+            for path in behind:
+                assert callable(caller.submit(waiting._program, path, None, (), {}).result(20))
+        finally:
+            held.set()
 
 
 def test_a_damaged_file_is_named_and_its_program_compiled_again(kept, folder, monkeypatch, capsys):

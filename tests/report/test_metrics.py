@@ -134,6 +134,21 @@ def test_a_kill_loses_no_line_that_was_reported(tmp_path):
     assert len(steps) >= reported
 
 
+def test_events_of_tensorboard_are_written_without_torch_which_stays_importable(tmp_path):
+    code = (
+        "import sys\n"
+        "from k2jax.report.metrics import MetricsLog\n"
+        f"with MetricsLog({str(tmp_path)!r}, resume_step=0, tensorboard=True) as log:\n"
+        "    log.write(1, {'loss': 0.625})\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "import torch\n"
+        "torch.zeros(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    [events] = (tmp_path / "tensorboard").iterdir()
+    assert b"loss" in events.read_bytes()
+
+
 @quick
 @given(st.data())
 def test_one_flipped_bit_is_noticed_and_costs_one_line(data):
