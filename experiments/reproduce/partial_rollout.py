@@ -34,10 +34,10 @@ from k2jax.reproduce.seeds import SeedRecords
 SEEDS = (0, 1, 2)
 KIND, DEMONSTRATIONS, PROMPTS = "add3", 24_000, 4000
 DIRECT, AGAIN, MOST_CHECKS = 0.4, 0.4, 7  # share that is answered at once, probability of one more check, most checks
-SFT_STEPS, ITERATIONS = 320, 15
+SFT_STEPS, ITERATIONS = 320, 12
 GROUPS = {0: 12, 96: 16, 48: 28, 32: 37}
 """Prompts in flight for each cap [tokens], so that about 12 groups are complete in an iteration; 0 is no cap."""
-HELD_OUT, SAMPLES = 256, 2
+HELD_OUT, SAMPLES = 200, 2
 SLOTS, LONGEST = 64, 216
 BEGIN = 4  # the iterations after this one are counted: groups then leave as fast as they come
 BIN = 8  # tokens of a bar
@@ -48,7 +48,7 @@ COUNTED = {"groups": ("groups", 1), "steps": ("decode steps", 0), "steps_of_grou
 LEARNT = {"eval/greedy": ("greedy", 3), "eval/avg@2": ("Avg@2", 3), "eval/length": ("tokens, greedy", 1),
           "rollout_seconds": ("seconds of rollouts", 2), "rate": ("sampled tokens/s", 0),
           "seconds": ("seconds of an iteration", 2)}  # fmt: skip
-RL = BY_REWARDS | {"train.steps": ITERATIONS, "optimizer.learning_rate": 5e-4}
+RL = BY_REWARDS | {"train.steps": ITERATIONS, "train.batch_size": 8, "optimizer.learning_rate": 5e-4}
 
 
 def get_config():
@@ -58,7 +58,7 @@ def get_config():
     config.eval.every = 80
     config.rl.tasks = {"sums": task(dataset="characters", options=_options(PROMPTS), max_tokens=LONGEST)}
     config.rl.rollout.update({"slots": SLOTS, "max_length": 240})
-    config.rl.updates = 2
+    config.rl.updates = 4
     config.rl.eval_prompts = 0
     return config
 
