@@ -474,8 +474,9 @@ assert len(ended) == len({emission.key for emission in ended}) == EPISODES
 subprocess.run([*command[:3], f"--workdir={WORKDIR / 'collection'}", "--verify"], check=True)
 
 # %% [markdown]
-# Every episode is there once. The second command wrote a trace: what each coroutine of each worker waited for. (A bar
-# is an episode; its parts are sums over the episode, in no order of time. `trace.json` opens in Perfetto as well.)
+# Every episode is there once. The second command wrote a trace: what each coroutine of each worker waited for. A bar is
+# an episode, whose parts are sums over it, in no order of time. At first all wait for the engine, which compiles its
+# programs; episodes that begin later are too short to be seen apart. (`trace.json` opens in Perfetto as well.)
 
 # %%
 events = json.loads((WORKDIR / "collection/trace.json").read_text())["traceEvents"]
@@ -502,6 +503,10 @@ plt.show()
 # The loop of the same experiment file: eight episodes of each of 16 tasks, a reward for the last answer alone, the
 # advantage over the mean of the eight, and an update of every token that the model sampled, calls and answers. Nobody
 # tells the model to call its tool. (`notebooks/post_training.ipynb` explains the loop.)
+#
+# With the settings above, one run went from 43 % to 92 % of sampled episodes that are right, and on held-out tasks from
+# 38 % to 91 %. Greedy answers were right from the start, all of them: the teacher guesses more often than it calls, but
+# no single first digit of a guess is as likely as the mark of a call.
 
 # %%
 from k2jax.rl.loop import train as train_by_rewards
