@@ -31,7 +31,13 @@ OnRequest = Callable[[Request], "bool | None"]
 
 
 class EngineStats(NamedTuple):
-    """Counters; the first six are states, the others only grow."""
+    """Counters; the first six are states, the others only grow.
+
+    The last three say how busy the slots were. ``decode_steps`` counts forward passes over one new id of each sequence
+    that runs, ``decode_tokens`` the tokens that these gave and requests kept, and ``prefill_tokens`` the ids of prompts
+    and of resumed or preempted requests that other passes computed. A pass over all slots gives ``slots`` tokens at
+    most, so that ``decode_tokens / (slots * decode_steps)`` is the share of the slots that was used.
+    """
 
     slots: int
     running: int
@@ -46,6 +52,9 @@ class EngineStats(NamedTuple):
     steps: int
     images_computed: int = 0
     preemptions: int = 0
+    decode_steps: int = 0
+    decode_tokens: int = 0
+    prefill_tokens: int = 0
 
 
 class Engine:
@@ -103,6 +112,7 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._paused: dict[Request, None] = {}
         self._generated = self._prompt_tokens = self._cached_tokens = self._steps = self._preemptions = 0
+        self._decode_steps = self._decode_tokens = self._prefill_tokens = 0
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -295,6 +305,9 @@ class Engine:
             self._steps,
             self._programs.features.computed,
             self._preemptions,
+            self._decode_steps,
+            self._decode_tokens,
+            self._prefill_tokens,
         )
 
     # --- one step ---------------------------------------------------------------------------------------------------
@@ -362,16 +375,26 @@ class Engine:
 
     def _run(self, sequences: list[Sequence], width: int) -> None:
         """One program: the next ``width`` ids of each sequence, and a new token where these were its last."""
-        if sequences:
-            self._take(self._programs.run(sequences, width))
+        if not sequences:
+            return
+        results, before = self._programs.run(sequences, width), self._generated
+        self._take(results)
+        if width == 1:
+            self._decode_steps += 1
+            self._decode_tokens += self._generated - before
+        else:
+            self._prefill_tokens += sum(result.count for result in results)
 
     def _decode(self, sequences: list[Sequence], steps: int) -> None:
         """One program: up to ``steps`` tokens of each sequence; those behind its end are dropped."""
         sequences = self._with_room(sequences, 1)
         most = {sequence: min(steps, sequence.request.most_new(self.max_length)) for sequence in sequences}
         wanted = {sequence: self._scheduler.extend(sequence, count) for sequence, count in most.items()}
+        before = self._generated
         for results in self._programs.decode(wanted) if wanted else ():
             self._take(results)
+            self._decode_steps += 1
+        self._decode_tokens += self._generated - before
 
     def _take(self, results: list[RowResult]) -> None:
         for result in results:

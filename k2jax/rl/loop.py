@@ -20,7 +20,7 @@ from k2jax.rl.distillation.teachers import open_teachers
 from k2jax.rl.evaluation import HeldOutTasks, held_out_words
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.masked import MaskedWatch
-from k2jax.rl.measure import iteration_record
+from k2jax.rl.measure import engine_record, iteration_record, stale_share
 from k2jax.rl.report import write_results
 from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.rewards.toggle import Toggle
@@ -93,12 +93,14 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                     run.log(0, untrained)
                     run.note(held_out_words(0, untrained))
                 sync.check(step - 1)
-                began = time.perf_counter()
+                began, before = time.perf_counter(), engine.stats()
                 with at_rest(run):
                     groups = event_loop.run(rollouts.collect(step))
+                seconds, used = time.perf_counter() - began, engine_record(before, engine.stats())
                 if config.rl.rollout.offload_state:
                     engine.release()
-                record = iteration_record(config, groups, rollouts.sampled_tokens, time.perf_counter() - began)
+                record = iteration_record(config, groups, rollouts.sampled_tokens, seconds) | used
+                record["stale_tokens"] = stale_share(groups, step - 1)
                 if processes.is_first():
                     store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
                 masked.check(step, groups)

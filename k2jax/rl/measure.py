@@ -1,4 +1,4 @@
-"""What an iteration's rollouts say of the model: rewards by class, lengths, cuts, and the rate of generation."""
+"""What an iteration's rollouts say: rewards by class, lengths, cuts, the rate of generation, and use of the engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from k2jax.config.schema import Config
 from k2jax.env.critic.verdict_metrics import verdict_metrics
+from k2jax.inference.engine import EngineStats
 from k2jax.rl.critic.critic import refinement_metrics
 from k2jax.rl.rewards.group_rewards import budgeted_reward
 from k2jax.rl.rollouts import PromptGroup
@@ -67,3 +68,26 @@ def iteration_record(
     if len(rewards) > 1:
         record |= {f"reward/{kind}": float(np.mean(values)) for kind, values in sorted(rewards.items())}
     return record
+
+
+def engine_record(before: EngineStats, after: EngineStats) -> dict[str, float]:
+    """How an iteration's rollouts used the engine.
+
+    Args:
+        before: its counters before them.
+        after: those after them.
+
+    Returns:
+        ``decode_steps``, ``prefill_tokens``, and ``slots_used``: the share of the slots, over all decode steps, that
+        gave a token.
+    """
+    steps, tokens = after.decode_steps - before.decode_steps, after.decode_tokens - before.decode_tokens
+    record = {"decode_steps": steps, "prefill_tokens": after.prefill_tokens - before.prefill_tokens}
+    return record | ({"slots_used": tokens / (steps * after.slots)} if steps else {})
+
+
+def stale_share(groups: Sequence[PromptGroup], version: int) -> float:
+    """The share of the sampled tokens of groups that older weights than ``version`` chose."""
+    nodes = [node for group in groups for each in group.trajectories if each is not None for node in each.nodes]
+    sampled = sum(int(node.mask.sum()) for node in nodes)
+    return sum(int((node.versions[node.mask] < version).sum()) for node in nodes) / max(1, sampled)

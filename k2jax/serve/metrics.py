@@ -25,6 +25,9 @@ _COUNTERS = {
     "prompt_tokens_cached": "Prompt tokens found in the prefix cache",
     "steps": "Engine steps",
     "images_computed": "Images and chunks of video that the tower has read",
+    "decode_steps": "Forward passes over one new token of every running sequence",
+    "decode_tokens": "Tokens that these passes gave",
+    "prefill_tokens": "Prompt tokens, and those of resumed sequences, that other passes computed",
 }
 
 

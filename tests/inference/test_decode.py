@@ -50,6 +50,28 @@ def test_a_program_ends_with_the_last_token_that_a_request_may_have(ran):
     assert ran == [[1, decode.STEPS, decode.STEPS], [1, 2]]
 
 
+def test_counters_tell_steps_of_the_programs_from_tokens_that_requests_keep(ran):
+    """Two prompts and their first tokens in one pass; then 4 and 2 steps, of which one request takes 1 and the other 6.
+
+    A third request goes on behind three tokens, and ends by its second new one: its program was asked for four.
+    """
+    run = engine()
+    first = run.generate(prompts(5, 6), [dataclasses.replace(SAMPLED, max_tokens=tokens) for tokens in (2, 7)])
+    stats = run.stats()
+    assert ran == [[1, 4], [2]] and [len(request.tokens) for request in first] == [2, 7]
+    assert (stats.decode_steps, stats.decode_tokens, stats.prefill_tokens) == (4 + 2, 1 + 6, 5 + 6)
+    [prompt] = prompts(9)
+    [whole] = engine().generate([prompt], SAMPLED)
+    ids = whole.tokens.tolist()
+    request = run.submit(prompt, dataclasses.replace(SAMPLED, stop_tokens=(ids[5],)), ids[:3])
+    while run.has_work():
+        run.step()
+    after = run.stats()
+    assert len(set(ids[:6])) == 6 and request.tokens.tolist() == ids[:6]
+    assert after.prefill_tokens - stats.prefill_tokens == 9 + 3
+    assert (after.decode_steps - stats.decode_steps, after.decode_tokens - stats.decode_tokens) == (4, 2)
+
+
 def test_what_comes_behind_an_end_is_dropped():
     """A stop token, the caller's own end, and a request that another one's callback cancels, pauses or resumes."""
     [whole] = engine().generate(prompts(9), SAMPLED)

@@ -10,6 +10,7 @@ from k2jax.checkpoint import committed_steps
 from k2jax.convert.loading import from_pretrained
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
+from k2jax.inference.decode import STEPS
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.evaluation import held_out_words
 from k2jax.rl.loop import train
@@ -42,8 +43,10 @@ def test_a_run_leaves_everything_a_person_looks_for(finished):
     assert [record["step"] for record in records] == [0, 1, 2, 3, 4]
     for key in ("loss", "reward", "accuracy", "length", "truncated", "tokens/mismatch", "tokens/mismatch_p99",
                 "tokens/mismatch_max", "tokens/entropy", "tokens/kl", "policy/clipped", "grad_norm", "update_norm",
-                "max_logit", "sync_seconds", "rollout_tokens_per_second", "tokens_per_second"):  # fmt: skip
+                "max_logit", "sync_seconds", "rollout_tokens_per_second", "tokens_per_second", "decode_steps",
+                "slots_used", "prefill_tokens"):  # fmt: skip
         assert all(record[key] is not None for record in records[1:]), key
+    assert all(0 < record["slots_used"] <= 1 and record["stale_tokens"] == 0 for record in records[1:])
     for record in (records[0], records[2], records[4]):
         assert record["eval/greedy/low"] <= record["eval/greedy"] <= record["eval/greedy/high"]
         assert {"eval/avg@2", "eval/pass@2", "eval/pass^2"} <= record.keys()
@@ -119,6 +122,11 @@ def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder,
             versions.add(len(set(trajectory.nodes[-1].versions)))
             responses += 1
     assert max(versions) == 3 and responses % 4 == 0  # 60 tokens in iterations of 25, in whole groups
+    # Two waves of eight slots, of 24 steps behind the first token, and what a program does behind the end of one of its
+    # responses; the longest response alone would take 59 steps.
+    records = read_metrics(folder / "capped")
+    assert max(record["decode_steps"] for record in records) <= 2 * 24 + STEPS - 1
+    assert max(record["stale_tokens"] for record in records) > 0
 
 
 def test_states_at_rest_and_published_weights_change_nothing(folder, finished, monkeypatch):

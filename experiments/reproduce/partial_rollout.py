@@ -1,0 +1,198 @@
+"""Long responses of an iteration go on in the next one, so that short ones need not wait for them.
+
+Reproduces: partial rollouts (Kimi K2, section 3.3.4, after K1.5) and what they do to the use of the engine, at the
+scale of a laptop. A teacher answers sums of three digits at once, or works them out and then checks the working by
+subtracting, again and again with a constant probability: responses have 4 to 210 tokens, and most are short. Without a
+cap an iteration ends with its longest response, while most slots are empty. With ``rl.rollout.token_cap`` a response
+grows by at most so many tokens, and a group trains once all its members are done; as many more prompts are in flight
+that an iteration trains about as many groups. The engine is counted, not timed: decode steps, and the share of its
+slots that gave a token, do not depend on the machine. What it costs is counted too: tokens that older weights sampled,
+and ids that are computed again when a response goes on.
+Expected: a larger share of used slots and fewer decode steps for a group, the smaller the cap; accuracy on held-out
+problems within the spread of the seeds; docs/reproductions.md has the figures.
+
+    python -m k2jax.reproduce partial_rollout --workdir=runs/partial_rollout
+"""
+
+import itertools
+from pathlib import Path
+import random
+
+import numpy as np
+
+from k2jax.config import resolve, source, task
+from k2jax.env.registry import load_tasks
+from k2jax.env.tasks.characters import ANSWER_MARK
+from k2jax.env.tasks.teacher import CHECK_MARK, checked_solution, solution
+from k2jax.report.style import PALETTE, legend, new_figure, style_axes
+from k2jax.report.table import markdown_table
+from k2jax.reproduce import RunResult, Summary
+from k2jax.reproduce.figures import seed_curves
+from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
+from k2jax.reproduce.seeds import SeedRecords
+
+SEEDS = (0, 1, 2)
+KIND, DEMONSTRATIONS, PROMPTS = "add3", 24_000, 4000
+DIRECT, AGAIN, MOST_CHECKS = 0.4, 0.4, 7  # share that is answered at once, probability of one more check, most checks
+SFT_STEPS, ITERATIONS = 320, 12
+GROUPS = {0: 12, 96: 16, 48: 28, 32: 37}
+"""Prompts in flight for each cap [tokens], so that about 12 groups are complete in an iteration; 0 is no cap."""
+HELD_OUT, SAMPLES = 200, 2
+SLOTS, LONGEST = 64, 216
+BEGIN = 4  # the iterations after this one are counted: groups then leave as fast as they come
+BIN = 8  # tokens of a bar
+LABELS = {cap: f"cap of {cap} tokens" if cap else "no cap" for cap in GROUPS}
+COUNTED = {"groups": ("groups", 1), "steps": ("decode steps", 0), "steps_of_group": ("decode steps of a group", 1),
+           "used": ("slots used", 3), "prefill": ("ids computed again or in prompts, of a sampled token", 2),
+           "stale": ("tokens of older weights", 3), "mismatch": ("trainer and engine apart [nats]", 4)}  # fmt: skip
+LEARNT = {"eval/greedy": ("greedy", 3), "eval/avg@2": ("Avg@2", 3), "eval/length": ("tokens, greedy", 1),
+          "rollout_seconds": ("seconds of rollouts", 2), "rate": ("sampled tokens/s", 0),
+          "seconds": ("seconds of an iteration", 2)}  # fmt: skip
+RL = BY_REWARDS | {"train.steps": ITERATIONS, "train.batch_size": 8, "optimizer.learning_rate": 5e-4}
+
+
+def get_config():
+    """The model, the data and the tasks that all runs share."""
+    config = micro_config("sft", SFT_STEPS)
+    config.data.sources = {"text": source(kind="chat", path="{workdir}/demonstrations.jsonl")}
+    config.eval.every = 80
+    config.rl.tasks = {"sums": task(dataset="characters", options=_options(PROMPTS), max_tokens=LONGEST)}
+    config.rl.rollout.update({"slots": SLOTS, "max_length": 240})
+    config.rl.updates = 4
+    config.rl.eval_prompts = 0
+    return config
+
+
+def held_out_configs():
+    """The configuration of the evaluation."""
+    config = get_config()
+    config.rl.eval_prompts, config.rl.eval_samples = HELD_OUT, SAMPLES
+    return [config]
+
+
+def _options(count: int) -> tuple[str, str]:
+    return f"kinds={KIND}", f"count={count}"
+
+
+def prepare(workdir: Path):
+    """Writes the demonstrations."""
+    rng = random.Random(0)
+    conversations = (
+        {"messages": [*each.instruction, {"role": "assistant", "content": _demonstrated(each, rng)}]}
+        for each in load_tasks("characters", _options(DEMONSTRATIONS))
+    )
+    write_data(workdir, {"demonstrations.jsonl": conversations})
+
+
+def _demonstrated(problem, rng: random.Random) -> str:
+    """A right answer: at once, or behind a working and some checks, which take either number away in turn."""
+    if rng.random() < DIRECT:
+        return solution(problem, "direct")
+    checks = 0
+    while checks < MOST_CHECKS and rng.random() < AGAIN:
+        checks += 1
+    text, mark, answer = checked_solution(problem, 2).rpartition(ANSWER_MARK)
+    working, *both = text.split(CHECK_MARK)
+    return CHECK_MARK.join([working, *itertools.islice(itertools.cycle(both), checks)]) + mark + answer
+
+
+def runs():
+    """The start, which all seeds share, and for each seed a run with every cap."""
+    data = {"data.sources.text.path": "{workdir}/demonstrations.jsonl"}
+    from_start = RL | data | {"init_from": "{workdir}/start"}
+    capped = {
+        f"seed{seed}_cap{cap}": from_start
+        | {"train.seed": seed, "rl.rollout.token_cap": cap, "rl.rollout.prompts": prompts}
+        for seed in SEEDS
+        for cap, prompts in GROUPS.items()
+    }
+    return {"start": data} | capped
+
+
+def evaluate(config, workdir):
+    """Accuracy on held-out problems, greedy and sampled, and how many sampled responses have which length."""
+    from k2jax.rl.evaluation import evaluate_checkpoint
+
+    held_out, groups = evaluate_checkpoint(resolve(*held_out_configs()), str(workdir))
+    lengths = [each.sampled_tokens for group in groups for each in group.trajectories[1:]]
+    return held_out.record(groups) | {"lengths": np.histogram(lengths, _bars())[0].tolist()}
+
+
+def _bars() -> np.ndarray:
+    return np.arange(0, LONGEST + BIN, BIN)
+
+
+def summarize(results: dict[str, RunResult]) -> Summary:
+    """Use of the engine and what it costs, then accuracy and time, by cap."""
+    measured = SeedRecords.of(results, [f"cap{cap}" for cap in GROUPS], _record)
+    counted, learnt = _table(measured, COUNTED), _table(measured, LEARNT)
+    best = max(GROUPS, key=lambda cap: np.mean(measured.values(f"cap{cap}", "used")))
+    text = (
+        f"Without a cap {measured.spread('cap0', 'used')} of the slots give a token, with {LABELS[best]} "
+        f"{measured.spread(f'cap{best}', 'used')}; a trained group costs "
+        f"{measured.spread('cap0', 'steps_of_group', 1)} and {measured.spread(f'cap{best}', 'steps_of_group', 1)} "
+        f"decode steps. Of held-out problems {measured.spread('cap0', 'eval/greedy')} and "
+        f"{measured.spread(f'cap{best}', 'eval/greedy')} are then solved greedily, and "
+        f"{results['start'].evaluation['eval/greedy']:.3f} at the start.\n\n{counted}\n{learnt}\n"
+        f"Mean (lowest to highest) over {len(measured.seeds)} seeds, for an iteration, of the iterations after the "
+        f"first {BEGIN}; {SLOTS} slots, {HELD_OUT} held-out problems. Seconds are wall time.\n"
+    )
+    return Summary(text, _figure(results, measured))
+
+
+def _table(measured: SeedRecords, columns: dict[str, tuple[str, int]]) -> str:
+    rows = [
+        (label, *(measured.spread(f"cap{cap}", key, digits) for key, (_, digits) in columns.items()))
+        for cap, label in LABELS.items()
+    ]
+    return markdown_table(("run", *(title for title, _ in columns.values())), rows)
+
+
+def _record(result: RunResult) -> dict[str, float]:
+    """What the tables say of a run."""
+    later = [record for record in result.records if record["step"] > BEGIN]
+    total = lambda key: float(sum(record[key] for record in later))  # noqa: E731
+    trained = [record["tokens/mismatch"] for record in later if "tokens/mismatch" in record]
+    return {
+        "groups": total("groups") / len(later),
+        "steps": total("decode_steps") / len(later),
+        "steps_of_group": total("decode_steps") / total("groups"),
+        "used": sum(record["slots_used"] * record["decode_steps"] for record in later) / total("decode_steps"),
+        "prefill": total("prefill_tokens") / total("sampled_tokens"),
+        "stale": total("stale_tokens") / len(later),
+        "mismatch": float(np.mean(trained)),
+        "rollout_seconds": total("rollout_seconds") / len(later),
+        "rate": total("sampled_tokens") / total("rollout_seconds"),
+        "seconds": (total("rollout_seconds") + total("train_seconds") + total("sync_seconds")) / len(later),
+    } | result.evaluation
+
+
+def _figure(results: dict[str, RunResult], measured: SeedRecords):
+    figure, axes = new_figure(2, 2, height=7.0)
+    counts = results["start"].evaluation["lengths"]
+    axes[0, 0].bar(_bars()[:-1], np.maximum(counts, 0.5), BIN, align="edge", color=PALETTE[5], edgecolor="white")
+    for cap, color in zip(GROUPS, PALETTE, strict=False):
+        if cap:
+            axes[0, 0].axvline(cap, color=color, linewidth=1.5, label=LABELS[cap])
+    axes[0, 0].set_yscale("log")
+    style_axes(axes[0, 0], title="Sampled responses at the start", x="tokens", y="responses")
+    legend(axes[0, 0])
+    for cap, color in zip(GROUPS, PALETTE, strict=False):
+        line = {"label": LABELS[cap], "color": color, "linewidth": 1.2}
+        seed_curves(axes[0, 1], _seeds(results), f"cap{cap}", "slots_used", **line)
+        seed_curves(axes[1, 1], _seeds(results), f"cap{cap}", "accuracy", **line)
+    axes[0, 1].set_ylim(0, 1)
+    style_axes(axes[0, 1], title="Slots that give a token", x="iteration", y="share of slots, over decode steps")
+    style_axes(axes[1, 1], title="Sampled responses that are right", x="iteration", y="share")
+    legend(axes[1, 1])
+    for place, (cap, color) in enumerate(zip(GROUPS, PALETTE, strict=False)):
+        values = measured.values(f"cap{cap}", "steps_of_group")
+        axes[1, 0].bar(place, np.mean(values), 0.6, color=color)
+        axes[1, 0].plot([place] * len(values), values, "o", color="black", markersize=3)
+    axes[1, 0].set_xticks(range(len(GROUPS)), LABELS.values())
+    style_axes(axes[1, 0], title="Decode steps for a trained group", x="mean, and a dot for each seed", y="steps")
+    return figure
+
+
+def _seeds(results: dict[str, RunResult]) -> dict[str, RunResult]:
+    return {run: result for run, result in results.items() if run != "start"}

@@ -1,0 +1,41 @@
+"""How an iteration used the engine, and what share of its tokens older weights chose, counted by hand."""
+
+import numpy as np
+import pytest
+
+from k2jax.inference.engine import EngineStats
+from k2jax.rl.measure import engine_record, stale_share
+from k2jax.rl.rollouts import PromptGroup
+from k2jax.trajectory import Node, Trajectory
+
+STATES = dict.fromkeys(("running", "waiting", "paused", "pages", "pages_in_use", "pages_cached"), 0)
+OTHERS = dict.fromkeys(("tokens_generated", "prompt_tokens", "prompt_tokens_cached", "steps"), 0)
+
+
+def stats(**counted):
+    return EngineStats(slots=8, **STATES, **OTHERS, **counted)
+
+
+def test_used_slots_are_of_all_slots_in_every_decode_step_of_the_iteration():
+    before = stats(decode_steps=10, decode_tokens=80, prefill_tokens=7)
+    record = engine_record(before, stats(decode_steps=30, decode_tokens=120, prefill_tokens=57))
+    assert record == {"decode_steps": 20, "prefill_tokens": 50, "slots_used": 40 / (20 * 8)}
+    assert "slots_used" not in engine_record(before, before)
+
+
+def trajectory(*turns):
+    """Turns of sampled tokens by their versions, each after an observation."""
+    made = Trajectory("t", "d", (1, 0, 0))
+    for turn, versions in enumerate(turns):
+        made.add(Node.observed(len(made.nodes) - 1, [5, 6, 7]))
+        count = len(versions)
+        ids, mask, logprobs = np.arange(count, dtype=np.int32), np.ones(count, bool), np.zeros(count, np.float32)
+        made.add(Node(len(made.nodes) - 1, ids, mask, logprobs, np.array(versions, np.int64), turn))
+    return made
+
+
+@pytest.mark.parametrize(("version", "share"), [(0, 0.0), (1, 1 / 8), (2, 3 / 8), (3, 1.0)])
+def test_stale_tokens_are_sampled_ones_of_older_weights(version, share):
+    groups = [PromptGroup(0, (1, 0), None, [trajectory([0, 1], [2]), trajectory([1, 2, 2, 2, 2])])]
+    assert stale_share(groups, version) == share
+    assert stale_share([], version) == 0.0
