@@ -7,6 +7,7 @@ Example:
     python -m k2jax.bench attention     # MLA attention against dense scores; the cost of the maximum logit in a step
     python -m k2jax.bench kernels       # every kernel against the operations that it replaces
     python -m k2jax.bench decode        # nano's generation against transformers, batch 1, 16, 64 (extra [parity])
+    python -m k2jax.bench context       # a decoded token in engines of longer sequences: 256, 4,096 and 32,768 tokens
     python -m k2jax.bench serving       # SmolLM2 behind the server against transformers, 1 and 16 streams
     python -m k2jax.bench start         # a server's first token and a trainer's first step, second start against first
     python -m k2jax.bench collectives   # bytes that Muon's update sends between chips, against optax (extra [tpu])
@@ -39,6 +40,7 @@ NAMES = (
     "muon",
     "attention",
     "decode",
+    "context",
     "serving",
     "start",
     "kernels",
