@@ -4,12 +4,12 @@ Reproduces: partial rollouts (Kimi K2, section 3.3.4, after K1.5) and what they 
 scale of a laptop. A teacher answers sums of three digits at once, or works them out and then checks the working by
 subtracting, again and again with a constant probability: responses have 4 to 210 tokens, and most are short. Without a
 cap an iteration ends with its longest response, while most slots are empty. With ``rl.rollout.token_cap`` a response
-grows by at most so many tokens, and a group trains once all its members are done; as many more prompts are in flight
-that an iteration trains about as many groups. The engine is counted, not timed: decode steps, and the share of its
-slots that gave a token, do not depend on the machine. What it costs is counted too: tokens that older weights sampled,
-and ids that are computed again when a response goes on.
-Expected: a larger share of used slots and fewer decode steps for a group, the smaller the cap; accuracy on held-out
-problems within the spread of the seeds; docs/reproductions.md has the figures.
+grows by at most so many tokens, and a group trains once all its members are done; more prompts are in flight than are
+trained on in an iteration. The engine is counted, not timed: decode steps, and the share of its slots that gave a
+token, do not depend on the machine. What it costs is counted too: tokens that older weights sampled, and ids that are
+computed again when a response goes on.
+Expected: with a cap of 32 tokens more used slots and fewer decode steps for a group than without one at as many groups,
+with a cap of 48 hardly any difference; accuracy within the spread of the seeds. docs/reproductions.md has the figures.
 
     python -m k2jax.reproduce partial_rollout --workdir=runs/partial_rollout
 """
@@ -35,13 +35,15 @@ SEEDS = (0, 1, 2)
 KIND, DEMONSTRATIONS, PROMPTS = "add3", 24_000, 4000
 DIRECT, AGAIN, MOST_CHECKS = 0.4, 0.4, 7  # share that is answered at once, probability of one more check, most checks
 SFT_STEPS, ITERATIONS = 320, 12
-GROUPS = {0: 12, 96: 16, 48: 28, 32: 37}
-"""Prompts in flight for each cap [tokens], so that about 12 groups are complete in an iteration; 0 is no cap."""
+RUNS = {"cap0": (0, 12), "wide": (0, 20), "cap96": (96, 16), "cap48": (48, 28), "cap32": (32, 37)}
+"""The cap of each run [tokens], 0 for none, and its prompts in flight: more than are trained on in an iteration, with a
+cap. Without one, more prompts alone use more slots, so that a cap is to be compared at as many trained groups."""
 HELD_OUT, SAMPLES = 200, 2
 SLOTS, LONGEST = 64, 216
 BEGIN = 4  # the iterations after this one are counted: groups then leave as fast as they come
 BIN = 8  # tokens of a bar
-LABELS = {cap: f"cap of {cap} tokens" if cap else "no cap" for cap in GROUPS}
+LABELS = {run: f"cap of {cap} tokens" if cap else f"no cap, {prompts} prompts" for run, (cap, prompts) in RUNS.items()}
+COLORS = dict(zip(RUNS, (PALETTE[5], PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3]), strict=True))
 COUNTED = {"groups": ("groups", 1), "steps": ("decode steps", 0), "steps_of_group": ("decode steps of a group", 1),
            "used": ("slots used", 3), "prefill": ("ids computed again or in prompts, of a sampled token", 2),
            "stale": ("tokens of older weights", 3), "mismatch": ("trainer and engine apart [nats]", 4)}  # fmt: skip
@@ -58,8 +60,7 @@ def get_config():
     config.eval.every = 80
     config.rl.tasks = {"sums": task(dataset="characters", options=_options(PROMPTS), max_tokens=LONGEST)}
     config.rl.rollout.update({"slots": SLOTS, "max_length": 240})
-    config.rl.updates = 4
-    config.rl.eval_prompts = 0
+    config.rl.updates, config.rl.eval_prompts = 4, 0
     return config
 
 
@@ -100,13 +101,13 @@ def runs():
     """The start, which all seeds share, and for each seed a run with every cap."""
     data = {"data.sources.text.path": "{workdir}/demonstrations.jsonl"}
     from_start = RL | data | {"init_from": "{workdir}/start"}
-    capped = {
-        f"seed{seed}_cap{cap}": from_start
+    by_rewards = {
+        f"seed{seed}_{run}": from_start
         | {"train.seed": seed, "rl.rollout.token_cap": cap, "rl.rollout.prompts": prompts}
         for seed in SEEDS
-        for cap, prompts in GROUPS.items()
+        for run, (cap, prompts) in RUNS.items()
     }
-    return {"start": data} | capped
+    return {"start": data} | by_rewards
 
 
 def evaluate(config, workdir):
@@ -124,16 +125,15 @@ def _bars() -> np.ndarray:
 
 def summarize(results: dict[str, RunResult]) -> Summary:
     """Use of the engine and what it costs, then accuracy and time, by cap."""
-    measured = SeedRecords.of(results, [f"cap{cap}" for cap in GROUPS], _record)
+    measured = SeedRecords.of(results, RUNS, _record)
     counted, learnt = _table(measured, COUNTED), _table(measured, LEARNT)
-    best = max(GROUPS, key=lambda cap: np.mean(measured.values(f"cap{cap}", "used")))
+    best = max((run for run, (cap, _) in RUNS.items() if cap), key=lambda run: np.mean(measured.values(run, "used")))
+    of_both = lambda key, digits=3: " and ".join(measured.spread(run, key, digits) for run in ("wide", best))  # noqa: E731
     text = (
-        f"Without a cap {measured.spread('cap0', 'used')} of the slots give a token, with {LABELS[best]} "
-        f"{measured.spread(f'cap{best}', 'used')}; a trained group costs "
-        f"{measured.spread('cap0', 'steps_of_group', 1)} and {measured.spread(f'cap{best}', 'steps_of_group', 1)} "
-        f"decode steps. Of held-out problems {measured.spread('cap0', 'eval/greedy')} and "
-        f"{measured.spread(f'cap{best}', 'eval/greedy')} are then solved greedily, and "
-        f"{results['start'].evaluation['eval/greedy']:.3f} at the start.\n\n{counted}\n{learnt}\n"
+        f"With {LABELS['wide']} and with a {LABELS[best]}, {of_both('groups', 1)} groups are trained on in an "
+        f"iteration, {of_both('used')} of the slots give a token, and a trained group costs "
+        f"{of_both('steps_of_group', 1)} decode steps. Of held-out problems {of_both('eval/greedy')} are then solved "
+        f"greedily, and {results['start'].evaluation['eval/greedy']:.3f} at the start.\n\n{counted}\n{learnt}\n"
         f"Mean (lowest to highest) over {len(measured.seeds)} seeds, for an iteration, of the iterations after the "
         f"first {BEGIN}; {SLOTS} slots, {HELD_OUT} held-out problems. Seconds are wall time.\n"
     )
@@ -142,8 +142,8 @@ def summarize(results: dict[str, RunResult]) -> Summary:
 
 def _table(measured: SeedRecords, columns: dict[str, tuple[str, int]]) -> str:
     rows = [
-        (label, *(measured.spread(f"cap{cap}", key, digits) for key, (_, digits) in columns.items()))
-        for cap, label in LABELS.items()
+        (label, *(measured.spread(run, key, digits) for key, (_, digits) in columns.items()))
+        for run, label in LABELS.items()
     ]
     return markdown_table(("run", *(title for title, _ in columns.values())), rows)
 
@@ -170,27 +170,28 @@ def _record(result: RunResult) -> dict[str, float]:
 def _figure(results: dict[str, RunResult], measured: SeedRecords):
     figure, axes = new_figure(2, 2, height=7.0)
     counts = results["start"].evaluation["lengths"]
-    axes[0, 0].bar(_bars()[:-1], np.maximum(counts, 0.5), BIN, align="edge", color=PALETTE[5], edgecolor="white")
-    for cap, color in zip(GROUPS, PALETTE, strict=False):
+    axes[0, 0].bar(_bars()[:-1], counts, BIN, align="edge", color=PALETTE[5], edgecolor="white")
+    for run, (cap, _) in RUNS.items():
         if cap:
-            axes[0, 0].axvline(cap, color=color, linewidth=1.5, label=LABELS[cap])
+            axes[0, 0].axvline(cap, color=COLORS[run], linewidth=1.5, label=LABELS[run])
+        line = {"label": LABELS[run], "color": COLORS[run], "linewidth": 1.2}
+        seed_curves(axes[0, 1], _seeds(results), run, "slots_used", **line)
+        seed_curves(axes[1, 1], _seeds(results), run, "accuracy", **line)
     axes[0, 0].set_yscale("log")
+    axes[0, 0].set_ylim(bottom=0.5)
     style_axes(axes[0, 0], title="Sampled responses at the start", x="tokens", y="responses")
     legend(axes[0, 0])
-    for cap, color in zip(GROUPS, PALETTE, strict=False):
-        line = {"label": LABELS[cap], "color": color, "linewidth": 1.2}
-        seed_curves(axes[0, 1], _seeds(results), f"cap{cap}", "slots_used", **line)
-        seed_curves(axes[1, 1], _seeds(results), f"cap{cap}", "accuracy", **line)
     axes[0, 1].set_ylim(0, 1)
     style_axes(axes[0, 1], title="Slots that give a token", x="iteration", y="share of slots, over decode steps")
     style_axes(axes[1, 1], title="Sampled responses that are right", x="iteration", y="share")
     legend(axes[1, 1])
-    for place, (cap, color) in enumerate(zip(GROUPS, PALETTE, strict=False)):
-        values = measured.values(f"cap{cap}", "steps_of_group")
-        axes[1, 0].bar(place, np.mean(values), 0.6, color=color)
-        axes[1, 0].plot([place] * len(values), values, "o", color="black", markersize=3)
-    axes[1, 0].set_xticks(range(len(GROUPS)), LABELS.values())
-    style_axes(axes[1, 0], title="Decode steps for a trained group", x="mean, and a dot for each seed", y="steps")
+    for place, run in enumerate(RUNS):
+        values = measured.values(run, "steps_of_group")
+        axes[1, 0].barh(place, np.mean(values), 0.6, color=COLORS[run])
+        axes[1, 0].plot(values, [place] * len(values), "o", color="black", markersize=3)
+    axes[1, 0].set_yticks(range(len(RUNS)), LABELS.values())
+    axes[1, 0].invert_yaxis()
+    style_axes(axes[1, 0], title="Decode steps for a trained group", x="steps: mean, and a dot for each seed")
     return figure
 
 

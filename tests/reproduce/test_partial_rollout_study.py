@@ -16,7 +16,7 @@ partial = load_study("partial_rollout")
 
 
 def results(greedy):
-    """The first iterations count nothing; then a cap of C tokens takes C steps, and no cap 200, over 64 slots.
+    """The first iterations count nothing; then a cap of C tokens takes C steps, and no cap 200 or 150, over 64 slots.
 
     Every second iteration has twice as many steps, of which it uses half as large a share.
     """
@@ -25,9 +25,13 @@ def results(greedy):
     for run, overrides in partial.runs().items():
         config = partial.get_config()
         config.update_from_flattened_dict(overrides)
-        cap = overrides.get("rl.rollout.token_cap")
+        cap, wide = overrides.get("rl.rollout.token_cap"), run.endswith("wide")
         of_run = evaluation | {"eval/greedy": 0.25 if cap is None else greedy(cap)}
-        records = [] if cap is None else [_record(step, cap or 200) for step in range(1, partial.BEGIN + 5)]
+        records = (
+            []
+            if cap is None
+            else [_record(step, cap or (150 if wide else 200)) for step in range(1, partial.BEGIN + 5)]
+        )
         found[run] = RunResult(resolve(config), records, 0, of_run)
     return found
 
@@ -55,24 +59,27 @@ def test_counts_are_of_the_later_iterations_and_shares_weigh_steps():
         if line.startswith("| ") and "---" not in line:
             name, *cells = (cell.strip() for cell in line.split("|")[1:-1])
             rows.setdefault(name, []).extend(cell.partition(" (")[0] for cell in cells)
-    assert list(rows) == ["run", "no cap", "cap of 96 tokens", "cap of 48 tokens", "cap of 32 tokens"]
-    for name, steps in {"no cap": 200, "cap of 96 tokens": 96, "cap of 48 tokens": 48, "cap of 32 tokens": 32}.items():
+    expected = {"no cap, 12 prompts": 200, "no cap, 20 prompts": 150}
+    expected |= {f"cap of {cap} tokens": cap for cap in (96, 48, 32)}
+    assert list(rows) == ["run", *expected]
+    for name, steps in expected.items():
         counted = dict(zip(rows["run"], rows[name], strict=True))
         assert counted["groups"] == "8.0" and counted["decode steps"] == f"{1.5 * steps:.0f}"
         assert counted["decode steps of a group"] == f"{1.5 * steps / 8:.1f}"
         assert counted["slots used"] == f"{(32 + 32) / (3 * steps):.3f}"  # tokens of two iterations over their slots
         assert counted["seconds of an iteration"] == "5.00" and counted["sampled tokens/s"] == "500"
-        assert counted["greedy"] == ("0.875" if name == "no cap" else "0.750")
-    assert "Without a cap 0.107" in text and "with cap of 32 tokens 0.667" in text and "0.250 at the start" in text
+        assert counted["greedy"] == ("0.875" if "no cap" in name else "0.750")
+    assert "no cap, 20 prompts and with a cap of 32 tokens" in text and "0.250 at the start" in text
+    assert "0.142 (0.142 to 0.142) and 0.667 (0.667 to 0.667) of the slots" in text
 
 
 def test_runs_of_a_seed_differ_in_the_cap_and_the_prompts_in_flight_alone():
     runs = partial.runs()
-    assert len(runs) == 1 + len(partial.SEEDS) * len(partial.GROUPS)
+    assert len(runs) == 1 + len(partial.SEEDS) * len(partial.RUNS)
     for seed in partial.SEEDS:
-        own = [dict(runs[f"seed{seed}_cap{cap}"]) for cap in partial.GROUPS]
+        own = [dict(runs[f"seed{seed}_{run}"]) for run in partial.RUNS]
         caps = [(each.pop("rl.rollout.token_cap"), each.pop("rl.rollout.prompts")) for each in own]
-        assert caps == list(partial.GROUPS.items()) and all(each == own[0] for each in own)
+        assert caps == list(partial.RUNS.values()) and all(each == own[0] for each in own)
         assert own[0]["init_from"] == "{workdir}/start" and own[0]["train.seed"] == seed
     check_held_out("partial_rollout", partial)
 
