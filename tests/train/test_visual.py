@@ -44,6 +44,7 @@ def visual_config(folder):
     config.data.sequence_length = 128
     config.data.images.patches = 72
     config.data.images.augment = 0.5
+    config.data.images.share, config.data.images.share_from = (0.3, 0.7), (0.0, 0.5)
     config.train.steps = 4
     config.checkpoint.every = 2
     config.checkpoint.keep = 4
@@ -161,7 +162,9 @@ def test_what_is_frozen_keeps_every_bit_and_the_rest_learns(folder, finished):
 def test_a_run_may_start_from_a_model_of_text(folder):
     text = visual_config(str(folder))
     del text.data.sources.pictures
-    text.update_from_flattened_dict({"model.vision.layers": 0, "optimizer.frozen": (), "train.seed": 7})
+    text.update_from_flattened_dict(
+        {"model.vision.layers": 0, "optimizer.frozen": (), "data.images.share": (), "train.seed": 7}
+    )
     text.checkpoint.every = 1
     (folder / "text").mkdir()
     with Run(Program(resolve(text), loss=NLL()), folder / "text", {}) as run:
