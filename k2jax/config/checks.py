@@ -99,6 +99,8 @@ def _check_vision(config: Config) -> None:
     vision = model.vision
     if config.optimizer.frozen and not vision.layers:
         raise UserError("config.optimizer.frozen names parts of a model with vision, and model.vision.layers is 0")
+    if config.init_tower_from and not vision.layers:
+        raise UserError("config.init_tower_from names a tower, and model.vision.layers is 0")
     if len(set(config.optimizer.frozen)) == 3:
         raise UserError("config.optimizer.frozen names all parts: nothing is left to learn")
     if vision.layers and vision.width % (4 * vision.heads):

@@ -19,6 +19,7 @@ FIXED = (
     "train.batch_size",
     "train.seed",
     "init_from",
+    "init_tower_from",
     "rl.tasks",
     "rl.rollout.prompts",
     "rl.rollout.samples",

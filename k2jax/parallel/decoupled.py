@@ -30,6 +30,8 @@ from k2jax.sharding import STAGE
 from pallas_kernels.vma import vary_tree
 
 P = PartitionSpec
+TOWER = "decoupled_tower"
+"""Named scope of the tower's passes, apart from the decoder's."""
 
 
 class DecoupledGradients(NamedTuple):
@@ -54,7 +56,8 @@ def make_decoupled_gradients(config: Config, layout: Layout, loss: Loss) -> Call
 
     def gradients(params: Any, batch: PackedBatch, denominators: dict[str, Array]) -> DecoupledGradients:
         vision, patches = params[VISION], batch.media.patches
-        features, max_logit = forward(vision, patches)
+        with jax.named_scope(TOWER):
+            features, max_logit = forward(vision, patches)
         decoder = make_loss_and_gradients(config, with_features(layout, len(features)), loss)
         shares, stats, grads = decoder(_with(params, features), batch.replace(media=batch.media.feature), denominators)
         grads = dict(grads)
@@ -63,7 +66,9 @@ def make_decoupled_gradients(config: Config, layout: Layout, loss: Loss) -> Call
             return DecoupledGradients(shares, stats, max_logit, {**grads, VISION: jax.tree.map(jnp.zeros_like, vision)})
         # Without the barrier the compiler would find that it knows this forward, and would keep its residuals.
         vision, patches, d_features = lax.optimization_barrier((vision, patches, d_features))
-        return DecoupledGradients(shares, stats, max_logit, {**grads, VISION: backward(vision, patches, d_features)})
+        with jax.named_scope(TOWER):
+            d_vision = backward(vision, patches, d_features)
+        return DecoupledGradients(shares, stats, max_logit, {**grads, VISION: d_vision})
 
     return gradients
 

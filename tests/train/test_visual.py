@@ -188,3 +188,20 @@ def test_a_run_is_exported_with_its_tower_and_read_again(finished, tmp_path):
 def test_to_freeze_everything_is_refused(folder):
     with pytest.raises(UserError, match="nothing is left to learn"):
         visual(folder, **{"optimizer.frozen": ("text", "tower", "projector")})
+
+
+def test_a_tower_goes_from_a_small_decoder_to_another_without_its_projector(folder, finished):
+    config = visual_config(str(folder))
+    config.model.d_model, config.init_tower_from, config.optimizer.frozen = 48, str(finished), ("text", "tower")
+    program = Program(resolve(config), loss=NLL())
+    own = jax.device_get(program.init().params)
+    (folder / "larger").mkdir()
+    with Run(program, folder / "larger", {}) as run:
+        params = jax.device_get(run.state.params)
+    tower = {name: part for name, part in params_of(finished)["vision"].items() if name != "projector"}
+    given = {**own, "vision": {**own["vision"], **tower}}
+    assert not changed(given, params) and "vision/layers/attention/q" in changed(own, params)
+    config.model.vision.width = 24
+    (folder / "other").mkdir()
+    with pytest.raises(UserError, match=r"init_tower_from .* is another model"):
+        Run(Program(resolve(config), loss=NLL()), folder / "other", {})
