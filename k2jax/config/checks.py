@@ -99,6 +99,17 @@ def _check_vision(config: Config) -> None:
     vision = model.vision
     if config.optimizer.frozen and not vision.layers:
         raise UserError("config.optimizer.frozen names parts of a model with vision, and model.vision.layers is 0")
+    if vision.contrast != (config.train.contrast.weight > 0):
+        raise UserError(
+            f"config.model.vision.contrast {vision.contrast} and train.contrast.weight {config.train.contrast.weight} "
+            "go together: both are on, or neither"
+        )
+    parallel = config.parallel
+    if vision.contrast and (config.stage == "rl" or max(parallel.stage, parallel.tensor, parallel.context) > 1):
+        raise UserError(
+            "config.model.vision.contrast is for stages pretrain and sft, on parallel.data and parallel.expert alone: "
+            "a device has whole captions"
+        )
     if config.init_tower_from and not vision.layers:
         raise UserError("config.init_tower_from names a tower, and model.vision.layers is 0")
     if len(set(config.optimizer.frozen)) == 3:

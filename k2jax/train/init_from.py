@@ -66,7 +66,7 @@ def pretrained_tower(init_tower_from: str, layout: Layout) -> tuple[Any, str]:
 
 
 def _of_tower(vision: Any) -> Any:
-    return {name: part for name, part in vision.items() if name != "projector"}
+    return {name: part for name, part in vision.items() if name not in ("projector", "contrast")}
 
 
 def _check_shapes(init_from: str, given: Specs, wanted: Specs, key: str = "init_from") -> None:

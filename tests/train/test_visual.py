@@ -205,3 +205,31 @@ def test_a_tower_goes_from_a_small_decoder_to_another_without_its_projector(fold
     (folder / "other").mkdir()
     with pytest.raises(UserError, match=r"init_tower_from .* is another model"):
         Run(Program(resolve(config), loss=NLL()), folder / "other", {})
+
+
+def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_without(folder):
+    overrides = {"train.contrast.weight": 0.5, "model.vision.contrast": True, "optimizer.frozen": ("text",)}
+    config = visual(folder, **overrides, **{"train.steps": 3, "eval.every": 3})
+    assert train(config, folder / "contrast") == 0
+    first, *_, last = read_metrics(folder / "contrast")
+    assert first["loss"] == pytest.approx(first["loss/nll"] + first["loss/contrast"], rel=1e-6)
+    assert first["loss/contrast"] > 0 and last["val_loss"] > 0
+    learned = params_of(folder / "contrast")["vision"]["contrast"]
+    assert np.any(learned["scale"]) and np.any(learned["bias"])
+    export_checkpoint(folder / "contrast", folder / "exported")
+    given, read = (params_of(folder / name) for name in ("contrast", "exported"))
+    del given["vision"]["contrast"]
+    assert not changed(given, read)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"train.contrast.weight": 0.5}, "go together"),
+        ({"model.vision.contrast": True}, "go together"),
+        ({"train.contrast.weight": 0.5, "model.vision.contrast": True, "parallel.tensor": 2}, "whole captions"),
+    ],
+)
+def test_siglips_loss_is_refused_in_one_line_where_it_cannot_be(folder, overrides, words):
+    with pytest.raises(UserError, match=words):
+        visual(folder, **overrides)
