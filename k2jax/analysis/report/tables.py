@@ -60,7 +60,7 @@ def training_table(report: TrainingReport, published: list[PublishedRun]) -> str
         f"Collectives of a device, in a step, at {LINK:.0%} of their links\n{_collective_table(report)}",
         f"Work of a device, in a step\n{_work_table(report)}",
         f"Time of a step, an estimate: nothing was run\n{_time_table(report.roofline, report.bubble)}",
-        *([f"Of these, the tower's\n{_tower_table(report, report.tower)}"] if report.tower else []),
+        *([f"Of these, the tower's\n{tower_table(report, report.tower)}"] if report.tower else []),
         f"The same arithmetic on published runs\n{_published_table(published)}",
         *(f"note: {note}" for note in report.notes),
     ]
@@ -190,7 +190,7 @@ def _time_table(time: Roofline, bubble: float) -> str:
     return text_table(("", "s", "MFU"), [(name, significant(seconds), mfu) for name, seconds, mfu in rows])
 
 
-def _tower_table(report: TrainingReport, tower: TowerShare) -> str:
+def tower_table(report: TrainingReport, tower: TowerShare) -> str:
     """Memory and time of the tower, and memory without decoupling."""
     total, seconds = report.hbm.total, report.roofline.seconds
     rows = [(name, significant(size / 1e9), percent(size / total)) for name, size in tower.memory.items()]
