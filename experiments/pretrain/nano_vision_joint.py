@@ -1,4 +1,4 @@
-"""Joint training of a small Kimi K2 with a tower: text and images at a constant ratio, all parts learn.
+r"""Joint training of a small Kimi K2 with a tower: text and images at a constant ratio, all parts learn.
 
 Reproduces: the structure of Kimi K2.5's joint pretraining (section 4.3, table 3), not its scale: a decoder that has
 learned text goes on with a tenth of its tokens from images (early fusion). Pictures are drawn with exact labels.

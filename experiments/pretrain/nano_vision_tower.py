@@ -1,4 +1,4 @@
-"""The first stage of a small Kimi K2.5: the tower learns alone, by captions, against a small text model that is frozen.
+r"""The first stage of a small Kimi K2.5: the tower learns alone, by captions, against a small, frozen text model.
 
 Reproduces: the structure of the ViT training stage (Kimi K2.5, section 4.3, table 3), not its scale: the loss is the
 cross-entropy of texts about an image; the text model is smaller than the one of the next stages, as Moonlight is. The
