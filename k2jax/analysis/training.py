@@ -11,7 +11,7 @@ from k2jax.analysis.cost.expert_rows import expert_tiles, room_for_copies
 from k2jax.analysis.cost.hbm import Hbm, hbm, loop_buffers, shard_bytes
 from k2jax.analysis.cost.jaxpr_flops import DynamicShares, TracedCost, loop_costs, traced_cost
 from k2jax.analysis.cost.roofline import Roofline, Work, model_flops_per_token, roofline
-from k2jax.analysis.cost.tower import residual_bytes
+from k2jax.analysis.cost.tower import TowerShare, tower_share
 from k2jax.analysis.hlo.collectives import collectives
 from k2jax.analysis.hlo.measured_collectives import CollectiveTotal, ExchangePart, collective_times, totals_by_axes
 from k2jax.analysis.hlo.module import HloModule
@@ -60,6 +60,7 @@ class TrainingReport(NamedTuple):
         bubble: share of the time that pipeline stages idle; 0 without stages.
         roofline: the estimate.
         notes: warnings for the reader.
+        tower: what tower and projector take of it; None without vision.
     """
 
     topology: str
@@ -73,6 +74,7 @@ class TrainingReport(NamedTuple):
     bubble: float
     roofline: Roofline
     notes: list[str]
+    tower: TowerShare | None = None
 
 
 def analyse(step: TracedStep, config: Config, topology: str) -> TrainingReport:
@@ -108,20 +110,10 @@ def analyse(step: TracedStep, config: Config, topology: str) -> TrainingReport:
         module.flops(module.entry),
         step.schedule.bubble() if step.schedule else 0.0,
         roofline(chip, mesh.size, *_work(jaxpr, mesh.size, shares, step.state), traffic, model_flops),
-        [f"{unknown} loops of unknown length were counted once"] * bool(unknown) + _tower_notes(step, config),
+        [f"{unknown} loops of unknown length were counted once"] * bool(unknown),
+        step.patches
+        and tower_share(config, chip, mesh, step.state.params, step.patches, loop_costs(jaxpr, mesh.size, shares)),
     )
-
-
-def _tower_notes(step: TracedStep, config: Config) -> list[str]:
-    """What a device would hold more if the tower were not decoupled."""
-    if not config.model.vision.layers:
-        return []
-    length = config.data.images.patches
-    one, rows = residual_bytes(config.model, length) / 1e9, step.patches.start.shape[0] // step.mesh.size
-    return [
-        f"the tower's backward pass reads {one:.3g} GB for a row of {length:,} patches, one row at a time; if kept "
-        f"from the forward pass, {rows} rows would take {rows * one:.3g} GB of a device while the decoder runs"
-    ]
 
 
 def dynamic_shares(step: TracedStep, config: Config) -> DynamicShares:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from k2jax.config.activations import check_activations
-from k2jax.config.schema import CONVERSATIONS, IMAGE_SOURCES, Config, ModelConfig, PolicyLossConfig, RLConfig
+from k2jax.config.schema import (
+    CONVERSATIONS,
+    IMAGE_SOURCES,
+    Config,
+    ImagesConfig,
+    ModelConfig,
+    PolicyLossConfig,
+    RLConfig,
+)
 from k2jax.errors import UserError
 
 TOKEN_LOSSES = ("k2.5", "reinforce")
@@ -58,11 +66,27 @@ def _check_sources(config: Config) -> None:
             f"config.data.sources.{images[0]} has images, and config.model.vision.layers is 0; take a tower, e.g. "
             "vision_preset('nano_vision')"
         )
+    _check_vision_share(config.data.images, bool(images), len(images) < len(config.data.sources))
     if config.data.images.patches % 4:
         raise UserError(f"config.data.images.patches {config.data.images.patches} is no multiple of 4")
     for name, source in config.data.sources.items():
         if source.filters and source.kind != "trajectories":
             raise UserError(f"config.data.sources.{name}.filters are for kind trajectories, not {source.kind}")
+
+
+def _check_vision_share(images: ImagesConfig, visual: bool, textual: bool) -> None:
+    """Rules about phases, given whether there are sources with images, and of text."""
+    share, starts = images.share, images.share_from
+    if not share:
+        return
+    if len(share) != len(starts) or starts[0] or list(starts) != sorted(set(starts)):
+        raise UserError(
+            f"config.data.images.share_from {starts} must ascend from 0.0, with one number for each of the "
+            f"{len(share)} of data.images.share"
+        )
+    for wanted, given, kind in ((max(share) > 0, visual, "with images"), (min(share) < 1, textual, "of text")):
+        if wanted and not given:
+            raise UserError(f"config.data.images.share {share} needs a source {kind}, and config.data.sources has none")
 
 
 def _check_layers(model: ModelConfig) -> None:
@@ -75,6 +99,19 @@ def _check_vision(config: Config) -> None:
     vision = model.vision
     if config.optimizer.frozen and not vision.layers:
         raise UserError("config.optimizer.frozen names parts of a model with vision, and model.vision.layers is 0")
+    if vision.contrast != (config.train.contrast.weight > 0):
+        raise UserError(
+            f"config.model.vision.contrast {vision.contrast} and train.contrast.weight {config.train.contrast.weight} "
+            "go together: both are on, or neither"
+        )
+    parallel = config.parallel
+    if vision.contrast and (config.stage == "rl" or max(parallel.stage, parallel.tensor, parallel.context) > 1):
+        raise UserError(
+            "config.model.vision.contrast is for stages pretrain and sft, on parallel.data and parallel.expert alone: "
+            "a device has whole captions"
+        )
+    if config.init_tower_from and not vision.layers:
+        raise UserError("config.init_tower_from names a tower, and model.vision.layers is 0")
     if len(set(config.optimizer.frozen)) == 3:
         raise UserError("config.optimizer.frozen names all parts: nothing is left to learn")
     if vision.layers and vision.width % (4 * vision.heads):

@@ -19,6 +19,7 @@ FIXED = (
     "train.batch_size",
     "train.seed",
     "init_from",
+    "init_tower_from",
     "rl.tasks",
     "rl.rollout.prompts",
     "rl.rollout.samples",
@@ -39,11 +40,15 @@ FREE = (
 
 
 def fixed_keys(config: Config) -> dict[str, Any]:
-    """The values of the fixed keys, JSON values by the key's full name."""
+    """The values of the fixed keys, JSON values by the key's full name.
+
+    ``train.steps`` is one where the share of images has phases, which begin at shares of the whole run.
+    """
+    names = (*FIXED, "train.steps") if len(config.data.images.share) > 1 else FIXED
     return {
         key: value
         for key, value in flat_keys(config).items()
-        if any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED) and not re.fullmatch(FREE, key)
+        if any(key == fixed or key.startswith(f"{fixed}.") for fixed in names) and not re.fullmatch(FREE, key)
     }
 
 

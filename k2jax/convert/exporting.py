@@ -10,6 +10,7 @@ import re
 import ml_dtypes
 import numpy as np
 
+from k2jax.config.replace import replace_keys
 from k2jax.config.schema import ModelConfig
 from k2jax.convert.hf_config import TEXT_PREFIX, write_config
 from k2jax.convert.loading import Opened, open_pretrained, tokenizer_folder, tokenizer_of
@@ -91,7 +92,7 @@ def _media_ids(tokenizer: Tokenizer | None) -> dict[str, int]:
 
 def _named_for_export(model: ModelConfig) -> dict[str, ParamSpec]:
     """The weights by name; beside a tower the decoder's tensors have a prefix."""
-    specs = dict(named_specs(multimodal_specs(model)))
+    specs = dict(named_specs(multimodal_specs(replace_keys(model, {"vision.contrast": False}))))
     if not model.vision.layers:
         return specs
     return {

@@ -42,6 +42,11 @@ class ConversationRows:
         """Number of rows."""
         return len(self._rows)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows, without padding."""
+        return int(self.stream.offsets[-1])
+
     def __getitem__(self, index: int) -> PackedBatch:
         """Row ``index``, a PackedBatch of NumPy arrays ``[length]``; weights are 1 on what the assistant wrote.
 

@@ -20,6 +20,7 @@ from k2jax.config.fields import check_fields
 from k2jax.config.schema import SourceConfig
 from k2jax.data.mixture import MixturePlan
 from k2jax.data.packing import bits_per_byte
+from k2jax.data.vision_share import VisionShare
 from k2jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class DataLoader:
         local_rows: Sequence[int] | None = None,
         images: ImageBatches | None = None,
         workers: int = 0,
+        vision_share: VisionShare | None = None,
     ):
         """Plans the whole run.
 
@@ -62,6 +64,7 @@ class DataLoader:
                 are padding.
             images: how images of a batch are laid out; None where there are none.
             workers: processes that make batches; 0 is a thread.
+            vision_share: shares of tokens of the sources with images; None leaves all to the weights.
 
         Raises:
             UserError: if a weight is not positive, there are no rows, or the data do not suffice for all steps.
@@ -75,11 +78,16 @@ class DataLoader:
         self._length, self._workers = next(iter(rows.values())).length, workers
         self._source_rows = [len(rows[name]) for name in self._names]
         limits = [_limit(sources[name].max_epochs, len(rows[name])) for name in self._names]
-        self._plan = MixturePlan([sources[name].weight for name in self._names], limits)
+        weights = [sources[name].weight for name in self._names]
+        if vision_share:
+            means = [rows[name].tokens / len(rows[name]) for name in self._names]
+            weights = vision_share.weighting(self._names, weights, means, batch_size=batch_size, steps=steps)
+        self._plan = MixturePlan(weights, limits)
         if self._plan.rows is not None and self._plan.rows // batch_size < steps:
+            which = "every source with images, or every other, has" if vision_share else "every source has"
             raise UserError(
-                f"the data allow {self._plan.rows // batch_size} steps of {batch_size} rows, not {steps}: every source "
-                "has max_epochs; raise one, set one to 0, or lower train.steps"
+                f"the data allow {self._plan.rows // batch_size} steps of {batch_size} rows, not {steps}: {which} "
+                "max_epochs; raise one, set one to 0, or lower train.steps"
             )
         shuffled = [
             grain.MapDataset.source(rows[name]).shuffle(seed=_shuffle_seed(seed, name)).repeat() for name in self._names

@@ -1,13 +1,13 @@
 """The source of each row of the mixture, as a closed form of the row's index, without state.
 
 The mixture has phases. Within a phase the active sources are interleaved as evenly as integers allow. A phase ends when
-a source reaches its limit of rows; its share then goes to the other sources.
+a source reaches its limit of rows, whose share then goes to other sources, and where the weights change.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import sys
 
@@ -34,6 +34,36 @@ def interleaved(row: int, shares: Sequence[int]) -> list[int]:
     return counts
 
 
+def integer_shares(weights: Sequence[float]) -> tuple[int, ...]:
+    """Shares of sources as integers; a source whose weight is not 0 has at least 1."""
+    total = sum(weights)
+    return tuple(max(1, round(weight / total * SHARE_SCALE)) if weight else 0 for weight in weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighting:
+    """Shares of sources that change over the rows.
+
+    Attributes:
+        starts: first row of each period, ascending from 0.
+        shares: ``(period, whether each source has rows left) -> integers``, 0 for a source without; None where no row
+            can be drawn as wanted, and the mixture ends.
+    """
+
+    starts: tuple[int, ...]
+    shares: Callable[[int, Sequence[bool]], Sequence[int] | None]
+
+
+def constant_weighting(weights: Sequence[float]) -> Weighting:
+    """Positive weights that never change; the share of a source without rows goes to all others."""
+    shares = integer_shares(weights)
+
+    def masked(period: int, active: Sequence[bool]) -> Sequence[int] | None:
+        return [share * left for share, left in zip(shares, active, strict=True)] if any(active) else None
+
+    return Weighting((0,), masked)
+
+
 @dataclasses.dataclass(frozen=True)
 class MixturePhase:
     """A range of rows with the same active sources.
@@ -54,27 +84,31 @@ class MixturePlan(grain.transforms.DatasetSelectionMap):
 
     Attributes:
         phases: all phases, in order.
-        rows: number of rows until all sources have reached their limits; None if the mixture never ends.
+        rows: number of rows until no more can be drawn; None if the mixture never ends.
     """
 
-    def __init__(self, weights: Sequence[float], limits: Sequence[int | None]):
+    def __init__(self, weights: Sequence[float] | Weighting, limits: Sequence[int | None]):
         """Plans all phases.
 
         Args:
-            weights: positive shares of the mixture.
+            weights: positive shares of the mixture, or shares that change.
             limits: most rows of each source, at least 1; None is no limit.
         """
-        shares = tuple(max(1, round(weight / sum(weights) * SHARE_SCALE)) for weight in weights)
-        self.phases = [MixturePhase(0, shares, (0,) * len(shares))]
-        while (end := _phase_end(self.phases[-1], limits)) is not None:
-            drawn = _drawn(self.phases[-1], end)
-            pairs = zip(self.phases[-1].shares, drawn, limits, strict=True)
-            shares = tuple(0 if count == limit else share for share, count, limit in pairs)
-            if not any(shares):
+        weighting = weights if isinstance(weights, Weighting) else constant_weighting(weights)
+        self.phases: list[MixturePhase] = []
+        self.rows: int | None = 0
+        drawn = [0] * len(limits)
+        while self.rows is not None:
+            period = bisect.bisect_right(weighting.starts, self.rows) - 1
+            active = [count != limit for count, limit in zip(drawn, limits, strict=True)]
+            shares = weighting.shares(period, active)
+            if shares is None:
                 break
-            self.phases.append(MixturePhase(end, shares, tuple(drawn)))
+            self.phases.append(MixturePhase(self.rows, tuple(shares), tuple(drawn)))
+            ends = [_phase_end(self.phases[-1], limits), *weighting.starts[period + 1 : period + 2]]
+            self.rows = min((end for end in ends if end is not None), default=None)
+            drawn = drawn if self.rows is None else _drawn(self.phases[-1], self.rows)
         self._starts = [phase.start for phase in self.phases]
-        self.rows = end
 
     def __len__(self) -> int:
         return sys.maxsize if self.rows is None else self.rows

@@ -32,6 +32,11 @@ class RowSource:
         """Number of rows; the last one may be padded."""
         return -(-(self.stream.tokens - 1) // (self.length - 1))
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows; those that two rows share count twice."""
+        return self.stream.tokens + len(self) - 1
+
     def __getitem__(self, index: int) -> PackedBatch:
         """Row ``index``, a PackedBatch of NumPy arrays ``[sequence_length]``.
 

@@ -18,6 +18,7 @@ from k2jax.data.manifest import HELD_OUT, TRAIN
 from k2jax.data.packing import RowSource
 from k2jax.data.shards import Shards
 from k2jax.data.split_writer import BLOCKS
+from k2jax.data.vision_share import vision_share
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
@@ -115,6 +116,7 @@ def prepare_data(
         local_rows=local_rows,
         images=batches,
         workers=config.workers,
+        vision_share=vision_share(config),
     )
     held_out = HeldOut(
         {name: _rows(config, name, source, HELD_OUT) for name, source in shards.items()},

@@ -22,6 +22,7 @@ from k2jax.losses import Loss
 from k2jax.model import ModelStats
 from k2jax.model.vision import vision_features
 from k2jax.parallel.accumulate import ACCUMULATE, FEATURES
+from k2jax.parallel.contrast import make_contrast
 from k2jax.parallel.gradients import make_loss_and_gradients, make_loss_sums
 from k2jax.parallel.layout import VISION, Layout
 from k2jax.parallel.objective import LossShares
@@ -30,6 +31,8 @@ from k2jax.sharding import STAGE
 from pallas_kernels.vma import vary_tree
 
 P = PartitionSpec
+TOWER = "decoupled_tower"
+"""Named scope of the tower's passes, apart from the decoder's."""
 
 
 class DecoupledGradients(NamedTuple):
@@ -51,19 +54,30 @@ class DecoupledGradients(NamedTuple):
 def make_decoupled_gradients(config: Config, layout: Layout, loss: Loss) -> Callable[..., DecoupledGradients]:
     """``(params, batch, denominators) -> DecoupledGradients``: ``make_loss_and_gradients`` for a batch with media."""
     forward, backward = make_tower(config.model, layout), make_tower_backward(config, layout)
+    contrast = make_contrast(config, layout) if config.model.vision.contrast else None
 
     def gradients(params: Any, batch: PackedBatch, denominators: dict[str, Array]) -> DecoupledGradients:
         vision, patches = params[VISION], batch.media.patches
-        features, max_logit = forward(vision, patches)
+        with jax.named_scope(TOWER):
+            features, max_logit = forward(vision, patches)
         decoder = make_loss_and_gradients(config, with_features(layout, len(features)), loss)
-        shares, stats, grads = decoder(_with(params, features), batch.replace(media=batch.media.feature), denominators)
+        rows, d_learned = batch.replace(media=batch.media.feature), {}
+        shares, stats, grads = decoder(_with(params, features), rows, denominators)
         grads = dict(grads)
         d_features = grads.pop(FEATURES).astype(features.dtype)
+        if contrast:
+            text = {name: part for name, part in params.items() if name != VISION}
+            beside = contrast(text, vision["contrast"], features, rows)
+            shares = shares._replace(terms={**shares.terms, "contrast": beside.term})
+            grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, beside.text)
+            d_features, d_learned = d_features + beside.features, {"contrast": beside.learned}
         if {"tower", "projector"} <= set(config.optimizer.frozen):
             return DecoupledGradients(shares, stats, max_logit, {**grads, VISION: jax.tree.map(jnp.zeros_like, vision)})
         # Without the barrier the compiler would find that it knows this forward, and would keep its residuals.
         vision, patches, d_features = lax.optimization_barrier((vision, patches, d_features))
-        return DecoupledGradients(shares, stats, max_logit, {**grads, VISION: backward(vision, patches, d_features)})
+        with jax.named_scope(TOWER):
+            d_vision = {**backward(vision, patches, d_features), **d_learned}
+        return DecoupledGradients(shares, stats, max_logit, {**grads, VISION: d_vision})
 
     return gradients
 

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 import numpy as np
 
 from k2jax.convert.loading import open_pretrained
@@ -14,7 +15,7 @@ from k2jax.model import model_specs
 from k2jax.model.vision import multimodal_specs
 from k2jax.parallel.layout import VISION, Layout
 from k2jax.parallel.resharding import from_logical, logical_partition
-from k2jax.params import Specs, named_specs
+from k2jax.params import Specs, map_specs, named_specs
 
 
 def pretrained_params(init_from: str, layout: Layout, initial: Any = None) -> tuple[Any, str]:
@@ -42,11 +43,37 @@ def pretrained_params(init_from: str, layout: Layout, initial: Any = None) -> tu
     return {**convert(logical), **kept}, opened.origin
 
 
-def _check_shapes(init_from: str, given: Specs, wanted: Specs) -> None:
+def pretrained_tower(init_tower_from: str, layout: Layout) -> tuple[Any, str]:
+    """The tower of a checkpoint argument in float32, as the layout stores it, and a description of the source.
+
+    The projector is left out: its width is that of the decoder with which the tower was trained.
+
+    Args:
+        init_tower_from: a checkpoint argument.
+        layout: of the run.
+
+    Raises:
+        UserError: it cannot be read, has no vision, or another tower than the layout's; then no weight is read.
+    """
+    opened = open_pretrained(init_tower_from)
+    if not opened.model.vision.layers:
+        raise UserError(f"init_tower_from {init_tower_from} is a model without vision")
+    given, wanted = multimodal_specs(opened.model)[VISION], layout.logical[VISION]
+    _check_shapes(init_tower_from, _of_tower(given), _of_tower(wanted), "init_tower_from")
+    everywhere = layout.shardings(map_specs(lambda spec: PartitionSpec(), given))
+    own = {**everywhere, **_of_tower(layout.shardings(layout.storage[VISION]))}
+    return _of_tower(opened.params({VISION: own}, np.float32)[VISION]), opened.origin
+
+
+def _of_tower(vision: Any) -> Any:
+    return {name: part for name, part in vision.items() if name not in ("projector", "contrast")}
+
+
+def _check_shapes(init_from: str, given: Specs, wanted: Specs, key: str = "init_from") -> None:
     given, wanted = ({name: spec.shape for name, spec in named_specs(specs)} for specs in (given, wanted))
     for name in sorted(given.keys() | wanted.keys()):
         if given.get(name) != wanted.get(name):
             raise UserError(
-                f"init_from {init_from} is another model: {name} is {given.get(name)} there, {wanted.get(name)} in the "
+                f"{key} {init_from} is another model: {name} is {given.get(name)} there, {wanted.get(name)} in the "
                 "config"
             )

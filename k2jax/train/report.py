@@ -119,8 +119,9 @@ def _held_out(data: TrainingData) -> str:
     """The held-out data in words."""
     parts = [m["splits"]["held_out"] for m in data.manifests.values()]
     if any(ASSISTANT in part for part in parts):
-        written = sum(part[ASSISTANT] for part in parts)
-        return f"{data.held_out.documents:,} conversations with {quantity(written)} tokens of the assistant"
+        written = sum(part.get(ASSISTANT, 0) for part in parts)  # sources of text beside conversations have none
+        kind = "conversations" if all(ASSISTANT in part for part in parts) else "documents and conversations"
+        return f"{data.held_out.documents:,} {kind} with {quantity(written)} tokens of the assistant"
     return f"{data.held_out.documents:,} documents, {data.held_out.bytes / 1e3:,.0f} kB"
 
 

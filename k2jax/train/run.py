@@ -24,10 +24,11 @@ from k2jax.batch import PackedBatch
 from k2jax.checkpoint import Checkpoints, check_config, damaged
 from k2jax.config.identity import fixed_keys
 from k2jax.errors import UserError
+from k2jax.parallel.layout import VISION
 from k2jax.report.metrics import DAMAGED, FILE, MetricsLog
 from k2jax.report.progress import Progress
 from k2jax.train.history import changes_of, settings
-from k2jax.train.init_from import pretrained_params
+from k2jax.train.init_from import pretrained_params, pretrained_tower
 from k2jax.train.program import Program
 from k2jax.train.record import Recorder
 from k2jax.train.signals import STOP_CODES, stop_on_signal
@@ -246,6 +247,10 @@ class Run:
             params, origin = pretrained_params(self.config.init_from, self.program.layout, state.params)
             say(f"parameters from {origin}")
             state = state.replace(params=params)
+        if self.config.init_tower_from:
+            tower, origin = pretrained_tower(self.config.init_tower_from, self.program.layout)
+            say(f"the tower from {origin}")
+            state = state.replace(params={**state.params, VISION: {**state.params[VISION], **tower}})
         return state, {}
 
     def _restore(self, step: int) -> tuple[TrainState, dict]:

@@ -44,6 +44,7 @@ def visual_config(folder):
     config.data.sequence_length = 128
     config.data.images.patches = 72
     config.data.images.augment = 0.5
+    config.data.images.share, config.data.images.share_from = (0.3, 0.7), (0.0, 0.5)
     config.train.steps = 4
     config.checkpoint.every = 2
     config.checkpoint.keep = 4
@@ -161,7 +162,9 @@ def test_what_is_frozen_keeps_every_bit_and_the_rest_learns(folder, finished):
 def test_a_run_may_start_from_a_model_of_text(folder):
     text = visual_config(str(folder))
     del text.data.sources.pictures
-    text.update_from_flattened_dict({"model.vision.layers": 0, "optimizer.frozen": (), "train.seed": 7})
+    text.update_from_flattened_dict(
+        {"model.vision.layers": 0, "optimizer.frozen": (), "data.images.share": (), "train.seed": 7}
+    )
     text.checkpoint.every = 1
     (folder / "text").mkdir()
     with Run(Program(resolve(text), loss=NLL()), folder / "text", {}) as run:
@@ -185,3 +188,48 @@ def test_a_run_is_exported_with_its_tower_and_read_again(finished, tmp_path):
 def test_to_freeze_everything_is_refused(folder):
     with pytest.raises(UserError, match="nothing is left to learn"):
         visual(folder, **{"optimizer.frozen": ("text", "tower", "projector")})
+
+
+def test_a_tower_goes_from_a_small_decoder_to_another_without_its_projector(folder, finished):
+    config = visual_config(str(folder))
+    config.model.d_model, config.init_tower_from, config.optimizer.frozen = 48, str(finished), ("text", "tower")
+    program = Program(resolve(config), loss=NLL())
+    own = jax.device_get(program.init().params)
+    (folder / "larger").mkdir()
+    with Run(program, folder / "larger", {}) as run:
+        params = jax.device_get(run.state.params)
+    tower = {name: part for name, part in params_of(finished)["vision"].items() if name != "projector"}
+    given = {**own, "vision": {**own["vision"], **tower}}
+    assert not changed(given, params) and "vision/layers/attention/q" in changed(own, params)
+    config.model.vision.width = 24
+    (folder / "other").mkdir()
+    with pytest.raises(UserError, match=r"init_tower_from .* is another model"):
+        Run(Program(resolve(config), loss=NLL()), folder / "other", {})
+
+
+def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_without(folder):
+    overrides = {"train.contrast.weight": 0.5, "model.vision.contrast": True, "optimizer.frozen": ("text",)}
+    config = visual(folder, **overrides, **{"train.steps": 3, "eval.every": 3})
+    assert train(config, folder / "contrast") == 0
+    first, *_, last = read_metrics(folder / "contrast")
+    assert first["loss"] == pytest.approx(first["loss/nll"] + first["loss/contrast"], rel=1e-6)
+    assert first["loss/contrast"] > 0 and last["val_loss"] > 0
+    learned = params_of(folder / "contrast")["vision"]["contrast"]
+    assert np.any(learned["scale"]) and np.any(learned["bias"])
+    export_checkpoint(folder / "contrast", folder / "exported")
+    given, read = (params_of(folder / name) for name in ("contrast", "exported"))
+    del given["vision"]["contrast"]
+    assert not changed(given, read)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"train.contrast.weight": 0.5}, "go together"),
+        ({"model.vision.contrast": True}, "go together"),
+        ({"train.contrast.weight": 0.5, "model.vision.contrast": True, "parallel.tensor": 2}, "whole captions"),
+    ],
+)
+def test_siglips_loss_is_refused_in_one_line_where_it_cannot_be(folder, overrides, words):
+    with pytest.raises(UserError, match=words):
+        visual(folder, **overrides)

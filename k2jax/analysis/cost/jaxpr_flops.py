@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
+from k2jax.parallel.decoupled import TOWER
+
 
 class TracedCost(NamedTuple):
     """Cost of a traced function on one device.
@@ -80,12 +82,21 @@ class LoopCost(NamedTuple):
     Attributes:
         times: runs of the loop.
         cost: of one run.
-        optimizer: under the named scope ``optimizer``.
+        scope: the one of ``SCOPES`` that it is under; empty for none.
     """
 
     times: int
     cost: TracedCost
-    optimizer: bool
+    scope: str = ""
+
+    @property
+    def optimizer(self) -> bool:
+        """Whether it is the optimizer's."""
+        return self.scope == "optimizer"
+
+
+SCOPES = ("optimizer", TOWER)
+"""Named scopes whose work is told apart."""
 
 
 def traced_cost(jaxpr: core.Jaxpr, devices: int = 1, shares: DynamicShares = _NOTHING) -> TracedCost:
@@ -101,13 +112,14 @@ def traced_cost(jaxpr: core.Jaxpr, devices: int = 1, shares: DynamicShares = _NO
 
 def loop_costs(jaxpr: core.Jaxpr, devices: int = 1, shares: DynamicShares = _NOTHING) -> list[LoopCost]:
     """``traced_cost`` for every outermost loop apart: the runs of a pipeline's loops are its ticks."""
-    straight = {False: TracedCost(), True: TracedCost()}
+    straight = {scope: TracedCost() for scope in ("", *SCOPES)}
     loops: list[LoopCost] = []
 
-    def walk(jaxpr: core.Jaxpr, devices: int, optimizer: bool) -> None:
+    def walk(jaxpr: core.Jaxpr, devices: int, scope: str) -> None:
         for equation in _live(jaxpr):
             name, params = equation.primitive.name, equation.params
-            within = optimizer or "optimizer" in str(equation.source_info.name_stack)
+            stack = str(equation.source_info.name_stack)
+            within = scope or next((name for name in SCOPES if name in stack), "")
             inner = list(_inner(params))
             if name == "scan":
                 taken = shares.taken.get(params["length"], 1)
@@ -118,7 +130,7 @@ def loop_costs(jaxpr: core.Jaxpr, devices: int = 1, shares: DynamicShares = _NOT
                 for part in inner:
                     walk(part, 1 if name == "shard_map" else devices, within)
 
-    walk(jaxpr, devices, False)
+    walk(jaxpr, devices, "")
     return [*loops, *(LoopCost(1, cost, within) for within, cost in straight.items())]
 
 

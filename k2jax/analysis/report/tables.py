@@ -10,6 +10,7 @@ from k2jax.analysis.cost.hbm import Hbm
 from k2jax.analysis.cost.published import PublishedRun
 from k2jax.analysis.cost.roofline import COMPUTE, HOST, LINK, MEMORY, Roofline
 from k2jax.analysis.cost.sweep import Candidate
+from k2jax.analysis.cost.tower import TowerShare
 from k2jax.analysis.kernels import CompiledKernel
 from k2jax.analysis.serving import ServingReport
 from k2jax.analysis.training import TrainingReport
@@ -59,6 +60,7 @@ def training_table(report: TrainingReport, published: list[PublishedRun]) -> str
         f"Collectives of a device, in a step, at {LINK:.0%} of their links\n{_collective_table(report)}",
         f"Work of a device, in a step\n{_work_table(report)}",
         f"Time of a step, an estimate: nothing was run\n{_time_table(report.roofline, report.bubble)}",
+        *([f"Of these, the tower's\n{tower_table(report, report.tower)}"] if report.tower else []),
         f"The same arithmetic on published runs\n{_published_table(published)}",
         *(f"note: {note}" for note in report.notes),
     ]
@@ -186,6 +188,23 @@ def _time_table(time: Roofline, bubble: float) -> str:
         ("if everything overlapped", time.full_overlap, percent(time.mfu(time.full_overlap))),
     ]
     return text_table(("", "s", "MFU"), [(name, significant(seconds), mfu) for name, seconds, mfu in rows])
+
+
+def tower_table(report: TrainingReport, tower: TowerShare) -> str:
+    """Memory and time of the tower, and memory without decoupling."""
+    total, seconds = report.hbm.total, report.roofline.seconds
+    rows = [(name, significant(size / 1e9), percent(size / total)) for name, size in tower.memory.items()]
+    kept, share = significant((total + tower.kept) / 1e9), percent(tower.kept / total)
+    work = tower.flops / report.counts.flops
+    lines = [
+        text_table(("GB of a device", "GB", "of the step's"), rows),
+        f"Decoupled, a step takes {significant(total / 1e9)} GB. With the residuals of a device's {tower.rows} rows of "
+        f"{tower.length:,} patches kept while the decoder runs, {share} more: {kept} of "
+        f"{significant(report.hbm.limit / 1e9)} GB.",
+        f"Forward, forward again and backward take {significant(tower.seconds)} s of the estimate, "
+        f"{percent(tower.seconds / seconds)}, and {percent(work)} of the executed FLOPs, rows of padding included.",
+    ]
+    return "\n".join(lines)
 
 
 def _published_table(published: list[PublishedRun]) -> str:

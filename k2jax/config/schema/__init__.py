@@ -68,6 +68,7 @@ from k2jax.config.schema.rollouts import (
 )
 from k2jax.config.schema.training import (
     CheckpointConfig,
+    ContrastConfig,
     EvalConfig,
     ExpertBackend,
     LogConfig,
@@ -88,6 +89,7 @@ __all__ = [
     "CheckpointConfig",
     "ComputeDtype",
     "Config",
+    "ContrastConfig",
     "CriticConfig",
     "DataConfig",
     "DistillConfig",

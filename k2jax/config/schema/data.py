@@ -72,6 +72,8 @@ class ImagesConfig:
     megapixels: PositiveFloat = 90.0  #: larger images are corrupt records [10^6 pixels]
     megabytes: PositiveFloat = 50.0  #: larger files are corrupt records [10^6 bytes]
     augment: Share = 0.0  #: share of the samples that are augmented, where their record permits
+    share: tuple[Share, ...] = ()  #: of the tokens, those of samples with images, by phase; empty is by weight, in rows
+    share_from: tuple[ShareBelowOne, ...] = (0.0,)  #: where each phase begins, as a share of all tokens of the run
 
 
 @dataclasses.dataclass(frozen=True)

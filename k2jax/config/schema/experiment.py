@@ -30,3 +30,4 @@ class Config:
     eval: EvalConfig = EvalConfig()  #: validation
     rl: RLConfig = RLConfig()  #: reinforcement learning
     init_from: str | None = None  #: checkpoint whose parameters start an empty workdir
+    init_tower_from: str | None = None  #: checkpoint whose tower, without its projector, starts an empty workdir

@@ -134,6 +134,7 @@ class VisionConfig:
     grid: PositiveInt = 64  #: side of the learned grid of positions, resampled to each image [positions]
     frames: PositiveInt = 4  #: most frames of a chunk, which share attention and features
     rope_theta: PositiveFloat = 10000.0  #: rotary base of both axes
+    contrast: bool = False  #: temperature and bias of SigLIP's loss are learned, see train.contrast.weight
     projector_eps: NonNegativeFloat = 1e-5  #: epsilon of the projector's norm (the tower's always use 1e-5)
 
 

@@ -20,6 +20,14 @@ RematPolicy = Literal["none", "selective", "full"]
 
 
 @dataclasses.dataclass(frozen=True)
+class ContrastConfig:
+    """SigLIP's loss between images and what the assistant wrote of them, beside that of the tokens."""
+
+    weight: NonNegativeFloat = 0.0  #: coefficient; 0 turns it off, as model.vision.contrast does
+    captions: PositiveInt = 16  #: documents of a row that take part, the first ones
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """The training loop."""
 
@@ -35,6 +43,7 @@ class TrainConfig:
     store_fp8: tuple[str, ...] = ()  #: activations kept in FP8 (E4M3): expert_input and *_gate_up
     offload: tuple[str, ...] = ()  #: activations kept in the host's memory
     profile_steps: tuple[int, ...] = ()  #: (first, last) steps to trace with xprof
+    contrast: ContrastConfig = ContrastConfig()  #: of images and captions
     patience: NonNegativeInt = 0  #: validations without a lower held-out loss that end a run; 0 is no end
     spike_factor: PositiveFloat = 1.2  #: a loss above this times its running mean counts as a spike
 

@@ -95,6 +95,11 @@ class VisualRows:
         """Number of rows."""
         return len(self._rows)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows, those that features stand for included, without padding."""
+        return int(self.stream.tokens.sum())
+
     def __getitem__(self, index: int) -> PlannedRow:
         """Row ``index``.
 

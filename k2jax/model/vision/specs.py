@@ -21,10 +21,13 @@ def multimodal_specs(config: ModelConfig) -> Specs:
 def vision_specs(config: ModelConfig) -> Specs:
     """The spec tree of the tower and the projector.
 
-    Matrices are Muon's; the patch embedding and the grid of positions are embeddings, which AdamW updates.
+    Matrices are Muon's; the patch embedding and the grid of positions are embeddings, which AdamW updates. What
+    SigLIP's loss learns beside them is in no published folder.
     """
     vision = config.vision
+    contrast = {name: ParamSpec((1,), ("one",), "bias", ("one",), "", init="zeros") for name in ("scale", "bias")}
     return {
+        **({"contrast": contrast} if vision.contrast else {}),
         "patch": ParamSpec(
             (COLOURS, vision.patch, vision.patch, vision.width),
             ("colours", "patch_y", "patch_x", "vision_embed"),
