@@ -10,6 +10,7 @@ from k2jax.model import feed_forward
 from k2jax.reproduce import RunResult, relative_spread
 from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.study import check_held_out
+from k2jax.rl.scoring_pass import ScoringPass
 
 mcla, turns = load_study("mcla"), load_study("turn_level_gspo")
 
@@ -52,10 +53,10 @@ def test_mcla_s_table_holds_every_number_of_passes_in_every_way():
     summary = mcla.summarize(found)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in summary.markdown.splitlines() if "|" in line]
     by_name = {(row[0], row[1]): row[2:] for row in rows[2:]}
-    assert len(by_name) == 12
+    assert len(by_name) == 8
     one = lambda value, digits: f"{value:.{digits}f} ({value:.{digits}f} to {value:.{digits}f})"  # noqa: E731
     assert by_name["as it is", "1"][0] == one(0.4, 3) and by_name["as it is", "8"][0] == one(0.05, 3)
-    assert by_name["with IcePop", "4"][1:] == [one(1.1, 2), one(0.25, 5), one(0.125, 5), one(0.5, 4), one(0.75, 4),
+    assert by_name["with IcePop", "8"][1:] == [one(1.1, 2), one(0.25, 5), one(0.125, 5), one(0.5, 4), one(0.75, 4),
                                                one(np.mean(np.arange(21, 41)) / 40, 3)]  # fmt: skip
     assert by_name["with routing replay", "1"][3] == by_name["with routing replay", "1"][5] == "none"
     assert "falls on 1 of 1 as it is, 0 of 1 with IcePop, 0 of 1 with routing replay" in summary.markdown
@@ -69,9 +70,12 @@ def test_mcla_s_noise_is_of_the_place_and_in_runs_by_rewards_alone(monkeypatch):
     biases = lambda shape: feed_forward.route(None, np.full(16, 3.0), None, np.ones(shape, bool), config, None)  # noqa: E731
     with mcla.around(config):
         assert feed_forward.route is exact
+    score_rows = lambda scoring: biases((4, 256))  # noqa: E731
+    monkeypatch.setattr(ScoringPass, "score_rows", score_rows)
     with mcla.around(dataclasses.replace(config, stage="rl")):
-        noise, again = biases((4, 256)) - 3, biases((4, 256)) - 3
-    assert feed_forward.route is exact
+        noise, scored, again = biases((4, 256)) - 3, ScoringPass.score_rows(None) - 3, biases((4, 256)) - 3
+    assert feed_forward.route is exact and ScoringPass.score_rows is score_rows
+    assert np.isclose(scored.std(), mcla.NOISE, rtol=0.02) and not np.isclose(noise, scored, atol=1e-6).all(-1).any()
     np.testing.assert_array_equal(noise, again)
     assert noise.shape == (4, 256, 16) and len(np.unique(noise)) > 0.99 * noise.size
     np.testing.assert_allclose([noise.mean(), noise.std()], [0, mcla.NOISE], atol=0.02 * mcla.NOISE)
