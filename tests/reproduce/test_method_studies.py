@@ -53,10 +53,10 @@ def test_mcla_s_table_holds_every_number_of_passes_in_every_way():
     summary = mcla.summarize(found)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in summary.markdown.splitlines() if "|" in line]
     by_name = {(row[0], row[1]): row[2:] for row in rows[2:]}
-    assert len(by_name) == 8
+    assert len(by_name) == 12
     one = lambda value, digits: f"{value:.{digits}f} ({value:.{digits}f} to {value:.{digits}f})"  # noqa: E731
     assert by_name["as it is", "1"][0] == one(0.4, 3) and by_name["as it is", "8"][0] == one(0.05, 3)
-    assert by_name["with IcePop", "8"][1:] == [one(1.1, 2), one(0.25, 5), one(0.125, 5), one(0.5, 4), one(0.75, 4),
+    assert by_name["with IcePop", "4"][1:] == [one(1.1, 2), one(0.25, 5), one(0.125, 5), one(0.5, 4), one(0.75, 4),
                                                one(np.mean(np.arange(21, 41)) / 40, 3)]  # fmt: skip
     assert by_name["with routing replay", "1"][3] == by_name["with routing replay", "1"][5] == "none"
     assert "falls on 1 of 1 as it is, 0 of 1 with IcePop, 0 of 1 with routing replay" in summary.markdown
