@@ -1,7 +1,7 @@
 """The policy as its own judge: verdicts with and without the closed loop.
 
 Reproduces: closed-loop refinement of the critic (Kimi K2, section 3.2.2) at the scale of a laptop. A model of a million
-parameters is fine-tuned on sorting six letters without working, and on a judge's dialogues about answers with a mistake:
+parameters is fine-tuned on sorting six letters without working, and on a judge's dialogues about wrong answers:
 the judge writes what stands at each place up to the first at which the answers differ, and then its verdict. Then two
 runs train it on the problems: one that never sees a verdict again, and one that is also rewarded for right verdicts on
 pairs of its own responses, in both orders. Each is measured on the same held-out pairs, sampled from the fine-tuned
