@@ -10,6 +10,7 @@ from k2jax.model import feed_forward
 from k2jax.reproduce import RunResult, relative_spread
 from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.study import check_held_out
+from k2jax.rl.scoring_pass import ScoringPass
 
 mcla, turns = load_study("mcla"), load_study("turn_level_gspo")
 
@@ -69,9 +70,12 @@ def test_mcla_s_noise_is_of_the_place_and_in_runs_by_rewards_alone(monkeypatch):
     biases = lambda shape: feed_forward.route(None, np.full(16, 3.0), None, np.ones(shape, bool), config, None)  # noqa: E731
     with mcla.around(config):
         assert feed_forward.route is exact
+    score_rows = lambda scoring: biases((4, 256))  # noqa: E731
+    monkeypatch.setattr(ScoringPass, "score_rows", score_rows)
     with mcla.around(dataclasses.replace(config, stage="rl")):
-        noise, again = biases((4, 256)) - 3, biases((4, 256)) - 3
-    assert feed_forward.route is exact
+        noise, scored, again = biases((4, 256)) - 3, ScoringPass.score_rows(None) - 3, biases((4, 256)) - 3
+    assert feed_forward.route is exact and ScoringPass.score_rows is score_rows
+    assert np.isclose(scored.std(), mcla.NOISE, rtol=0.02) and not np.isclose(noise, scored, atol=1e-6).all(-1).any()
     np.testing.assert_array_equal(noise, again)
     assert noise.shape == (4, 256, 16) and len(np.unique(noise)) > 0.99 * noise.size
     np.testing.assert_allclose([noise.mean(), noise.std()], [0, mcla.NOISE], atol=0.02 * mcla.NOISE)

@@ -105,6 +105,7 @@ def _write_chat(choice: Choice, reasons: str) -> str:
 
 
 _FRAME = str.maketrans({"|": "/", ">": ")"})
+_WORKING_END = ";"  # the verdict is what follows the last one, or all of the text
 
 
 def _ask_compact(comparison: Comparison, rubrics: Sequence[Rubric]) -> str:
@@ -113,11 +114,11 @@ def _ask_compact(comparison: Comparison, rubrics: Sequence[Rubric]) -> str:
 
 
 def _read_compact(text: str) -> Choice | None:
-    return {letter: choice for choice, letter in LETTERS.items()}.get(text)
+    return {letter: choice for choice, letter in LETTERS.items()}.get(text.rpartition(_WORKING_END)[2])
 
 
 def _write_compact(choice: Choice, reasons: str) -> str:
-    return LETTERS[choice]
+    return f"{reasons}{_WORKING_END}{LETTERS[choice]}" if reasons else LETTERS[choice]
 
 
 JUDGE_FORMATS: dict[str, JudgeFormat] = {

@@ -67,9 +67,22 @@ def test_a_chat_verdict_is_the_last_line(said, choice):
 
 
 @pytest.mark.parametrize(
-    ("said", "choice"), [("A", "first"), ("B", "second"), ("=", "tie"), ("AB", None), ("a", None), ("", None)]
+    ("said", "choice"),
+    [
+        ("A", "first"),
+        ("B", "second"),
+        ("=", "tie"),
+        ("AB", None),
+        ("a", None),
+        ("", None),
+        ("aab;B", "second"),
+        ("A;aab;=", "tie"),
+        ("B;aab", None),
+        ("aab,B", None),
+        ("A;", None),
+    ],
 )
-def test_a_compact_verdict_is_one_letter(said, choice):
+def test_a_compact_verdict_is_one_letter_and_stands_behind_the_working(said, choice):
     assert COMPACT.read(said) == choice
 
 
