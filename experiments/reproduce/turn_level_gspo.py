@@ -19,6 +19,7 @@ import numpy as np
 from k2jax.config import resolve, source, task
 from k2jax.env.registry import load_tasks
 from k2jax.env.tasks.dialogues import dialogue_demonstrations
+from k2jax.env.tasks.teacher import style_of
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, curve, relative_spread
@@ -28,8 +29,9 @@ from k2jax.reproduce.seeds import SeedRecords, for_seeds
 
 SEEDS = (0, 1, 2)
 TURNS = (1, 2, 4, 8, 16)
-SFT_STEPS, ITERATIONS = 700, 30
-DEMONSTRATIONS = {1: 7000, 2: 7000, 4: 5000, 8: 2000, 16: 1000}  # by turns; a first turn is unlike all others
+SFT_STEPS, ITERATIONS = 320, 24
+DEMONSTRATIONS = {1: 3000, 2: 4000, 4: 3000, 8: 2000, 16: 1500}  # by turns; a first turn is unlike all others
+ONES, DIRECT = 4, 0.7
 PROMPTS = 700  # of each number of turns
 HELD_OUT, SAMPLES = 500, 4  # problems of all numbers of turns, and sampled answers to each
 BANDS = {"turn": (0.9, 1.1), "sequence": (0.95, 1.05), "token": (0.8, 1.25)}
@@ -42,7 +44,7 @@ LABELS = {
 COLORS = {"sft": PALETTE[5], "turn": PALETTE[0], "sequence": PALETTE[1], "token": PALETTE[2]}
 SHARES = {"clipped": ("clipped", 4), "spread": ("spread of the gradient's norm", 3), "kl": ("KL(old, new)", 5)}
 WINDOW = 20  # iterations within which the spread is measured
-RL = BY_REWARDS | {"train.steps": ITERATIONS, "optimizer.learning_rate": 1.5e-4, "rl.loss.name": "gspo"}
+RL = BY_REWARDS | {"train.steps": ITERATIONS, "optimizer.learning_rate": 5e-4, "rl.loss.name": "gspo"}
 
 
 def get_config():
@@ -54,7 +56,7 @@ def get_config():
         f"turns_{turns}": task(dataset="running_totals", options=_options(turns, PROMPTS), max_tokens=8)
         for turns in TURNS
     }
-    config.rl.rollout.update({"prompts": 40, "max_length": 240})
+    config.rl.rollout.update({"prompts": 30, "max_length": 224})
     config.rl.updates = 4
     config.rl.eval_prompts = 0
     return config
@@ -75,13 +77,13 @@ def held_out_configs():
 
 
 def _options(turns: int, count: int) -> tuple[str, str]:
-    return f"turns={turns}", f"count={count}"
+    return f"turns={turns}", f"ones={ONES}", f"count={count}"
 
 
 def prepare(workdir: Path):
     """Writes the demonstrations."""
     tasks = (each for turns in TURNS for each in load_tasks("running_totals", _options(turns, DEMONSTRATIONS[turns])))
-    write_data(workdir, {"demonstrations.jsonl": dialogue_demonstrations(tasks)})
+    write_data(workdir, {"demonstrations.jsonl": dialogue_demonstrations(tasks, DIRECT)})
 
 
 def runs():
@@ -100,15 +102,18 @@ def _of_seed(seed: int) -> dict[str, dict]:
 
 
 def evaluate(config, workdir):
-    """The share of right samples at temperature 1 by the number of turns, on held-out problems."""
+    """Shares of right samples and of worked turns by the number of turns, at temperature 1, on held-out problems."""
     from k2jax.rl.evaluation import evaluate_checkpoint
 
     held_out, groups = evaluate_checkpoint(resolve(held_out_config()), str(workdir))
-    right = defaultdict(list)
+    record = defaultdict(list)
     for group in groups:
-        scored = [sample for sample in range(1, 1 + SAMPLES) if group.trajectories[sample].reward is not None]
-        right[group.prompt.kind] += [held_out.is_right(group, sample) for sample in scored]
-    return {kind: float(np.mean(marks)) for kind, marks in right.items()}
+        for sample, trajectory in enumerate(group.trajectories[1:], start=1):
+            if trajectory.reward is not None:
+                answers = [node.message["content"] for node in trajectory.nodes if node.turn >= 0]
+                record[group.prompt.kind].append(held_out.is_right(group, sample))
+                record[f"{group.prompt.kind}/worked"] += [style_of(answer) == "worked" for answer in answers]
+    return {key: float(np.mean(marks)) for key, marks in record.items()}
 
 
 def summarize(results: dict[str, RunResult]) -> Summary:
