@@ -22,18 +22,18 @@ from k2jax.env.tasks.dialogues import dialogue_demonstrations
 from k2jax.env.tasks.teacher import style_of
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve, relative_spread
+from k2jax.reproduce import RunResult, Summary, curve
 from k2jax.reproduce.figures import seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
 
 SEEDS = (0, 1, 2)
 TURNS = (1, 2, 4, 8, 16)
-SFT_STEPS, ITERATIONS = 320, 24
-DEMONSTRATIONS = {1: 3000, 2: 4000, 4: 3000, 8: 2000, 16: 1500}  # by turns; a first turn is unlike all others
-ONES, DIRECT = 4, 0.7
-PROMPTS = 700  # of each number of turns
-HELD_OUT, SAMPLES = 500, 4  # problems of all numbers of turns, and sampled answers to each
+SFT_STEPS, ITERATIONS = 200, 24
+DEMONSTRATIONS = {1: 400, 2: 2000, 4: 3000, 8: 2000, 16: 1500}  # by turns; a first turn is unlike all others
+LARGEST, DIRECT = 4, 0.7
+PROMPTS = 400  # of each number of turns
+HELD_OUT, SAMPLES = 200, 4  # problems of all numbers of turns, and sampled answers to each
 BANDS = {"turn": (0.9, 1.1), "sequence": (0.95, 1.05), "token": (0.8, 1.25)}
 LABELS = {
     "sft": "SFT, the start",
@@ -42,8 +42,11 @@ LABELS = {
     "token": "ratio of a token",
 }
 COLORS = {"sft": PALETTE[5], "turn": PALETTE[0], "sequence": PALETTE[1], "token": PALETTE[2]}
-SHARES = {"clipped": ("clipped", 4), "spread": ("spread of the gradient's norm", 3), "kl": ("KL(old, new)", 5)}
-WINDOW = 20  # iterations within which the spread is measured
+SHARES = {  # heading, metric and digits
+    "clipped": ("clipped", "policy/clipped", 4),
+    "kl": ("KL(old, new)", "tokens/kl", 5),
+    "mean_reward": ("reward", "reward", 3),
+}
 RL = BY_REWARDS | {"train.steps": ITERATIONS, "optimizer.learning_rate": 5e-4, "rl.loss.name": "gspo"}
 
 
@@ -77,7 +80,7 @@ def held_out_configs():
 
 
 def _options(turns: int, count: int) -> tuple[str, str]:
-    return f"turns={turns}", f"ones={ONES}", f"count={count}"
+    return f"turns={turns}", f"largest={LARGEST}", f"count={count}"
 
 
 def prepare(workdir: Path):
@@ -117,40 +120,42 @@ def evaluate(config, workdir):
 
 
 def summarize(results: dict[str, RunResult]) -> Summary:
-    """Accuracy by level and number of turns, and how each level trained."""
+    """Accuracy and worked turns by level and number of turns, and how each level trained."""
     measured = SeedRecords.of(results, LABELS, lambda result: {**result.evaluation, **_statistics(result)})
     kinds = [f"turns_{turns}" for turns in TURNS]
     rows = [(label, *(measured.spread(run, kind) for kind in kinds)) for run, label in LABELS.items()]
     gains = [(LABELS[level], *(measured.gain(level, kind, "sft") for kind in kinds)) for level in BANDS]
+    over = [
+        (f"{LABELS['turn']} over {LABELS[other]}", *(measured.gain("turn", kind, other) for kind in kinds))
+        for other in ("sequence", "token")
+    ]
+    works = [(label, *(measured.spread(run, f"{kind}/worked", 2) for kind in kinds)) for run, label in LABELS.items()]
     training = [
         (
             LABELS[level],
             f"{low} to {high}",
-            *(measured.spread(level, key, digits) for key, (_, digits) in SHARES.items()),
+            *(measured.spread(level, key, digits) for key, (_, _, digits) in SHARES.items()),
         )
         for level, (low, high) in BANDS.items()
     ]
-    header = [f"{turns} turns" if turns > 1 else "1 turn" for turns in TURNS]
+    header = ("run", *(f"{turns} turns" if turns > 1 else "1 turn" for turns in TURNS))
     text = (
-        f"Right samples at temperature 1, by the number of turns:\n\n{markdown_table(('run', *header), rows)}\n"
-        f"Points over the start:\n\n{markdown_table(('run', *header), gains)}\n"
+        f"Right samples at temperature 1, by the number of turns:\n\n{markdown_table(header, rows)}\n"
+        f"Points over the start, and of a level over another:\n\n{markdown_table(header, gains + over)}\n"
+        f"Share of the turns that are worked out:\n\n{markdown_table(header, works)}\n"
         f"How each level trained:\n\n"
-        f"{markdown_table(('level', 'band', *(title for title, _ in SHARES.values())), training)}\n"
+        f"{markdown_table(('level', 'band', *(title for title, *_ in SHARES.values())), training)}\n"
         f"{HELD_OUT:,} held-out problems with {SAMPLES} samples each; mean (lowest to highest) over "
         f"{len(measured.seeds)} seeds. Clipped: share of tokens, turns or episodes in which the ratio has no gradient, "
-        f"each counted by its tokens. Spread: standard deviation over mean within {WINDOW} iterations, averaged.\n"
+        f"each counted by its tokens. Reward: mean of all iterations, as a measure of how fast it rises.\n"
     )
     return Summary(text, _figure(results, measured, kinds))
 
 
 def _statistics(result: RunResult) -> dict[str, float]:
     """Means over the iterations of a run by rewards; nothing of others, and of a run whose groups were all flat."""
-    metrics = {"clipped": "policy/clipped", "kl": "tokens/kl"}
-    values = {name: curve(result, metric)[1] for name, metric in metrics.items()}
-    if not all(values.values()):
-        return {}
-    found = {name: float(np.mean(each)) for name, each in values.items()}
-    return found | {"spread": relative_spread(curve(result, "grad_norm")[1], WINDOW)}
+    values = {name: curve(result, metric)[1] for name, (_, metric, _) in SHARES.items()}
+    return {name: float(np.mean(each)) for name, each in values.items()} if all(values.values()) else {}
 
 
 def _figure(results: dict[str, RunResult], measured: SeedRecords, kinds: list[str]):
@@ -166,8 +171,8 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords, kinds: list[st
     style_axes(axes[0, 0], title="Right samples of held-out problems, by seed", x="turns", y="share")
     panels = {
         "reward": (axes[0, 1], "Reward", "mean of an iteration"),
-        "policy/clipped": (axes[1, 0], "Clipped, counted by tokens", "share"),
-        "grad_norm": (axes[1, 1], "Norm of the gradient", "norm"),
+        f"reward/turns_{TURNS[-1]}": (axes[1, 0], f"Reward of episodes of {TURNS[-1]} turns", "mean of an iteration"),
+        "policy/clipped": (axes[1, 1], "Clipped, counted by tokens", "share"),
     }
     for metric, (panel, title, unit) in panels.items():
         for level in BANDS:

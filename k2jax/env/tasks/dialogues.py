@@ -1,7 +1,7 @@
 """Dialogues of several turns, in each of which a number is added to the last answer, and an imperfect teacher of them.
 
-The user says ``37+14=``, then ``+52=`` and so on; the assistant answers ``51``, then ``03``: the last two digits of the
-total. An answer may stand behind its working, which is the sum of the ones: ``11;51``. A turn that goes wrong makes
+The user says ``37+4=``, then ``+2=`` and so on; the assistant answers ``41``, then ``43``: the last two digits of the
+total. An answer may stand behind its working, which is the sum of the ones: ``11;41``. A turn that goes wrong makes
 all later totals wrong, so that only the last answer needs to be judged.
 """
 
@@ -44,24 +44,24 @@ class Dialogue:
 class RunningTotals:
     """Distinct dialogues; metadata hold the user's ``lines``, the right ``totals`` and the last one as ``answer``."""
 
-    def __init__(self, turns: int = 4, ones: int = 9, count: int = 5000, seed: int = 0, split: Split = "train"):
+    def __init__(self, turns: int = 4, largest: int = 9, count: int = 5000, seed: int = 0, split: Split = "train"):
         """A set of dialogues.
 
         Args:
             turns: answers of each.
-            ones: largest last digit of a number that is added; a carry is needed in about ``ones / 20`` of the turns.
+            largest: number that is added, of one digit; one is carried in ``largest / 20`` of the turns.
             count: number of tasks.
             seed: of their choice; the splits of all seeds are disjoint.
             split: ``train`` or ``test``.
 
         Raises:
-            UserError: ``turns`` or ``count`` is not positive, or ``ones`` is no digit.
+            UserError: ``turns`` or ``count`` is not positive, or ``largest`` is no digit.
         """
         if min(turns, count) < 1:
             raise UserError("running_totals: turns and count must be positive")
-        if not 0 <= ones <= 9:
-            raise UserError(f"running_totals: ones is {ones}; it must be a digit")
-        self._turns, self._ones, self._count = turns, ones, count
+        if not 0 <= largest <= 9:
+            raise UserError(f"running_totals: largest is {largest}; it must be a digit")
+        self._turns, self._largest, self._count = turns, largest, count
         self._seed, self._split = seed, split
 
     def load(self) -> Iterator[Task]:
@@ -70,16 +70,15 @@ class RunningTotals:
         Raises:
             UserError: there are not as many distinct dialogues.
         """
-        rng = random.Random(f"{self._seed} {self._split} {self._turns} {self._ones}")
+        rng = random.Random(f"{self._seed} {self._split} {self._turns} {self._largest}")
 
         def draw() -> tuple[str, list[int]]:
-            added = [10 * rng.randrange(10) + rng.randrange(self._ones + 1) for _ in range(self._turns)]
-            numbers = [rng.randrange(_MODULUS), *added]
-            return "+".join(f"{number:02}" for number in numbers), numbers
+            numbers = [rng.randrange(_MODULUS), *(rng.randrange(self._largest + 1) for _ in range(self._turns))]
+            return "+".join(map(str, numbers)), numbers
 
-        words = {"things": f"dialogues of {self._turns} turns", "remedy": "ones"}
+        words = {"things": f"dialogues of {self._turns} turns", "remedy": "largest"}
         for name, numbers in distinct(draw, self._count, self._split, dataset="running_totals", **words):
-            lines = [f"{numbers[0]:02}+{numbers[1]:02}=", *(f"+{number:02}=" for number in numbers[2:])]
+            lines = [f"{numbers[0]:02}+{numbers[1]}=", *(f"+{number}=" for number in numbers[2:])]
             totals = [f"{total % _MODULUS:02}" for total in itertools.accumulate(numbers)][1:]
             yield Task(
                 id=name,
@@ -94,7 +93,7 @@ class RunningTotals:
 def dialogue_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: int = 0) -> Iterator[dict[str, Any]]:
     """One conversation ``{"messages": [user, assistant, …]}`` of an imperfect teacher for every task.
 
-    The teacher works an answer out or gives it at once, and then forgets to carry: ``37+14=`` is ``11;51`` or ``41``. A
+    The teacher works an answer out or gives it at once, and then forgets to carry: ``37+4=`` is ``11;41`` or ``31``. A
     wrong answer is what the next number is added to.
 
     Args:
@@ -119,13 +118,13 @@ def dialogue_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: in
 
 
 def worked(total: int, number: int) -> str:
-    """The right answer to a turn behind the sum of its ones: ``11;51`` for 37 and 14."""
-    return f"{total % 10 + number % 10}{ANSWER_MARK}{(total + number) % _MODULUS:02}"
+    """The right answer to a turn behind the sum of its ones: ``11;41`` for 37 and 4."""
+    return f"{total % 10 + number}{ANSWER_MARK}{(total + number) % _MODULUS:02}"
 
 
 def without_carry(total: int, number: int) -> str:
-    """An answer to a turn that adds each column by itself, and is right where nothing is carried: ``41``."""
-    return f"{(total // 10 + number // 10) % 10}{(total + number) % 10}"
+    """An answer to a turn that leaves the tens as they are, and is right where nothing is carried: ``31``."""
+    return f"{total // 10}{(total + number) % 10}"
 
 
 def _user(line: str) -> Message:
