@@ -82,7 +82,12 @@ def test_levels_differ_in_nothing_but_level_and_band_and_are_shown_beside_the_st
     evaluations = {name: dict.fromkeys(kinds, 0.25) for name in turns.LABELS}
     evaluations["turn"] = {kind: 0.5 + 0.1 * number for number, kind in enumerate(kinds)}
     evaluations["token"] |= {f"{kind}/worked": 0.75 for kind in kinds}
-    curves = lambda name, step: {"reward": step / 40, "policy/clipped": 0.125, "tokens/kl": 0.5}  # noqa: E731
+    curves = lambda name, step: {
+        "reward": step / 40,
+        "policy/clipped": 0.125,
+        "tokens/kl": 0.5,
+        "reward/turns_16": 0.25,
+    }  # noqa: E731
     found = results(turns, curves, evaluations)
     summary = turns.summarize(found)
     tables = summary.markdown.split("\n\n")
@@ -95,14 +100,14 @@ def test_levels_differ_in_nothing_but_level_and_band_and_are_shown_beside_the_st
     }  # fmt: skip
     assert cells(worked, "| ratio of a token")[1:] == ["0.75 (0.75 to 0.75)"] * 5
     clipped, kl, reward = "0.1250 (0.1250 to 0.1250)", "0.50000 (0.50000 to 0.50000)", "0.512 (0.512 to 0.512)"
-    assert cells(trained, "| ratio of the episode")[2:] == [clipped, kl, reward]
+    assert cells(trained, "| ratio of the episode")[2:] == [clipped, kl, reward, "0.250 (0.250 to 0.250)"]
     runs = {level: found[f"seed0_{level}"].config for level in turns.BANDS}
     assert {level: config.rl.loss.level for level, config in runs.items()} == {level: level for level in runs}
     bare = [dataclasses.replace(config, rl=dataclasses.replace(config.rl, loss=None)) for config in runs.values()]
     assert bare[0] == bare[1] == bare[2]
 
 
-def test_as_many_dialogues_of_each_number_of_turns_are_held_out():
+def test_dialogues_of_each_number_of_turns_are_held_out():
     """Of those of one turn there are few: as many as a run trains on are not held out."""
     check_held_out("turn_level_gspo", turns)
-    assert {task.options[-1] for task in turns.held_out_config().rl.tasks.values()} == {"count=40"}
+    assert {task.options[-1] for task in turns.held_out_config().rl.tasks.values()} == {"count=40", "count=80"}
