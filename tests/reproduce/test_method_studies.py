@@ -82,12 +82,10 @@ def test_levels_differ_in_nothing_but_level_and_band_and_are_shown_beside_the_st
     evaluations = {name: dict.fromkeys(kinds, 0.25) for name in turns.LABELS}
     evaluations["turn"] = {kind: 0.5 + 0.1 * number for number, kind in enumerate(kinds)}
     evaluations["token"] |= {f"{kind}/worked": 0.75 for kind in kinds}
-    curves = lambda name, step: {
-        "reward": step / 40,
-        "policy/clipped": 0.125,
-        "tokens/kl": 0.5,
-        "reward/turns_16": 0.25,
-    }  # noqa: E731
+
+    def curves(name, step):
+        return {"reward": step / 40, "reward/turns_16": 0.25, "policy/clipped": 0.125, "tokens/kl": 0.5}
+
     found = results(turns, curves, evaluations)
     summary = turns.summarize(found)
     tables = summary.markdown.split("\n\n")
