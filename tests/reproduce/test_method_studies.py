@@ -85,20 +85,31 @@ def test_levels_differ_in_nothing_but_level_and_band_and_are_shown_beside_the_st
     kinds = [f"turns_{count}" for count in turns.TURNS]
     evaluations = {name: dict.fromkeys(kinds, 0.25) for name in turns.LABELS}
     evaluations["turn"] = {kind: 0.5 + 0.1 * number for number, kind in enumerate(kinds)}
-    curves = lambda name, step: {"reward": 0.5, "grad_norm": 1.0, "policy/clipped": 0.125, "tokens/kl": 0.5}  # noqa: E731
+    evaluations["token"] |= {f"{kind}/worked": 0.75 for kind in kinds}
+
+    def curves(name, step):
+        return {"reward": step / 40, "reward/turns_16": 0.25, "policy/clipped": 0.125, "tokens/kl": 0.5}
+
     found = results(turns, curves, evaluations)
     summary = turns.summarize(found)
-    assert cells(summary.markdown, "| SFT, the start")[1:] == ["0.250 (0.250 to 0.250)"] * 5
-    gains = [line for line in summary.markdown.splitlines() if line.startswith("| ratio of a turn") and "+" in line]
-    assert "+25.0 (+25.0 to +25.0)" in gains[0] and "+65.0 (+65.0 to +65.0)" in gains[0]
-    assert "0.1250 (0.1250 to 0.1250)" in summary.markdown
+    tables = summary.markdown.split("\n\n")
+    right, gains, worked, trained = (table for table in tables if table.startswith("|"))
+    assert cells(right, "| SFT, the start")[1:] == ["0.250 (0.250 to 0.250)"] * 5
+    rows = [cells(line, "|") for line in gains.splitlines()[2:]]
+    points = [f"{25 + 10 * number:+}.0" for number in range(5)]
+    assert {name for name, *shown in rows if shown == [f"{each} ({each} to {each})" for each in points]} == {
+        "ratio of a turn", "ratio of a turn over ratio of the episode", "ratio of a turn over ratio of a token"
+    }  # fmt: skip
+    assert cells(worked, "| ratio of a token")[1:] == ["0.75 (0.75 to 0.75)"] * 5
+    clipped, kl, reward = "0.1250 (0.1250 to 0.1250)", "0.50000 (0.50000 to 0.50000)", "0.512 (0.512 to 0.512)"
+    assert cells(trained, "| ratio of the episode")[2:] == [clipped, kl, reward, "0.250 (0.250 to 0.250)"]
     runs = {level: found[f"seed0_{level}"].config for level in turns.BANDS}
     assert {level: config.rl.loss.level for level, config in runs.items()} == {level: level for level in runs}
     bare = [dataclasses.replace(config, rl=dataclasses.replace(config.rl, loss=None)) for config in runs.values()]
     assert bare[0] == bare[1] == bare[2]
 
 
-def test_as_many_dialogues_of_each_number_of_turns_are_held_out():
+def test_dialogues_of_each_number_of_turns_are_held_out():
     """Of those of one turn there are few: as many as a run trains on are not held out."""
     check_held_out("turn_level_gspo", turns)
-    assert {task.options[1] for task in turns.held_out_config().rl.tasks.values()} == {"count=100"}
+    assert {task.options[-1] for task in turns.held_out_config().rl.tasks.values()} == {"count=40", "count=80"}
