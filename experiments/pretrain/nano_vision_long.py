@@ -2,7 +2,7 @@
 
 Reproduces: the structure of joint long-context training (Kimi K2.5, section 4.3, table 3: 32k, then 262k tokens), not
 its scale: 2,048 tokens after 256, with as many tokens a step and the same ratio of images.
-Expected: not run beyond the first steps.
+Expected: not run.
 
     python -m k2jax.train --config=experiments/pretrain/nano_vision_long.py --workdir=runs/nano-long
 """

@@ -2,7 +2,7 @@
 
 Reproduces: the structure of the second stage of alignment (Kimi K2.5, section 4.3), not its scale: the tower comes from
 nano_vision_tower.py, the decoder from the first command of nano_vision_joint.py, and both are frozen.
-Expected: not run beyond the first steps.
+Expected: not run.
 
     python -m k2jax.train --config=experiments/pretrain/nano_vision_projector.py --workdir=runs/nano-projector
 """

@@ -3,7 +3,7 @@ r"""The first stage of a small Kimi K2.5: the tower learns alone, by captions, a
 Reproduces: the structure of the ViT training stage (Kimi K2.5, section 4.3, table 3), not its scale: the loss is the
 cross-entropy of texts about an image; the text model is smaller than the one of the next stages, as Moonlight is. The
 projector learns too, and is left behind: its width is the small model's.
-Expected: not run beyond the first steps. The first command makes the small text model.
+Expected: not run. The first command makes the small text model.
 
     python -m k2jax.train --config=experiments/pretrain/nano_vision_tower.py --workdir=runs/nano-small-text \
         --config.data.images.share="(0.0,)" --config.optimizer.frozen="('tower','projector')"
