@@ -45,7 +45,7 @@ def program():
     out = (*(jax.tree.map(lambda x: x.sharding, tree) for tree in (params, momentum)), None)
     traced = jax.jit(step, donate_argnums=(0, 1), out_shardings=out).trace(params, momentum, x)
     state = State(params, momentum)
-    return SimpleNamespace(traced=traced, mesh=mesh, state=state, schedule=None, empty=1e6)
+    return SimpleNamespace(traced=traced, mesh=mesh, state=state, schedule=None, empty=1e6, patches=None)
 
 
 @jax.tree_util.register_pytree_node_class
