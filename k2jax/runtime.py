@@ -34,7 +34,7 @@ def prepare() -> None:
 def pause_collection() -> None:
     """Collects no garbage while a command starts: modules, vocabularies and traces stay, and are many.
 
-    A quarter of what nano's trainer takes to its first step is otherwise spent looking at them again and again.
+    The collector would look at all of them again and again, and find nothing.
     """
     gc.disable()
 
