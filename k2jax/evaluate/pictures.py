@@ -53,8 +53,8 @@ class PictureScore(NamedTuple):
 
 
 def score_answer(sample: VisualSample, answer: str) -> float:
-    """Between 0 and 1: similarity of words, whether a number is exact, or soft F1 of boxes."""
-    if sample.kind == "read":
+    """Between 0 and 1: similarity of words and descriptions, whether a number is exact, or soft F1 of boxes."""
+    if sample.kind in ("read", "describe"):
         return text_similarity(sample.answer, answer)
     if sample.kind == "count":
         return float(answer.strip() == sample.answer)

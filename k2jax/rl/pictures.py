@@ -1,4 +1,4 @@
-"""Tasks about pictures that are drawn with exact labels: words to read, shapes to count and to locate."""
+"""Tasks about pictures that are drawn with exact labels: words to read, shapes to describe, count and locate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from k2jax.env.split import Split
 from k2jax.env.task import Task
 from k2jax.errors import UserError, nearest
 
-_VERIFIERS = {"read": "visual_words", "count": "visual_count", "locate": "visual_boxes"}
+_VERIFIERS = {"read": "visual_words", "describe": "visual_words", "count": "visual_count", "locate": "visual_boxes"}
 
 
 class Pictures:
@@ -32,7 +32,7 @@ class Pictures:
         """A set of tasks.
 
         Args:
-            kinds: of ``read``, ``count`` and ``locate``.
+            kinds: of ``read``, ``describe``, ``count`` and ``locate``.
             count: number of tasks.
             side: width of the pictures [pixels].
             height: of the pictures [pixels]; 0 is their width.
@@ -76,6 +76,6 @@ def data_url(image: Image.Image) -> str:
 
 
 def _truth(sample: VisualSample) -> str | int | list[list[int]]:
-    if sample.kind == "read":
+    if _VERIFIERS[sample.kind] == "visual_words":
         return sample.answer
     return int(sample.answer) if sample.kind == "count" else sample.boxes.tolist()

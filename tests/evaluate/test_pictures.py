@@ -6,7 +6,7 @@ from k2jax.data.images.synthetic import synthetic_sample
 from k2jax.evaluate.pictures import exchanged, score_answer
 
 
-@pytest.mark.parametrize("kind", ["read", "count", "locate"])
+@pytest.mark.parametrize("kind", ["read", "describe", "count", "locate"])
 def test_the_exact_answer_scores_one_and_another_one_less(kind):
     some, other = (synthetic_sample(0, index, kind=kind, split="held_out") for index in (0, 4))
     assert score_answer(some, some.answer) == 1

@@ -105,12 +105,15 @@ def read_conversation(record: Any, folder: str | Path, limits: ReadLimits) -> Vi
 
 
 def drawn_conversation(sample: VisualSample) -> VisualConversation:
-    """A synthetic sample as a question and its answer; shapes may be flipped and turned, words may not."""
+    """A synthetic sample as a question and its answer.
+
+    Shapes may be flipped and turned; words and descriptions, which follow the order of reading, may not.
+    """
     question = [{"type": "image", "image": sample.image}, {"type": "text", "text": sample.question}]
     answer = {"type": "text", "text": sample.answer}
     if sample.kind == "locate":
         answer = {"type": "boxes", "boxes": sample.boxes.tolist()}
-    permitted = ("light",) if sample.kind == "read" else ("flip", "turn", "shrink", "light")
+    permitted = ("light",) if sample.kind in ("read", "describe") else ("flip", "turn", "shrink", "light")
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": [answer]}]
     return VisualConversation(messages, None, permitted, ())
 

@@ -37,7 +37,7 @@ from k2jax.text.tokenizer import Tokenizer
 RECORDS, SIZES = "records.jsonl", "sizes.npy"
 SAMPLES = 10_000
 """Synthetic samples where ``max_documents`` names no number."""
-_RENDERING = 3  # raised when the tokens or patches of the same record change
+_RENDERING = 4  # raised when the tokens or patches of the same record change
 
 
 class _Kept(NamedTuple):

@@ -1,4 +1,4 @@
-"""Pictures with exact labels: words to read, shapes to count and to locate. A sample is a function of seed and index.
+"""Pictures with exact labels: words to read, shapes to describe, count and locate. A sample is a function of seed and index.
 
 Fonts are the DejaVu family that matplotlib carries, so nothing is downloaded.
 """
@@ -15,7 +15,7 @@ import zlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-Kind = Literal["read", "count", "locate"]
+Kind = Literal["read", "describe", "count", "locate"]
 Split = Literal["train", "held_out"]
 KINDS = get_args(Kind)
 
@@ -25,12 +25,15 @@ FONTS = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSerif.ttf", "DejaVuSans
 SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
 CELL, CELLS = 28, 4
 """Shapes lie in different cells of a grid, of at least 28 pixels a side, and of at most 4 x 4."""
+STEPS = 4
+"""Corners and sides of shapes are multiples of a cell's side divided by this, so that few coordinates occur. The last
+step of a cell stays empty: no two shapes touch."""
 GREY = 128
 """Of backgrounds, more or less: normalisation takes it to 0, so that what a patch holds is what is drawn there."""
 MOST_WORDS = 2
 """Most words of a picture, one below the other."""
-MOST_SHAPES, MOST_COUNTED = 9, 6
-"""Most shapes of a picture, and of those that a question counts."""
+MOST_SHAPES, MOST_COUNTED, MOST_DESCRIBED = 9, 6, 4
+"""Most shapes of a picture, of those that a question counts, and of a picture that is described."""
 LEAST_SIDE, LEAST_LINE = 64, 28
 """Fewest pixels of a picture's sides, and of the height of a picture of words."""
 HELD_OUT = 10
@@ -46,9 +49,11 @@ class VisualSample(NamedTuple):
         image: in RGB.
         kind: what is asked.
         question: in English.
-        answer: the exact answer: the words, a number, or boxes ``[left,top,right,bottom]`` one after the other.
+        answer: the exact answer: the words, a number, boxes ``[left,top,right,bottom]`` one after the other, or each
+            shape's colour, name and box.
         boxes: int ``[shapes, 4]`` of the shapes that are asked for, left, top, right and bottom in thousandths of the
-            sides, in the order of the answer: from left to right, then from above; empty where words are read.
+            sides, in the order of the answer: from left to right, then from above; all shapes that are described row of
+            cells by row; empty where words are read.
     """
 
     image: Image.Image
@@ -113,6 +118,17 @@ def _read(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> Visu
     return VisualSample(image, "read", "What does it say?", " ".join(words), np.zeros((0, 4), int))
 
 
+def _describe(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
+    """A caption that says where things are: every feature is answered for, and no question has to be understood."""
+    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, min(MOST_DESCRIBED, most_shapes(size)) + 1))]
+    image, shapes = draw_shapes(rng, size, kinds)
+    across, down = cells_of(size)
+    shapes.sort(key=lambda shape: (shape.box[1] // (size[1] // down), shape.box[0] // (size[0] // across)))
+    boxes = _thousandths([shape.box for shape in shapes], size)
+    named = zip((f"{shape.colour} {shape.shape}" for shape in shapes), boxes, strict=True)
+    return VisualSample(image, "describe", "What is there?", "".join(name + _text(box) for name, box in named), boxes)
+
+
 def _count(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
     """Every number up to ``MOST_COUNTED`` is the answer equally often, so that guesses are worth little."""
     wanted = kind_of_shape(rng)
@@ -128,11 +144,11 @@ def _locate(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> Vi
     image, shapes = draw_shapes(rng, size, kinds)
     chosen = shapes[rng.integers(len(shapes))]
     boxes = _boxes_of(shapes, chosen.shape, chosen.colour, size)
-    answer = "".join("[" + ",".join(map(str, box)) + "]" for box in boxes)
+    answer = "".join(map(_text, boxes))
     return VisualSample(image, "locate", f"Where are {chosen.colour} {chosen.shape}s?", answer, boxes)
 
 
-_MAKERS: dict[str, Callable[..., VisualSample]] = {"read": _read, "count": _count, "locate": _locate}
+_MAKERS: dict[str, Callable[..., VisualSample]] = {"read": _read, "describe": _describe, "count": _count, "locate": _locate}
 
 
 def kind_of_shape(rng: np.random.Generator, but: tuple[str, str] | None = None) -> tuple[str, str]:
@@ -158,12 +174,13 @@ def draw_shapes(
     draw = ImageDraw.Draw(image)
     across, down = cells = cells_of(size)
     cell = np.array(size) // cells
+    step = int(cell.min()) // STEPS
     shapes = []
     for (shape, colour), place in zip(kinds, rng.permutation(across * down)[: len(kinds)], strict=True):
-        side = int(rng.integers(cell.min() // 2, cell.min() - 2))
-        corner = cell * (place % across, place // across) + rng.integers(1, cell - side)
+        sides = int(rng.integers(STEPS // 2, STEPS))
+        corner = cell * (place % across, place // across) + step * rng.integers(0, STEPS - sides, 2)
         left, top = map(int, corner)
-        box = (left, top, left + side - 1, top + side - 1)
+        box = (left, top, left + sides * step - 1, top + sides * step - 1)
         _draw_shape(draw, shape, box, COLOURS[colour])
         shapes.append(DrawnShape(shape, colour, box))
     return image, shapes
@@ -192,9 +209,16 @@ def _draw_shape(draw: ImageDraw.ImageDraw, shape: str, box: tuple[int, int, int,
 
 
 def _boxes_of(shapes: list[DrawnShape], wanted: str, colour: str, size: tuple[int, int]) -> np.ndarray:
-    chosen = sorted(shape.box for shape in shapes if (shape.shape, shape.colour) == (wanted, colour))
-    edges = np.array(chosen, int).reshape(-1, 4) + np.array([0, 0, 1, 1])  # the far edges of the last pixels
+    return _thousandths(sorted(shape.box for shape in shapes if (shape.shape, shape.colour) == (wanted, colour)), size)
+
+
+def _thousandths(boxes: list[tuple[int, int, int, int]], size: tuple[int, int]) -> np.ndarray:
+    edges = np.array(boxes, int).reshape(-1, 4) + np.array([0, 0, 1, 1])  # the far edges of the last pixels
     return np.rint(edges * COORDINATES / np.tile(size, 2)).astype(int)
+
+
+def _text(box: np.ndarray) -> str:
+    return "[" + ",".join(map(str, box)) + "]"
 
 
 def _blank(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
