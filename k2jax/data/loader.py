@@ -146,6 +146,7 @@ class HeldOut:
     """Held-out documents of all sources, in the order of the sources' names.
 
     Attributes:
+        names: of the sources.
         rows: number of rows.
         documents: number of documents.
         bytes: UTF-8 bytes of the documents.
@@ -167,7 +168,8 @@ class HeldOut:
             images: how images of a batch are laid out; None where there are none.
         """
         self._local_rows, self._images = local_rows, images
-        self._sources = [rows[name] for name in sorted(rows)]
+        self.names = sorted(rows)
+        self._sources = [rows[name] for name in self.names]
         self._length = self._sources[0].length
         self._starts = np.cumsum([0] + [len(source) for source in self._sources])
         streams = [source.stream for source in self._sources]
@@ -176,20 +178,23 @@ class HeldOut:
         self.bytes = sum(stream.bytes for stream in streams)
         self.targets = sum(stream.targets for stream in streams)
 
-    def batches(self, batch_size: int, rows: int = 0) -> Iterator[PackedBatch]:
+    def batches(self, batch_size: int, rows: int = 0, source: str | None = None) -> Iterator[PackedBatch]:
         """Iterates over the validation batches, the same ones at every call; the last may have rows of padding.
 
         Args:
             batch_size: rows of a batch over all processes.
             rows: number of validation rows, evenly spaced; 0 takes all rows.
+            source: whose rows these are; None is all sources.
 
         Yields:
             This process's rows of each batch, NumPy arrays ``[rows, sequence]``; rows from ``batch_size`` on are
             padding.
         """
         local_rows = range(batch_size) if self._local_rows is None else self._local_rows
-        count = min(rows, self.rows) if rows else self.rows
-        chosen = [i * self.rows // count for i in range(count)]
+        number = None if source is None else self.names.index(source)
+        first, stop = (0, self.rows) if number is None else map(int, self._starts[number : number + 2])
+        count = min(rows, stop - first) if rows else stop - first
+        chosen = [first + i * (stop - first) // count for i in range(count)]
         return (self._batch(chosen, start, batch_size, local_rows) for start in range(0, count, batch_size))
 
     def beginnings(self, count: int, tokens: int) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ A run writes the following keys if it has their values; other keys are kept unch
 | --- | --- |
 | `step` | optimizer steps done |
 | `loss`, `val_loss` | cross-entropy [nats per token] |
+| `val_loss/NAME` | the same of a source's held-out data, with `eval.by_source` |
 | `val_bits_per_byte` | held-out cross-entropy [bits per byte of text] |
 | `learning_rate` | peak group's rate at this step |
 | `grad_norm` | global gradient norm before clipping |

@@ -107,10 +107,12 @@ def _named_tokenizer(config: TokenizerConfig) -> Tokenizer | None:
     return tokenizer_of(config.path) if config.kind == "file" and config.path else None
 
 
-def held_out_batches(config: Config, data: TrainingData, final: bool) -> Iterator[PackedBatch]:
-    """This process's rows of the held-out batches of a validation."""
+def held_out_batches(
+    config: Config, data: TrainingData, final: bool, source: str | None = None
+) -> Iterator[PackedBatch]:
+    """This process's rows of the held-out batches of a validation, of all sources or of one."""
     rows = config.eval.final_rows if final else config.eval.rows
-    return data.held_out.batches(config.train.batch_size, rows)
+    return data.held_out.batches(config.train.batch_size, rows, source)
 
 
 def _check_tokenizer(init_from: str, data: TrainingData) -> None:

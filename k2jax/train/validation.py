@@ -40,15 +40,23 @@ class Validation:
         return record
 
     def _held_out(self, step: int, final: bool) -> dict[str, float]:
+        names = self._data.held_out.names if self._config.eval.by_source else [None]
+        sums = {name: self._sums(final, name) for name in names}
+        total = sum(sums.values(), Counter())
+        if not total["targets"]:
+            return {}
+        record, words = self._measured(total["nll"], total["targets"])
+        self._run.note(f"step {step:,}: held-out loss {words}")
+        known = {name: of for name, of in sums.items() if name and of["targets"]}
+        return record | {f"val_loss/{name}": of["nll"] / of["targets"] for name, of in known.items()}
+
+    def _sums(self, final: bool, source: str | None) -> Counter[str]:
+        """Negative log-likelihood and targets, summed over the rows of a source, or of all."""
         sums: Counter[str] = Counter()
-        for batch in held_out_batches(self._config, self._data, final):
+        for batch in held_out_batches(self._config, self._data, final, source):
             terms, denominators = self._run.evaluate(batch)
             sums.update({"nll": terms["nll"], "targets": denominators["nll"]})
-        if not sums["targets"]:
-            return {}
-        record, words = self._measured(sums["nll"], sums["targets"])
-        self._run.note(f"step {step:,}: held-out loss {words}")
-        return record
+        return sums
 
     def _measured(self, nll: float, targets: float) -> tuple[dict[str, float], str]:
         """The record of a summed negative log-likelihood [nats] over targets, and what to say of it."""

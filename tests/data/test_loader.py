@@ -138,6 +138,16 @@ def test_a_subset_of_validation_rows_is_evenly_spaced():
     assert targets(held_out.batches(8, rows=1000)) == list(range(2, 302))
 
 
+def test_a_source_has_validation_rows_of_its_own():
+    held_out = HeldOut({"b": ROWS["b"], "a": ROWS["a"]})
+    assert targets(held_out.batches(4, source="a")) + targets(held_out.batches(4, source="b")) == [
+        *range(2, 38),
+        *range(2, 23),
+    ]
+    firsts = [int(row[0]) for batch in held_out.batches(2, 3, "a") for row in batch.tokens if row[0]]
+    assert firsts == [1 + 3 * row for row in (0, 4, 8)]  # of 12 rows
+
+
 def test_processes_share_validation_batches():
     whole = list(HeldOut(ROWS).batches(4, rows=6))
     parts = [list(HeldOut(ROWS, local_rows=rows).batches(4, rows=6)) for rows in ((0, 1), (2, 3, 4))]

@@ -16,6 +16,7 @@ import pytest
 
 from k2jax.batch import pack_row, stack_rows
 from k2jax.checkpoint import committed_steps
+from k2jax.data import prepare_data
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.report.samples import read_samples
@@ -92,6 +93,20 @@ def test_a_run_leaves_everything_a_person_looks_for(finished):
 
 def test_the_loss_of_held_out_text_that_studies_measure_is_that_of_the_run(folder, finished):
     assert text_loss(tiny(folder), finished) == pytest.approx(read_metrics(finished)[-1]["val_loss"], rel=1e-5)
+
+
+def test_every_source_has_a_held_out_loss_of_its_own(folder, finished):
+    """The losses of the sources, weighted by their targets, are that of all rows together."""
+    config = tiny(folder, **{"eval.by_source": True})
+    assert train(config, folder / "by_source") == 0
+    whole, apart = (read_metrics(workdir)[-1] for workdir in (finished, folder / "by_source"))
+    held_out = prepare_data(config.data, batch_size=4, seed=0, steps=12).held_out
+    batches = {name: held_out.batches(4, source=name) for name in held_out.names}
+    weights = {name: sum(batch.targets["weights"].sum() for batch in of) for name, of in batches.items()}
+    total = sum(weight * apart[f"val_loss/{name}"] for name, weight in weights.items())
+    assert total / sum(weights.values()) == pytest.approx(whole["val_loss"], rel=1e-6)
+    assert apart["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-6)
+    assert apart["val_loss/one"] != apart["val_loss/two"] and "val_loss/one" not in whole
 
 
 def test_killed_at_a_random_moment_and_resumed_gives_the_same_losses_bit_for_bit(folder, finished):
