@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 import numpy as np
@@ -74,11 +74,27 @@ def answer_pictures(
         samples: pictures and questions, of whose answers nothing is read.
         max_tokens: most tokens of an answer.
     """
+    contents = [
+        [{"type": "image", "image": sample.image}, {"type": "text", "text": sample.question}] for sample in samples
+    ]
+    return greedy_answers(engine, tokenizer, chat, contents, max_tokens)
+
+
+def greedy_answers(
+    engine: Engine, tokenizer: Tokenizer, chat: ChatFormat, contents: Sequence[Sequence[Any]], max_tokens: int
+) -> list[str]:
+    """Greedy answers to messages with images and clips.
+
+    Args:
+        engine: a model that reads images.
+        tokenizer: its vocabulary, with the special tokens of media.
+        chat: the chat format that it was trained in.
+        contents: parts of each message, as ``ImageProcessor.prepare`` takes them.
+        max_tokens: most tokens of an answer.
+    """
     processor = ImageProcessor(engine.model.vision, open_urls=False)
-    prompts = []
-    for sample in samples:
-        content = [{"type": "image", "image": sample.image}, {"type": "text", "text": sample.question}]
-        prompts.append(chat_prompt([{"role": "user", "content": content}], tokenizer, processor, chat=chat))
+    messages = [[{"role": "user", "content": content}] for content in contents]
+    prompts = [chat_prompt(message, tokenizer, processor, chat=chat) for message in messages]
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop_tokens=(chat.end,))
     requests = engine.generate([prompt.tokens for prompt in prompts], sampling, [prompt.media for prompt in prompts])
     ends = [request.finish_reason == "stop" for request in requests]

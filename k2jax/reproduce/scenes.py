@@ -1,0 +1,64 @@
+"""Pictures of a few shapes with their descriptions, for studies: two by two cells, a feature of the tower for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+import zlib
+
+import numpy as np
+from PIL import Image
+
+from k2jax.data.images.synthetic import CELL, Split, draw_shapes, kind_of_shape
+from k2jax.rl.pictures import data_url
+
+SIDE = 2 * CELL
+"""Pixels of a picture's sides: 16 patches, 4 features."""
+MOST = 4
+"""Shapes of a picture, one in each cell."""
+BETWEEN = ","
+
+
+class Scene(NamedTuple):
+    """A picture and what it shows.
+
+    Attributes:
+        image: in RGB.
+        things: colour and shape of each, such as ``red circle``, from left to right, the upper row first.
+    """
+
+    image: Image.Image
+    things: tuple[str, ...]
+
+    @property
+    def description(self) -> str:
+        """The things, one after the other."""
+        return BETWEEN.join(self.things)
+
+
+def draw_scene(seed: int, index: int, split: Split = "train") -> Scene:
+    """A picture of one to four shapes of three kinds and four colours, as a function of the arguments.
+
+    Args:
+        seed: of the data set.
+        index: number of the picture.
+        split: the same numbers are other pictures in the other split.
+    """
+    rng = np.random.default_rng([seed, index, zlib.crc32(f"scene {split}".encode())])
+    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, MOST + 1))]
+    image, shapes = draw_shapes(rng, (SIDE, SIDE), kinds)
+    in_order = sorted(shapes, key=lambda shape: (shape.box[1] // CELL, shape.box[0] // CELL))
+    return Scene(image, tuple(f"{shape.colour} {shape.shape}" for shape in in_order))
+
+
+def conversation(content: Sequence[Any], answer: str) -> dict[str, Any]:
+    """A record of a question and its answer, for sources of the kinds ``chat`` and ``image_chat``."""
+    question = content[0]["text"] if [part["type"] for part in content] == ["text"] else list(content)
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def captions(seed: int, count: int) -> Iterator[dict[str, Any]]:
+    """Conversations without a question, of a picture and its description."""
+    for index in range(count):
+        scene = draw_scene(seed, index)
+        yield conversation([{"type": "image", "image": data_url(scene.image)}], scene.description)
