@@ -132,7 +132,8 @@ def _verdict(measured: SeedRecords, key: str, what: str) -> str:
     wins = ", ".join(f"{name} on {best.count(name)}" for name in FUSIONS)
     differences = [late - early for early, late in zip(losses["early"], losses["late"], strict=True)]
     return (
-        f"The loss of {what} is lowest with {wins} of {len(best)} seeds; late less early fusion is {spread(differences)}."
+        f"The loss of {what} is lowest with {wins} of {len(best)} seeds; late less early fusion is "
+        f"{spread(differences)}."
     )
 
 

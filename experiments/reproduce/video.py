@@ -87,16 +87,15 @@ def _conversations(name: str):
         sample, clip = clip_of(name, index)
         file = base64.b64encode(encode_clip(clip.frames, 1 / clip.times[1])).decode()
         video = f"data:video/x-matroska;base64,{file}"
-        yield conversation([{"type": "video", "video": video}, {"type": "text", "text": sample.question}], sample.answer)
+        content = [{"type": "video", "video": video}, {"type": "text", "text": sample.question}]
+        yield conversation(content, sample.answer)
 
 
 def evaluate(config, workdir):
     """Right answers about held-out clips, by kind."""
     name = workdir.name.partition("_")[2]
     asked = [clip_of(name, index, seed=1, split="held_out") for index in range(ASKED * len(CLIP_KINDS))]
-    contents = [
-        [{"type": "video", "video": clip}, {"type": "text", "text": sample.question}] for sample, clip in asked
-    ]
+    contents = [[{"type": "video", "video": clip}, {"type": "text", "text": sample.question}] for sample, clip in asked]
     answers = checkpoint_answers(config, workdir, contents, max_tokens=8)
     right = [sample.answer == answer for (sample, _), answer in zip(asked, answers, strict=True)]
     return {kind: float(np.mean(right[place :: len(CLIP_KINDS)])) for place, kind in enumerate(CLIP_KINDS)}
@@ -120,8 +119,8 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     text = (
         f"{' '.join(sentences)}\n\n{markdown_table(('clip', *KINDS.values(), 'held-out loss'), rows)}\n"
         f"Right greedy answers about {ASKED} held-out clips of each kind, whose standard error at a share of one half "
-        f"is {50 / ASKED**0.5:.1f} points, and the loss of a token of the answers [nats]; mean (lowest to highest) over "
-        f"{len(measured.seeds)} seeds.\n"
+        f"is {50 / ASKED**0.5:.1f} points, and the loss of a token of the answers [nats]; mean (lowest to highest) "
+        f"over {len(measured.seeds)} seeds.\n"
     )
     return Summary(text, _figure(results, measured))
 

@@ -1,11 +1,11 @@
 """Can fine-tuning on text alone make a model answer questions about pictures?
 
-Reproduces: zero-vision SFT (Kimi K2.5, section 2.2), at the scale of a laptop. A model learns jointly from pictures with
-plain captions and from texts about such descriptions, and has never seen a question. It is then fine-tuned on questions
-and answers that are transcripts of calls, ``see()`` and ``count(KEY)``: on text alone, where a description stands in the
-place of the picture (zero-vision); on pictures, but only one of four kinds of questions, as the report's visual data
-were limited; or on pictures and all kinds, which is what unlimited visual data would give. All are asked about held-out
-pictures, of all kinds, and so is the start without fine-tuning.
+Reproduces: zero-vision SFT (Kimi K2.5, section 2.2), at the scale of a laptop. A model learns jointly from pictures
+with plain captions and from texts about such descriptions, and has never seen a question. It is then fine-tuned on
+questions and answers that are transcripts of calls, ``see()`` and ``count(KEY)``: on text alone, where a description
+stands in the place of the picture (zero-vision); on pictures, but only one of four kinds of questions, as the report's
+visual data were limited; or on pictures and all kinds, which is what unlimited visual data would give. All are asked
+about held-out pictures, of all kinds, and so is the start without fine-tuning.
 Left out: the interpreter. The model writes the results of its calls itself, so that it must see what ``see()`` returns,
 and no call crops, binarises or measures pixels. The report compares agentic tasks after reinforcement learning, too.
 Expected: what docs/reproductions.md has, whichever way it fell.
@@ -180,9 +180,10 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     rows.append(("the most frequent answer", *(f"{share:.3f}" for share in guesses().values()), *[None] * 4))
     gain = lambda other: measured.gain("zero_vision", "picture/right", other)  # noqa: E731
     text = (
-        f"Fine-tuned on text alone, the model answers {measured.spread('zero_vision', 'picture/right')} of the questions "
-        f"about pictures: {gain('joint')} points over the start, {gain('visual_narrow')} over pictures with questions "
-        f"of one kind, {gain('visual')} over pictures with questions of all kinds.\n\n{markdown_table(header, rows)}\n"
+        f"Fine-tuned on text alone, the model answers {measured.spread('zero_vision', 'picture/right')} of the "
+        f"questions about pictures: {gain('joint')} points over the start, {gain('visual_narrow')} over pictures with "
+        f"questions of one kind, {gain('visual')} over pictures with questions of all kinds.\n\n"
+        f"{markdown_table(header, rows)}\n"
         f"Shares of {ASKED} held-out questions of each kind; the last column is of the same questions about "
         f"descriptions. Mean (lowest to highest) over {len(measured.seeds)} seeds.\n"
     )

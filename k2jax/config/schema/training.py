@@ -89,7 +89,7 @@ class EvalConfig:
     every: PositiveInt = 100  #: interval between validations; the last step is always validated [steps]
     rows: NonNegativeInt = 64  #: held-out rows per validation during training; 0 is all of them
     final_rows: NonNegativeInt = 0  #: held-out rows of the last validation; 0 is all; with train.patience as rows
-    by_source: bool = False  #: rows of every source and a loss of each, val_loss/NAME; else rows of all sources together
+    by_source: bool = False  #: rows of every source, and a loss of each, val_loss/NAME; else rows of all together
     sample_tokens: NonNegativeInt = 120  #: length of each text sample; 0 turns samples off [tokens]
     sample_temperature: NonNegativeFloat = 0.7  #: sampling temperature
     prompts: tuple[str, ...] = ()  #: prompts of the samples; by default the beginnings of three held-out documents

@@ -1,7 +1,7 @@
 """Clips of shapes with exact labels: which way one moves, and which of two came first.
 
-A sample is a function of seed, index, kind and number of frames. What happens takes one frame of the clip, at any place:
-it is seen by whoever sees every frame.
+A sample is a function of seed, index, kind and number of frames; with another number it shows the same at other times.
+What happens takes one frame of the clip, at any place: it is seen by whoever sees every frame.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def synthetic_clip(
         split: the same numbers are another clip in the other split.
         side: of a frame, at least ``LEAST_SIDE`` [pixels].
     """
-    rng = np.random.default_rng([seed, index, zlib.crc32(f"clip {kind} {split} {frames}".encode())])
-    question, answer, shown = _MAKERS[kind](rng, frames, side)
+    rng = np.random.default_rng([seed, index, zlib.crc32(f"clip {kind} {split}".encode())])
     grey = tuple(int(value) for value in rng.integers(GREY - 16, GREY + 17, 3))
+    question, answer, shown = _MAKERS[kind](rng, frames, side)
     return ClipSample(tuple(_frame(boxes, grey, side) for boxes in shown), kind, question, answer, tuple(shown))
 
 
@@ -76,10 +76,10 @@ def _way(rng: np.random.Generator, frames: int, side: int) -> tuple[str, str, li
 def _first(rng: np.random.Generator, frames: int, side: int) -> tuple[str, str, list[dict]]:
     size = side // 3
     colours = [str(colour) for colour in rng.permutation(list(COLOURS))[:2]]
-    times = sorted(rng.permutation(frames)[:2])
+    boxes = [_box(rng.integers(0, side - size + 1, 2), size) for _ in colours]
     shown: list[dict] = [{} for _ in range(frames)]
-    for colour, at in zip(colours, times, strict=True):
-        shown[at][colour] = _box(rng.integers(0, side - size + 1, 2), size)
+    for colour, box, at in zip(colours, boxes, sorted(rng.permutation(frames)[:2]), strict=True):
+        shown[at][colour] = box
     return f"{' or '.join(sorted(colours))} first?", colours[0], shown
 
 

@@ -1,0 +1,164 @@
+"""The studies of images and clips: their data against other means, and their summaries of known measurements."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from k2jax.config import resolve
+from k2jax.data.images.conversations import ConversationRenderer, read_conversation
+from k2jax.data.images.reading import ReadLimits
+from k2jax.data.vocabulary import MEDIA_TOKENS
+from k2jax.reproduce import RunResult
+from k2jax.reproduce.loading import load_study
+from k2jax.reproduce.study import _placed
+from k2jax.text import byte_tokenizer, configured_chat
+
+fusion, video, zero_vision = (load_study(name) for name in ("fusion", "video", "zero_vision"))
+TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
+
+
+def configs(study, workdir="runs"):
+    for run, overrides in study.runs().items():
+        config = study.get_config()
+        config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
+        yield run, resolve(config)
+
+
+def rendered(config, record):
+    chat = configured_chat(TOKENIZER, config.data.chat_format)
+    renderer = ConversationRenderer(chat, TOKENIZER, config.model.vision, config.data.images)
+    return renderer.render(read_conversation(record, ".", ReadLimits()))
+
+
+def test_the_three_ways_of_fusion_have_equal_shares_of_images_over_the_run():
+    for run, config in configs(fusion):
+        images = config.data.images
+        lengths = np.diff([*images.share_from, 1.0])
+        assert np.dot(lengths, images.share) == pytest.approx(0.1), run
+
+
+@pytest.mark.parametrize(
+    ("losses", "start", "rise"),
+    [
+        ([2.0, 1.5, 1.6, 1.9, 1.4, 1.3], 0.5, 0.4),  # the loss before images come may have risen too
+        ([2.0, 1.5, 1.4, 1.2, 1.9, 1.0], 0.5, -0.2),  # 1.9 is too late
+    ],
+)
+def test_the_dip_is_what_text_loses_soon_after_images_come(monkeypatch, losses, start, rise):
+    monkeypatch.setattr(fusion, "AFTER", 0.2)
+    config = fusion.get_config()
+    config.train.steps = 60
+    records = [{"step": 10 * place, fusion.TEXT: loss} for place, loss in enumerate(losses, 1)]
+    assert fusion.dip(RunResult(resolve(config), records, 0), start) == pytest.approx(rise)
+
+
+def test_things_are_named_at_their_place():
+    wanted = [("red circle", "blue square"), ("blue square",), ("red circle", "red circle")]
+    shares = fusion.shares_named(wanted, ["red circle,blue square", "blue square,red circle", "blue square,red circle"])
+    assert shares == {"named": 4 / 5, "all_named": 1 / 3}
+    assert fusion.shares_named([("red circle",)], [""])["named"] == 0.0
+
+
+def test_the_summary_of_fusion_says_who_is_ahead_on_how_many_seeds():
+    made = {}
+    for run, config in configs(fusion):
+        name, seed = run.partition("_")[2], config.train.seed
+        text = {"early": 1.0, "mid": 1.1, "late": 1.3 if seed else 0.9}[name]
+        records = [
+            {"step": step, fusion.TEXT: text, fusion.IMAGES: 0.5, "tokens": 1000 * step} for step in (1, 400, 660, 800)
+        ]
+        made[run] = RunResult(config, records, 0, {"named": 0.5, "all_named": 0.25})
+    text = fusion.summarize(made).markdown
+    assert "The loss of text is lowest with early on 2, mid on 0, late on 1 of 3 seeds" in text
+    assert "late less early fusion is 0.167 (-0.100 to 0.300)" in text
+    rows = {line.split("|")[1].strip(): line.split("|") for line in text.splitlines() if line.startswith("| ")}
+    assert "none" in rows[fusion.LABELS["early"]][6]
+    assert "0.000 (0.000 to 0.000)" in rows[fusion.LABELS["late"]][6]
+
+
+def test_the_three_ways_of_video_spend_equal_tokens_on_a_clip_and_show_what_they_say(monkeypatch):
+    monkeypatch.setattr(video, "CLIPS", 6)
+    ways = {}
+    for run, config in list(configs(video))[: len(video.LABELS)]:
+        name = run.partition("_")[2]
+        ways[name] = [rendered(config, record) for record in video._conversations(name)]
+    for own in ways.values():
+        assert [len(each.ids) for each in own] == [len(each.ids) for each in ways["short"]]
+    shapes = {name: [chunk.grid for chunk in own[0].chunks] for name, own in ways.items()}
+    assert shapes == {"short": [(1, 2, 2)] * 4, "pooled": [(4, 2, 2)] * 4, "sampled": [(1, 2, 2)] * 4}
+    for long, sampled in zip(ways["pooled"], ways["sampled"], strict=True):
+        assert (long.ids == sampled.ids).all()  # times, question and answer
+        for chunk, frame in zip(long.chunks, sampled.chunks, strict=True):
+            assert (chunk.pixels[:4] == frame.pixels).all()
+
+
+def test_two_clips_fill_a_row_under_both_budgets(monkeypatch):
+    monkeypatch.setattr(video, "CLIPS", 8)
+    for run, config in list(configs(video))[: len(video.LABELS)]:
+        for record in video._conversations(run.partition("_")[2]):
+            each = rendered(config, record)
+            assert 2 * len(each.ids) <= config.data.sequence_length
+            assert 2 * each.patches == config.data.images.patches
+
+
+def test_video_is_compared_seed_by_seed():
+    shares = {"short": 0.9, "pooled": 0.8, "sampled": 0.5}
+    made = {}
+    for run, config in configs(video):
+        share = shares[run.partition("_")[2]] + 0.01 * config.train.seed
+        made[run] = RunResult(config, [{"step": 1, "val_loss": 0.5}], 0, {"way": share, "first": share - 0.1})
+    text = video.summarize(made).markdown
+    assert "Asked which way" in text and text.count("-10.0 (-10.0 to -10.0) points better than the short ones") == 2
+    assert text.count("+30.0 (+30.0 to +30.0) better than from every 4th frame") == 2
+
+
+def test_every_run_of_zero_vision_learns_from_a_file_of_the_study_and_starts_from_the_joint_one(tmp_path, monkeypatch):
+    for name in ("SAMPLES", "QUESTIONS"):
+        monkeypatch.setattr(zero_vision, name, 8)
+    zero_vision.prepare(tmp_path)
+    for run, config in configs(zero_vision, tmp_path):
+        seed, _, name = run.partition("_")
+        assert config.init_from == (None if name == "joint" else str(tmp_path / f"{seed}_joint"))
+        path = tmp_path / f"{name}.jsonl"
+        assert config.data.sources["samples"].path == str(path)
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        pictures = [isinstance(record["messages"][0]["content"], list) for record in records]
+        assert pictures == {"joint": [True, False] * 8, "zero_vision": [False] * 8}.get(name, [True] * 8)
+        for record in records:
+            assert len(rendered(config, record).ids) <= config.data.sequence_length
+
+
+def test_calls_return_what_is_there():
+    """Counted from the words of the transcript."""
+    for record in itertools.islice(zero_vision.questions(tuple(zero_vision.KINDS), pictures=False), 200):
+        asked, said = (message["content"] for message in record["messages"])
+        form = zero_vision.FORM.fullmatch(said)
+        key = asked.partition("\nHow many ")[2].removesuffix("?")
+        things = form["seen"].split(",")
+        assert asked.partition("\n")[0] == form["seen"] and f"count({key})" in said
+        words = [thing if " " in key else thing.split() for thing in things]
+        assert int(form["answer"]) == (len(things) if key == "thing" else sum(key in word for word in words))
+
+
+def test_an_answer_is_right_by_its_number_and_seen_by_its_form():
+    scene = zero_vision.draw_scene(0, 0)._replace(things=("red circle", "blue square"))
+    answers = ["see():red circle,blue square\ncount(red):1", "see():red circle\ncount(red):1", "1", "red"]
+    scores = zero_vision.scores([(scene, "red")] * 4, answers)
+    assert (scores["right"], scores["formed"], scores["seen"]) == (0.75, 0.5, 0.25)
+    assert [scores[kind] for kind in zero_vision.KINDS] == [1, 1, 1, 0]
+
+
+def test_zero_vision_is_compared_seed_by_seed():
+    made = {}
+    for run, config in configs(zero_vision):
+        name = run.partition("_")[2]
+        share = {"joint": 0.0, "zero_vision": 0.5, "visual_narrow": 0.25, "visual": 0.75}[name]
+        share += config.train.seed / 100
+        keys = [*(f"picture/{kind}" for kind in zero_vision.KINDS), "picture/right", "picture/formed", "picture/seen"]
+        records = [{"step": step, "loss": 1.0} for step in (1, 2)]
+        made[run] = RunResult(config, records, 0, dict.fromkeys([*keys, "text/right"], share))
+    text = zero_vision.summarize(made).markdown
+    assert "+50.0 (+50.0 to +50.0) points over the start" in text
+    assert "-25.0 (-25.0 to -25.0) over pictures with questions of all kinds" in text
