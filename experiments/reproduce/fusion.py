@@ -2,11 +2,11 @@
 
 Reproduces: the ablation of vision-text fusion of Kimi K2.5 (section 2.1, table 1; appendix B.1, figure 9), at the scale
 of a laptop. A tenth of the run's tokens belong to samples with images: throughout (early), as a fifth of the second
-half (mid), or as half of the last fifth (late). The text is the standard library of Python in bytes; a picture shows
-one to four shapes, and its text names them. All parts learn together from the first image on; the rate is constant
+half (mid), or as half of the last fifth (late). The text is the standard library of Python in bytes; a picture of
+28 x 28 pixels shows a shape, and its text is the name, one of twelve. All parts learn together from the first image on; the rate is constant
 after the warm-up, so that late images do not meet a smaller one. The report compares benchmarks; here it is the loss of
-held-out text and captions, and the things that are named. The report's "dip" is how far the loss of text rises above
-its lowest value before, when images come.
+held-out text and captions, and the share that is named. The report's "dip" is how far the loss of text rises
+when images come; the other ways, which meet nothing new at that moment, say what is noise.
 Expected: what docs/reproductions.md has, whichever way it fell.
 
     python -m k2jax.reproduce fusion --workdir=runs/fusion
@@ -27,14 +27,15 @@ from k2jax.reproduce.seeds import SeedRecords, for_seeds, seeds_of
 from k2jax.reproduce.visual import checkpoint_answers, visual_config
 
 SEEDS = (0, 1, 2)
-STEPS, EVERY = 800, 20
+STEPS, EVERY = 400, 10
 PICTURES = 8000
-ASKED = 256  # held-out pictures that are described at the end
-AFTER = 0.06  # of the run, after images come, in which the dip is looked for
+ASKED = 256  # held-out pictures that are named at the end
+AFTER = 0.06  # of the run, after images come, in which a rise is looked for
+MOMENTS = {"rise/50": 0.5, "rise/80": 0.8}
 FUSIONS = {"early": ((0.1,), (0.0,)), "mid": ((0.0, 0.2), (0.0, 0.5)), "late": ((0.0, 0.5), (0.0, 0.8))}
 LABELS = {"early": "early, 10:90 from 0 %", "mid": "mid, 20:80 from 50 %", "late": "late, 50:50 from 80 %"}
 TEXT, IMAGES = "val_loss/text", "val_loss/captions"
-COLUMNS = {TEXT: "loss of text", IMAGES: "loss of captions", "named": "things named", "all_named": "all named"}
+COLUMNS = {TEXT: "loss of text", IMAGES: "loss of captions", "named": "named", "colour": "colour named"}
 
 
 def get_config():
@@ -44,6 +45,7 @@ def get_config():
         "text": source(kind="stdlib"),
         "captions": source(kind="image_chat", path="{workdir}/captions.jsonl"),
     }
+    config.data.images.patches = 48
     config.data.held_out = 0.02
     config.optimizer.schedule.kind = "constant"
     config.optimizer.learning_rate = 5e-3
@@ -56,7 +58,7 @@ def get_config():
 
 def prepare(workdir: Path):
     """Draws the pictures and writes their captions."""
-    write_data(workdir, {"captions.jsonl": captions(0, PICTURES)})
+    write_data(workdir, {"captions.jsonl": captions(0, PICTURES, cells=1)})
 
 
 def runs():
@@ -70,32 +72,32 @@ def runs():
 
 
 def evaluate(config, workdir):
-    """Things that are named at their place in held-out pictures."""
-    scenes = [draw_scene(1, index, "held_out") for index in range(ASKED)]
+    """Held-out pictures that are named rightly."""
+    scenes = [draw_scene(1, index, "held_out", cells=1) for index in range(ASKED)]
     contents = [[{"type": "image", "image": scene.image}] for scene in scenes]
-    answers = checkpoint_answers(config, workdir, contents, max_tokens=80)
-    return shares_named([scene.things for scene in scenes], answers)
+    answers = checkpoint_answers(config, workdir, contents, max_tokens=24)
+    return shares_named([scene.description for scene in scenes], answers)
 
 
-def shares_named(wanted, answers) -> dict[str, float]:
-    """The share of all things that stand at their place of the answer, and of pictures whose answer is exact."""
-    pairs = [(things, answer.split(",")) for things, answer in zip(wanted, answers, strict=True)]
-    marks = [thing == said for things, given in pairs for thing, said in zip(things, [*given, *[""] * 4], strict=False)]
-    return {"named": float(np.mean(marks)), "all_named": float(np.mean([list(a) == b for a, b in pairs]))}
+def shares_named(wanted: list[str], answers: list[str]) -> dict[str, float]:
+    """The share of pictures whose name is the answer, and of those whose colour it begins with."""
+    pairs = list(zip(wanted, answers, strict=True))
+    colours = [name.split()[0] == answer.partition(" ")[0] for name, answer in pairs]
+    return {"named": float(np.mean([name == answer for name, answer in pairs])), "colour": float(np.mean(colours))}
 
 
-def dip(result: RunResult, start: float) -> float | None:
-    """How far the loss of text rises above the lowest one before images come, soon after [nats per token].
+def rise(result: RunResult, start: float) -> float | None:
+    """How far the loss of text rises soon after a moment over the last one before it [nats per token].
 
     Args:
         result: of a run.
-        start: where images come, as a share of the run; None is returned of 0.
+        start: the moment, as a share of the run.
     """
     steps, losses = curve(result, TEXT)
-    begin = start * result.config.train.steps
-    soon = [loss for t, loss in zip(steps, losses, strict=True) if 0 < t - begin <= AFTER * result.config.train.steps]
-    before = [loss for t, loss in zip(steps, losses, strict=True) if t <= begin]
-    return max(soon) - min(before) if soon and before else None
+    total = result.config.train.steps
+    soon = [loss for t, loss in zip(steps, losses, strict=True) if 0 < t - start * total <= AFTER * total]
+    before = [loss for t, loss in zip(steps, losses, strict=True) if t <= start * total]
+    return max(soon) - before[-1] if soon and before else None
 
 
 def summarize(results: dict[str, RunResult]) -> Summary:
@@ -103,26 +105,25 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     names = list(FUSIONS)
     measured = SeedRecords.of(results, names, _measured)
     rows = [
-        (LABELS[name], *(measured.spread(name, key) for key in COLUMNS), measured.spread(name, "dip"),
-         measured.spread(name, "image_tokens", 0))
+        (LABELS[name], *(measured.spread(name, key) for key in (*COLUMNS, *MOMENTS)),
+         measured.spread(name, "tokens", 0))
         for name in names
     ]  # fmt: skip
-    header = ("images", *COLUMNS.values(), "dip of text", "tokens [thousands]")
+    header = ("images", *COLUMNS.values(), "rise at 50 %", "rise at 80 %", "tokens [thousands]")
     verdicts = " ".join(_verdict(measured, key, what) for key, what in ((TEXT, "text"), (IMAGES, "captions")))
     text = (
-        f"{verdicts}\n\n{markdown_table(header, rows)}\nLosses of held-out data at the end [nats per token]; things "
-        f"named at their place, and pictures all of whose things are, of {ASKED} held-out ones; mean (lowest to "
-        f"highest) over {len(measured.seeds)} seeds. The dip is the highest loss of text within {AFTER:.0%} of the run "
-        "after images come, less the lowest before.\n"
+        f"{verdicts}\n\n{markdown_table(header, rows)}\nLosses of held-out data at the end [nats per token]; shares "
+        f"of {ASKED} held-out pictures (guesses name 1 in 12 rightly, and 1 colour in 4); mean (lowest to highest) over "
+        f"{len(measured.seeds)} seeds. A rise is the highest loss of text within {AFTER:.0%} of the run "
+        "after a moment, less the last one before it: images come at 50 % in mid and at 80 % in late fusion.\n"
     )
     return Summary(text, _figure(results))
 
 
 def _measured(result: RunResult) -> dict:
     ends = {key: values[-1] for key in (TEXT, IMAGES) if (values := curve(result, key)[1])}
-    start = result.config.data.images.share_from[-1]
-    tokens = curve(result, "tokens")[1][-1] / 1000
-    return dict(result.evaluation) | ends | {"dip": dip(result, start) if start else None, "image_tokens": tokens}
+    rises = {key: rise(result, start) for key, start in MOMENTS.items()}
+    return dict(result.evaluation) | ends | rises | {"tokens": curve(result, "tokens")[1][-1] / 1000}
 
 
 def _verdict(measured: SeedRecords, key: str, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of a few shapes with their descriptions, for studies: two by two cells, a feature of the tower for each."""
+"""Pictures of a few shapes with their descriptions, for studies: square cells, of which each is a feature of the tower."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from PIL import Image
 from k2jax.data.images.synthetic import CELL, Split, draw_shapes, kind_of_shape
 from k2jax.rl.pictures import data_url
 
-SIDE = 2 * CELL
-"""Pixels of a picture's sides: 16 patches, 4 features."""
-MOST = 4
-"""Shapes of a picture, one in each cell."""
 BETWEEN = ","
 
 
@@ -36,17 +32,18 @@ class Scene(NamedTuple):
         return BETWEEN.join(self.things)
 
 
-def draw_scene(seed: int, index: int, split: Split = "train") -> Scene:
-    """A picture of one to four shapes of three kinds and four colours, as a function of the arguments.
+def draw_scene(seed: int, index: int, split: Split = "train", cells: int = 2) -> Scene:
+    """A picture with a shape in one cell or more, of three kinds and four colours, as a function of the arguments.
 
     Args:
         seed: of the data set.
         index: number of the picture.
         split: the same numbers are other pictures in the other split.
+        cells: of a side, which has ``CELL`` pixels for each.
     """
     rng = np.random.default_rng([seed, index, zlib.crc32(f"scene {split}".encode())])
-    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, MOST + 1))]
-    image, shapes = draw_shapes(rng, (SIDE, SIDE), kinds)
+    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, cells**2 + 1))]
+    image, shapes = draw_shapes(rng, (cells * CELL, cells * CELL), kinds)
     in_order = sorted(shapes, key=lambda shape: (shape.box[1] // CELL, shape.box[0] // CELL))
     return Scene(image, tuple(f"{shape.colour} {shape.shape}" for shape in in_order))
 
@@ -57,8 +54,8 @@ def conversation(content: Sequence[Any], answer: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
-def captions(seed: int, count: int) -> Iterator[dict[str, Any]]:
+def captions(seed: int, count: int, cells: int = 2) -> Iterator[dict[str, Any]]:
     """Conversations without a question, of a picture and its description."""
     for index in range(count):
-        scene = draw_scene(seed, index)
+        scene = draw_scene(seed, index, cells=cells)
         yield conversation([{"type": "image", "image": data_url(scene.image)}], scene.description)
