@@ -2,11 +2,11 @@
 
 Reproduces: the ablation of vision-text fusion of Kimi K2.5 (section 2.1, table 1; appendix B.1, figure 9), at the scale
 of a laptop. A tenth of the run's tokens belong to samples with images: throughout (early), as a fifth of the second
-half (mid), or as half of the last fifth (late). The text is the standard library of Python in bytes; a picture of
-28 x 28 pixels shows a shape, and its text is the name, one of twelve. All parts learn together from the first image on; the rate is constant
-after the warm-up, so that late images do not meet a smaller one. The report compares benchmarks; here it is the loss of
-held-out text and captions, and the share that is named. The report's "dip" is how far the loss of text rises
-when images come; the other ways, which meet nothing new at that moment, say what is noise.
+half (mid), or as half of the last fifth (late). The text is the standard library of Python in bytes; a picture of 28 x
+28 pixels shows a shape, and its text is the name, one of twelve. All parts learn together from the first image on; the
+rate is constant after the warm-up, so that late images do not meet a smaller one. The report compares benchmarks; here
+it is the loss of held-out text and captions, and the share of pictures that are named. The report's "dip" is how far
+the loss of text rises when images come; the other ways, which meet nothing new at that moment, say what is noise.
 Expected: what docs/reproductions.md has, whichever way it fell.
 
     python -m k2jax.reproduce fusion --workdir=runs/fusion
@@ -113,8 +113,8 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     verdicts = " ".join(_verdict(measured, key, what) for key, what in ((TEXT, "text"), (IMAGES, "captions")))
     text = (
         f"{verdicts}\n\n{markdown_table(header, rows)}\nLosses of held-out data at the end [nats per token]; shares "
-        f"of {ASKED} held-out pictures (guesses name 1 in 12 rightly, and 1 colour in 4); mean (lowest to highest) over "
-        f"{len(measured.seeds)} seeds. A rise is the highest loss of text within {AFTER:.0%} of the run "
+        f"of {ASKED} held-out pictures (guesses name 1 in 12 rightly, and 1 colour in 4); mean (lowest to highest) "
+        f"over {len(measured.seeds)} seeds. A rise is the highest loss of text within {AFTER:.0%} of the run "
         "after a moment, less the last one before it: images come at 50 % in mid and at 80 % in late fusion.\n"
     )
     return Summary(text, _figure(results))

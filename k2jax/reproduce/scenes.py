@@ -1,4 +1,4 @@
-"""Pictures of a few shapes with their descriptions, for studies: square cells, of which each is a feature of the tower."""
+"""Pictures of a few shapes with their descriptions, for studies: square cells, each a feature of the tower."""
 
 from __future__ import annotations
 
