@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from k2jax.data.images.reading import ReadLimits
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.loading import load_study
-from k2jax.reproduce.study import _placed
+from k2jax.reproduce.study import _placed, check_held_out
 from k2jax.text import byte_tokenizer, configured_chat
+from k2jax.trajectory import Reward
 
-fusion, video, zero_vision = (load_study(name) for name in ("fusion", "video", "zero_vision"))
+fusion, video, zero_vision, visual_rl = map(load_study, ("fusion", "video", "zero_vision", "visual_rl"))
 TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
 
 
@@ -161,3 +163,42 @@ def test_zero_vision_is_compared_seed_by_seed():
     text = zero_vision.summarize(made).markdown
     assert "+50.0 (+50.0 to +50.0) points over the start" in text
     assert "-25.0 (-25.0 to -25.0) over pictures with questions of all kinds" in text
+
+
+def test_rewards_are_means_by_kind_and_way():
+    """One greedy and two sampled answers of each task; an answer without a verdict does not count."""
+
+    def group(kind, *rewards):
+        trajectories = [SimpleNamespace(reward=value if value is None else Reward(value)) for value in rewards]
+        return SimpleNamespace(prompt=SimpleNamespace(task=SimpleNamespace(domain=kind)), trajectories=trajectories)
+
+    groups = [group("pictures/count", 1.0, 0.5, 0.0), group("pictures/count", 0.0, None, 1.0), group("add2", 1.0, 1.0)]
+    expected = {"pictures/count/greedy": 0.5, "pictures/count/sampled": 0.5, "add2/greedy": 1.0, "add2/sampled": 1.0}
+    assert visual_rl.rewards_of(groups) == expected
+
+
+def test_visual_rewards_are_compared_with_the_one_start_and_text_beside_them():
+    made = {}
+    for run, config in configs(visual_rl):
+        gain = 0.0 if run == "start" else 0.2 + 0.1 * config.train.seed
+        shares = {"pictures/count": 0.4 + gain, "pictures/read": 0.2 + gain / 2, "add2": 0.9 - gain / 10}
+        evaluation = {f"{kind}/{way}": share for kind, share in shares.items() for way in ("greedy", "sampled")}
+        made[run] = RunResult(config, [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.6}], 0, evaluation)
+    text = visual_rl.summarize(made).markdown
+    assert "adds +22.5 (+15.0 to +30.0) points of the mean reward of held-out pictures, greedily" in text
+    assert "never shows, change by -3.0 (-4.0 to -2.0)" in text
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[2:]] == ["count", "read", "pictures, mean of kinds", "text: add2"]
+    assert rows[3][1:4] == ["0.200", "0.350 (0.300 to 0.400)", "+15.0 (+10.0 to +20.0)"]
+
+
+def test_visual_rewards_start_from_the_run_with_text_and_see_the_same_pictures():
+    runs = dict(configs(visual_rl))
+    start = runs.pop("start")
+    assert {each.kind for each in start.data.sources.values()} == {"synthetic_images", "chat"}
+    sizes = {(each.side, each.height) for each in start.data.sources.values() if each.kind == "synthetic_images"}
+    for config in runs.values():
+        assert config.init_from == "runs/start" and config.stage == "rl"
+        options = [dict(option.split("=") for option in each.options) for each in config.rl.tasks.values()]
+        assert {(int(each["side"]), int(each.get("height", 0))) for each in options} == sizes
+    check_held_out("visual_rl", visual_rl)
