@@ -120,7 +120,7 @@ def backward(
         scale: factor of the logits.
         block: tokens of a block of queries.
     """
-    batch, heads, length, _ = keys.v.shape
+    batch, _, length, nope = keys.nope.shape
     blocks = _Blocks(block, KEYS_PER_QUERY * block)
     joined = (*_whole_heads(queries, keys), rows.dout, _finite(rows.lse) * LOG2_E, rows.delta)
     q_HTE, k_HTE, v_HTE, dout_HTE, lse_HT, delta_HT = (_join_rows(x, blocks) for x in joined)
@@ -155,7 +155,6 @@ def backward(
     empty = tuple(full(x.shape, 0, jnp.float32, q_HTE) for x in (k_HET, k_HTE, v_HTE))
     dq_HET, dk_HTE, dv_HTE = lax.fori_loop(0, k_HTE.shape[1] // blocks.keys, key_block, empty)
     split = functools.partial(_split_rows, batch=batch, length=length)
-    nope = keys.nope.shape[-1]
     dq, dk = scale * split(dq_HET.swapaxes(1, 2)), scale * split(dk_HTE)
     dkeys = Keys(dk[..., :nope], dk[..., nope:].sum(1, keepdims=True), split(dv_HTE))
     return Queries(dq[..., :nope], dq[..., nope:]), dkeys
