@@ -22,6 +22,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
+from pallas_kernels.mla_attention import xla_intervals
 from pallas_kernels.mla_attention.arrays import AttentionInputs, AttentionStats
 from pallas_kernels.mla_attention.xla_tile import (
     KeyMask,
@@ -85,7 +86,8 @@ def _attention(queries, keys, mask, scale, tiling):
     """Output ``[B, H, S, Dv]``, lse and row maxima ``[B, H, S]``; the latter two are treated as constants."""
     if tiling.unrolled:
         return _forward_unrolled(queries, keys, mask, scale, tiling.block)
-    return _row_by_row(lambda *row: _forward_looped(*row, scale, tiling.block), queries, keys, mask)
+    walk = _forward_looped if mask.start is None else xla_intervals.forward
+    return walk(queries, keys, mask, scale, tiling.block)
 
 
 def _attention_fwd(queries, keys, mask, scale, tiling):
@@ -102,7 +104,8 @@ def _attention_bwd(scale, tiling, residuals, cotangents):
     if tiling.unrolled:
         grads = _backward_unrolled(queries, keys, mask, rows, scale, tiling.block)
     else:
-        grads = _row_by_row(lambda *row: _backward_looped(*row, scale, tiling.block), queries, keys, mask, rows)
+        walk = _backward_looped if mask.start is None else xla_intervals.backward
+        grads = walk(queries, keys, mask, rows, scale, tiling.block)
     return *_cast_like(grads, (queries, keys)), None
 
 
@@ -158,19 +161,6 @@ def _after(done: list[Array], tree):
 
 
 # --- long sequences: a loop over square tiles ----------------------------------------------------------------------
-
-
-def _row_by_row(walk, queries: Queries, keys: Keys, mask: KeyMask, *others):
-    """Walks the rows of the batch one after the other, so that each skips what its own mask hides, or all at once.
-
-    With ``start``, that is for rows of images of mixed sizes, most tiles of a batch are hidden in one row or another.
-    Rows of causal documents are walked at once: several keep the cores busier than one.
-    """
-    if mask.start is None or len(mask.start) == 1:
-        return walk(queries, keys, mask, *others)
-    one = functools.partial(jax.tree.map, lambda x: x[None])
-    found = lax.map(lambda row: walk(*one(row)), (queries, keys, mask, *others))
-    return jax.tree.map(lambda x: x[:, 0], found)
 
 
 def _forward_looped(queries: Queries, keys: Keys, mask, scale, block):

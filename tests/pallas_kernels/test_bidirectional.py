@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,13 +33,39 @@ def intervals(rows, length):
     return jnp.asarray(start, jnp.int32), jnp.asarray(exit, jnp.int32)
 
 
+def dense(inputs, dout, visible):
+    """Output and gradients of one row whose mask is ``visible [S, S]``, queries by keys."""
+    tensors = [torch.tensor(np.asarray(x, np.float64), requires_grad=True) for x in inputs]
+    q_nope, q_rope, k_nope, k_rope, v = tensors
+    logits = SCALE * (q_nope @ k_nope.mT + q_rope @ k_rope[:, None].mT)
+    weights = torch.exp(logits) * torch.tensor(visible)
+    total = weights.sum(-1, keepdim=True)
+    out = weights @ v / torch.where(total == 0, 1.0, total)
+    grads = torch.autograd.grad(out, tensors, torch.tensor(np.asarray(dout, np.float64)))
+    return out.detach().numpy(), [x.numpy() for x in grads]
+
+
+def reference_statistics(inputs, rows):
+    """lse ``[B, H, S]`` and the largest logit of each head, float64, from every document's own logits."""
+    q_nope, q_rope, k_nope, k_rope, _ = (np.asarray(x, np.float64) for x in inputs)
+    lse = np.full(q_nope.shape[:3], -np.inf)
+    peak = np.full(q_nope.shape[1], -np.inf)
+    for row, documents in enumerate(rows):
+        for end, size in zip(np.cumsum(documents), documents, strict=True):
+            part = (row, slice(None), slice(end - size, end))
+            logits = q_nope[part] @ k_nope[part].swapaxes(1, 2) + q_rope[part] @ k_rope[row, end - size : end].T
+            lse[part] = np.logaddexp.reduce(SCALE * logits, -1)
+            peak = np.maximum(peak, SCALE * logits.max((1, 2)))
+    return lse, peak
+
+
 def reference(inputs, dout, rows):
     """Output and gradients; documents do not know of each other."""
     tensors = [torch.tensor(np.asarray(x, np.float64), requires_grad=True) for x in inputs]
     q_nope, q_rope, k_nope, k_rope, v = tensors
     q = torch.cat([q_nope, q_rope], -1)
     k = torch.cat([k_nope, k_rope[:, None].expand_as(q_rope)], -1)
-    out = torch.zeros_like(v)
+    out = torch.zeros_like(v) + 0 * sum(x.sum() for x in tensors)  # rows without documents depend on no input
     for row, documents in enumerate(rows):
         for end, size in zip(np.cumsum(documents), documents, strict=True):
             part = (row, slice(None), slice(end - size, end))
@@ -50,9 +78,9 @@ def reference(inputs, dout, rows):
 @functools.partial(jax.jit, static_argnums=3)
 def run(inputs, mask, dout, backend):
     start, exit = mask
-    attend = lambda *arrays: BACKENDS[backend](AttentionInputs(*arrays, exit, start))[0]  # noqa: E731
-    out, vjp = jax.vjp(attend, *inputs)
-    return out, vjp(dout)
+    attend = lambda *arrays: BACKENDS[backend](AttentionInputs(*arrays, exit, start))  # noqa: E731
+    out, vjp, stats = jax.vjp(attend, *inputs, has_aux=True)
+    return out, vjp(dout), stats
 
 
 @pytest.mark.parametrize(
@@ -61,11 +89,59 @@ def run(inputs, mask, dout, backend):
 def test_documents_are_attended_in_both_directions_and_apart(backend):
     length = 140
     inputs, dout = random_inputs(length, heads=1)
-    out, grads = run(inputs, intervals(ROWS, length), dout, backend)
+    out, grads, _ = run(inputs, intervals(ROWS, length), dout, backend)
     expected, expected_grads = reference(inputs, dout, ROWS)
     assert_close(out, expected, "out")
     for name, actual, wanted in zip(NAMES, grads, expected_grads, strict=True):
         assert_close(actual, wanted, name)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    length=st.sampled_from([3, 64, 200]),  # part of a block, one, and rows that begin inside a block
+    sizes=st.lists(st.lists(st.sampled_from([1, 2, 31, 63, 64, 65, 128, 199]), max_size=6), min_size=2, max_size=2),
+    rope=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_rows_of_any_sizes_match_the_dense_reference_with_their_statistics(length, sizes, rope, seed):
+    rows = [[n for n, end in zip(row, np.cumsum(row), strict=True) if end <= length] for row in sizes]
+    inputs, dout = random_inputs(length, seed, batch=len(rows), heads=2)
+    if not rope:
+        inputs[1], inputs[3] = inputs[1][..., :0], inputs[3][..., :0]
+    out, grads, stats = run(inputs, intervals(rows, length), dout, "looped")
+    expected, expected_grads = reference(inputs, dout, rows)
+    assert_close(out, expected, "out")
+    for name, actual, wanted in zip(NAMES, grads, expected_grads, strict=True):
+        if actual.size:
+            assert_close(actual, wanted, name)
+    lse, max_logit = reference_statistics(inputs, rows)
+    assert_close(stats.lse, lse, "lse")
+    assert_close(stats.max_logit[None], max_logit[None], "max_logit")
+
+
+def test_a_query_sees_the_keys_whose_interval_holds_it_wherever_they_lie():
+    """Queries that see keys far away, and other keys than see them: every interval of the row is its own."""
+    length, rng = 300, np.random.default_rng(0)
+    start, exit = np.sort(rng.integers(0, length + 1, (2, 1, length)), 0)
+    exit[:, 70:140] = start[:, 70:140]  # a block of keys that nobody sees
+    inputs, dout = random_inputs(length, batch=1, heads=2)
+    out, grads, _ = run(inputs, tuple(jnp.asarray(x, jnp.int32) for x in (start, exit)), dout, "looped")
+    query = np.arange(length)[:, None]
+    expected, expected_grads = dense(inputs, dout, (start[0] <= query) & (query < exit[0]))
+    assert_close(out, expected, "out")
+    for name, actual, wanted in zip(NAMES, grads, expected_grads, strict=True):
+        assert_close(actual, wanted, name)
+
+
+def test_the_loop_visits_no_tile_between_documents():
+    """NaN in one of two documents, each of whole blocks, does not reach the other, since no tile joins them."""
+    rows = [[128, 128]]
+    inputs, dout = random_inputs(256, batch=1, heads=1)
+    inputs[4][:, :, :128] = np.nan
+    assert np.isfinite(run(inputs, intervals(rows, 256), dout, "looped")[0][:, :, 128:]).all()
+    inputs, dout = random_inputs(256, batch=1, heads=1)
+    dout[:, :, :128] = np.nan
+    assert np.isfinite(run(inputs, intervals(rows, 256), dout, "looped")[1][4][:, :, 128:]).all()
 
 
 def test_the_mosaic_schedule_holds_the_blocks_of_the_same_document_and_no_others():
