@@ -35,7 +35,7 @@ def mla_attention(
     The Mosaic kernels skip every block of 512 x 512 scores, smaller for short sequences, in which the mask of its row
     of the batch makes no key visible. The XLA path skips the scores above the causal diagonal without ``start`` and,
     for more than ``xla.UNROLL_UP_TO`` tokens, the tiles of 256 x 256 in which the mask of the whole batch makes no key
-    visible, or that of each row where ``start`` is given.
+    visible. With ``start`` it visits, for each block of queries, the keys from the first to the last that it sees.
 
     Args:
         q_nope: ``[B, H, S, Dn]``, queries without position; float32 or bfloat16, as all arrays but ``exit``.

@@ -1,9 +1,10 @@
 """MLA flash attention in plain XLA: forward and backward hold one tile of scores at a time.
 
 A tile is a range of queries against a range of keys. Short sequences unroll the tiles, one wide tile for each block, so
-that nothing beyond the causal diagonal is computed and no running softmax is needed. Long sequences loop over square
-tiles and skip those in which the exit mask makes no key visible. Both walk the same two functions, ``attend`` and
-``attend_gradients``.
+that nothing beyond the causal diagonal is computed and no running softmax is needed. Long causal sequences loop over
+square tiles and skip those in which the exit mask makes no key visible. Both walk the same two functions, ``attend``
+and ``attend_gradients``. Long rows of documents that are attended in both directions have loops of their own
+(``xla_intervals``).
 
 Within this file the shared rope key is ``[B, 1, S, Dr]`` and the mask's vectors ``[B, 1, S]``: the sequence is axis 2
 of every array. Without ``start`` the mask is causal, and tiles after the diagonal are not computed.
@@ -160,14 +161,14 @@ def _after(done: list[Array], tree):
     return tree
 
 
-# --- long sequences: a loop over square tiles ----------------------------------------------------------------------
+# --- long causal sequences: a loop over square tiles ---------------------------------------------------------------
 
 
 def _forward_looped(queries: Queries, keys: Keys, mask, scale, block):
     """Computes each block of queries against its own block of keys, then against each other block it can see."""
     length = queries.nope.shape[2]
-    queries, keys, mask, span = _whole_blocks(queries, keys, mask, block)
-    indices = jnp.arange(span.exit.shape[0])
+    queries, keys, mask, last_n = _whole_blocks(queries, keys, mask, block)
+    indices = jnp.arange(len(last_n))
 
     def query_block(i):
         block_queries = _part(queries, i * block, block)
@@ -177,7 +178,7 @@ def _forward_looped(queries: Queries, keys: Keys, mask, scale, block):
             starts = {"q_start": i * block, "k_start": j * block}
             return attend(block_queries, block_keys, block_mask, **starts, scale=scale)
 
-        visible = (indices != i) & (span.start < (i + 1) * block) & (i * block < span.exit)
+        visible = (indices < i) & (i * block < last_n)
         visible_first = jnp.argsort(~visible)
         partial = lax.fori_loop(0, visible.sum(), lambda n, seen: merge(seen, tile(visible_first[n])), tile(i))
         return finish(partial, keys.v.dtype)
@@ -188,7 +189,7 @@ def _forward_looped(queries: Queries, keys: Keys, mask, scale, block):
 def _backward_looped(queries: Queries, keys: Keys, mask, rows: QueryResiduals, scale, block):
     """Computes each block of keys against each block of queries that sees it."""
     length = queries.nope.shape[2]
-    queries, keys, mask, span = _whole_blocks(queries, keys, mask, block)
+    queries, keys, mask, last_n = _whole_blocks(queries, keys, mask, block)
     rows = _pad(rows, block)
 
     def key_block(dqueries, j):
@@ -202,28 +203,24 @@ def _backward_looped(queries: Queries, keys: Keys, mask, rows: QueryResiduals, s
             return _add_part(dqueries, shares[0], i * block), jax.tree.map(jnp.add, dkeys, shares[1])
 
         # The blocks of queries that see a key of this block are contiguous: they end at its largest exit.
-        stop = (span.exit[j] + block - 1) // block
-        dqueries, dkeys = lax.fori_loop(span.start[j] // block, stop, add_tile, (dqueries, _zeros(block_keys, rows)))
+        stop = (last_n[j] + block - 1) // block
+        dqueries, dkeys = lax.fori_loop(j, stop, add_tile, (dqueries, _zeros(block_keys, rows)))
         return dqueries, _cast_like(dkeys, block_keys)
 
-    dqueries, dkeys = lax.scan(key_block, _zeros(queries, rows), jnp.arange(span.exit.shape[0]))
+    dqueries, dkeys = lax.scan(key_block, _zeros(queries, rows), jnp.arange(len(last_n)))
     return _part((dqueries, _join_blocks(dkeys)), 0, length)
 
 
 def _whole_blocks(queries: Queries, keys: Keys, mask: KeyMask, block):
     """Pads the inputs to whole blocks with invisible tokens.
 
-    Also returns, for each block of keys, the first start and the last exit ``[blocks]`` over the batch, as a KeyMask.
+    Also returns, for each block of keys, the last exit ``[blocks]`` over the batch.
     """
     batch, _, length, _ = queries.nope.shape
     exit = jnp.full((batch, 1, length), length, jnp.int32) if mask.exit is None else jnp.minimum(mask.exit, length)
     queries, keys, exit = _pad((queries, keys, exit), block)
-    blocks_Bnb = (batch, exit.shape[2] // block, block)
-    last_n = exit.reshape(blocks_Bnb).max((0, 2))
-    if mask.start is None:
-        return queries, keys, KeyMask(exit, None), KeyMask(last_n, block * jnp.arange(len(last_n)))
-    start = length - _pad(length - jnp.maximum(mask.start, 0), block)
-    return queries, keys, KeyMask(exit, start), KeyMask(last_n, start.reshape(blocks_Bnb).min((0, 2)))
+    last_n = exit.reshape(batch, exit.shape[2] // block, block).max((0, 2))
+    return queries, keys, KeyMask(exit, None), last_n
 
 
 def _zeros(tree, rows: QueryResiduals):

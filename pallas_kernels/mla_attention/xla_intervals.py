@@ -62,7 +62,7 @@ def forward(queries: Queries, keys: Keys, mask: KeyMask, scale: float, block: in
     Args:
         queries: ``[B, H, S, ...]``.
         keys: ``[B, H, S, ...]``, the shared key ``[B, 1, S, Dr]``.
-        mask: int32 ``[B, 1, S]``, both vectors.
+        mask: int32 ``[B, 1, S]``; it has starts.
         scale: factor of the logits.
         block: tokens of a block of queries.
 
@@ -85,19 +85,9 @@ def forward(queries: Queries, keys: Keys, mask: KeyMask, scale: float, block: in
         def tile(j, seen):
             block_k, block_v = _part(k_HTE, j, blocks.keys, 1), _part(v_HET, j, blocks.keys, 2)
             visible_KQ = _visible(start_T, exit_T, i, j, blocks)
-            scores_HKQ = _matmul("hke,hqe->hkq", block_k, block_q) * (scale * LOG2_E)
-            scores_HKQ = jnp.where(visible_KQ, scores_HKQ, -jnp.inf)
-            peak_HQ = jnp.maximum(seen.peak, scores_HKQ.max(1))
-            finite_HQ = _finite(peak_HQ)
-            weights_HKQ = jnp.exp2(scores_HKQ - finite_HQ[:, None])
-            kept_HQ = jnp.exp2(seen.peak - finite_HQ)
-            values = kept_HQ[:, None] * seen.values + _matmul("hek,hkq->heq", block_v, weights_HKQ.astype(v_HET.dtype))
-            return _Partial(values, kept_HQ * seen.total + weights_HKQ.sum(1), peak_HQ)
+            return _attend(block_q, block_k, block_v, visible_KQ, seen, scale)
 
-        partial = lax.fori_loop(first[i], stop[i], tile, nothing)
-        out_HEQ = partial.values / jnp.where(partial.total == 0, 1, partial.total)[:, None]
-        lse_HQ = (_finite(partial.peak) + jnp.log2(partial.total)) / LOG2_E
-        found = out_HEQ.astype(v_HTE.dtype), lse_HQ, partial.peak / LOG2_E
+        found = _finish(lax.fori_loop(first[i], stop[i], tile, nothing), v_HTE.dtype)
         return tuple(_replace_part(x, part, i, x.ndim - 1) for x, part in zip(done, found, strict=True))
 
     shapes = ((heads, width, total), v_HTE.dtype), ((heads, total), jnp.float32), ((heads, total), jnp.float32)
@@ -138,9 +128,8 @@ def backward(
             dq_HET, dk_HKE, dv_HKE = sums
             block_q, block_dout = _part(q_HTE, i, blocks.queries, 1), _part(dout_HTE, i, blocks.queries, 1)
             block_lse, block_delta = (_part(x, i, blocks.queries, 1)[:, None] for x in (lse_HT, delta_HT))
-            visible_KQ = _visible(start_T, exit_T, i, j, blocks)
-            scores_HKQ = _matmul("hke,hqe->hkq", block_k, block_q) * (scale * LOG2_E)
-            probs_HKQ = jnp.where(visible_KQ, jnp.exp2(scores_HKQ - block_lse), 0)
+            scores_HKQ = _log2_scores(block_q, block_k, scale)
+            probs_HKQ = jnp.where(_visible(start_T, exit_T, i, j, blocks), jnp.exp2(scores_HKQ - block_lse), 0)
             dprobs_HKQ = _matmul("hke,hqe->hkq", block_v, block_dout)
             dscores_HKQ = (probs_HKQ * (dprobs_HKQ - block_delta)).astype(k_HTE.dtype)
             dq_HET = _add_part(dq_HET, _matmul("hek,hkq->heq", block_k_transposed, dscores_HKQ), i, 2)
@@ -160,6 +149,29 @@ def backward(
     return Queries(dq[..., :nope], dq[..., nope:]), dkeys
 
 
+def _log2_scores(q_HQE: Array, k_HKE: Array, scale: float) -> Array:
+    """Float32 logits ``[H, K, Q]`` times log2(e): ``exp2`` of them is the logit's exponential."""
+    return _matmul("hke,hqe->hkq", k_HKE, q_HQE) * (scale * LOG2_E)
+
+
+def _attend(q_HQE: Array, k_HKE: Array, v_HEK: Array, visible_KQ: Array, seen: _Partial, scale: float) -> _Partial:
+    """Adds the keys of a tile to what its queries have seen."""
+    scores_HKQ = jnp.where(visible_KQ, _log2_scores(q_HQE, k_HKE, scale), -jnp.inf)
+    peak_HQ = jnp.maximum(seen.peak, scores_HKQ.max(1))
+    finite_HQ = _finite(peak_HQ)
+    weights_HKQ = jnp.exp2(scores_HKQ - finite_HQ[:, None])
+    kept_HQ = jnp.exp2(seen.peak - finite_HQ)
+    values = kept_HQ[:, None] * seen.values + _matmul("hek,hkq->heq", v_HEK, weights_HKQ.astype(v_HEK.dtype))
+    return _Partial(values, kept_HQ * seen.total + weights_HKQ.sum(1), peak_HQ)
+
+
+def _finish(partial: _Partial, dtype) -> tuple[Array, Array, Array]:
+    """Output ``[H, Dv, Q]`` in ``dtype``, lse and row maxima ``[H, Q]``."""
+    out_HEQ = partial.values / jnp.where(partial.total == 0, 1, partial.total)[:, None]
+    lse_HQ = (_finite(partial.peak) + jnp.log2(partial.total)) / LOG2_E
+    return out_HEQ.astype(dtype), lse_HQ, partial.peak / LOG2_E
+
+
 # --- the mask, of the joined sequence ------------------------------------------------------------------------------
 
 
@@ -168,8 +180,9 @@ def _joined_mask(mask: KeyMask, blocks: _Blocks) -> tuple[Array, Array]:
 
     Its start is after all others and its exit before, so that it widens no block's range.
     """
-    batch, _, length = mask.exit.shape
-    start, exit = (jnp.clip(x[:, 0], 0, length) + length * jnp.arange(batch)[:, None] for x in (mask.start, mask.exit))
+    batch, _, length = mask.start.shape
+    vectors = mask.start, jnp.full_like(mask.start, length) if mask.exit is None else mask.exit
+    start, exit = (jnp.clip(x[:, 0], 0, length) + length * jnp.arange(batch)[:, None] for x in vectors)
     unseen = start >= exit
     start_T = jnp.where(unseen, batch * length, start).ravel()
     exit_T = jnp.where(unseen, 0, exit).ravel()

@@ -119,13 +119,16 @@ def test_rows_of_any_sizes_match_the_dense_reference_with_their_statistics(lengt
     assert_close(stats.max_logit[None], max_logit[None], "max_logit")
 
 
-def test_a_query_sees_the_keys_whose_interval_holds_it_wherever_they_lie():
+@pytest.mark.parametrize("ends", [True, False], ids=["with exits", "without exits"])
+def test_a_query_sees_the_keys_whose_interval_holds_it_wherever_they_lie(ends):
     """Queries that see keys far away, and other keys than see them: every interval of the row is its own."""
     length, rng = 300, np.random.default_rng(0)
     start, exit = np.sort(rng.integers(0, length + 1, (2, 1, length)), 0)
     exit[:, 70:140] = start[:, 70:140]  # a block of keys that nobody sees
     inputs, dout = random_inputs(length, batch=1, heads=2)
-    out, grads, _ = run(inputs, tuple(jnp.asarray(x, jnp.int32) for x in (start, exit)), dout, "looped")
+    mask = jnp.asarray(start, jnp.int32), jnp.asarray(exit, jnp.int32) if ends else None
+    out, grads, _ = run(inputs, mask, dout, "looped")
+    exit = exit if ends else np.full_like(exit, length)
     query = np.arange(length)[:, None]
     expected, expected_grads = dense(inputs, dout, (start[0] <= query) & (query < exit[0]))
     assert_close(out, expected, "out")
