@@ -28,7 +28,7 @@ from k2jax.reproduce.results import points, spread
 
 SEEDS = (0, 1, 2)
 SFT_STEPS, ITERATIONS = 800, 40
-PROBLEMS = "add2+sort4"
+PROBLEMS = "add3+sort5"
 TEXTS = 6000
 HELD_OUT, SAMPLES = 240, 2
 """Held-out questions about pictures, and problems of text; sampled answers of each."""
@@ -56,6 +56,8 @@ def _experiment(stage: str):
 def held_out_configs():
     """The evaluations about pictures and about text, whose tasks are loaded before the first run."""
     pictures, text = get_config(), get_config()
+    for each in pictures.rl.tasks.values():  # to draw as many as training has takes long
+        each.options = (*(option for option in each.options if not option.startswith("count=")), f"count={HELD_OUT}")
     text.rl.tasks = {"text": task(dataset="characters", options=_options(), max_tokens=16)}
     for config in (pictures, text):
         config.rl.eval_prompts, config.rl.eval_samples = HELD_OUT, SAMPLES
