@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from k2jax.train import train
 from k2jax.train.program import Program
 from k2jax.train.run import Run
 from tests.emulated import ROOT
-from tests.train.tiny import tiny_config
+from tests.train.tiny import tiny_config, write_corpus
 
 TOWER = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "grid": 4}
 
@@ -220,6 +221,21 @@ def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_
     given, read = (params_of(folder / name) for name in ("contrast", "exported"))
     del given["vision"]["contrast"]
     assert not changed(given, read)
+
+
+def test_a_run_on_text_and_pictures_together_writes_its_report(folder):
+    config = visual_config(str(folder))
+    config.stage = "pretrain"
+    config.data.sources = {
+        "text": source(kind="text", path=f"{folder}/corpus/one"),
+        "pictures": config.data.sources.pictures,
+    }
+    config.train.steps, config.eval.every = 3, 3
+    write_corpus(folder / "corpus")
+    assert train(resolve(config), folder / "together") == 0
+    report = (folder / "together" / "report.md").read_text()
+    assert re.search(r"\d+ documents and conversations with [1-9]\d* tokens of the assistant", report)
+    assert "| pictures |" in report and "| text     |" in report
 
 
 @pytest.mark.parametrize(

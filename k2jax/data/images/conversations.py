@@ -13,7 +13,6 @@ import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec
 import numpy as np
 from PIL import Image
 
@@ -24,7 +23,7 @@ from k2jax.data.images.frames import Clip, read_clip
 from k2jax.data.images.labels import is_label, label_points, label_text
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.processor import MEDIA_TYPES, ImageProcessor, feature_index
-from k2jax.data.images.reading import ImageError, ReadLimits, decode_data_url, is_data_url, read_image
+from k2jax.data.images.reading import ReadLimits, decode_data_url, is_data_url, read_file, read_image
 from k2jax.data.images.resize import ResizeLimits
 from k2jax.data.images.synthetic import VisualSample
 from k2jax.errors import UserError, abbreviate
@@ -222,9 +221,4 @@ def _bytes(value: Any, folder: str | Path, limits: ReadLimits, name: str) -> byt
         raise UserError(f"{name} must be a path or a URL, not {abbreviate(value)}")
     if is_data_url(value):
         return decode_data_url(value)
-    place = value if "://" in value else str(Path(folder) / value)
-    try:
-        with fsspec.open(place, "rb") as file:
-            return file.read(int(limits.megabytes * 1e6) + 1)
-    except (OSError, ValueError, ImportError) as error:
-        raise ImageError(f"{name} cannot be read from {abbreviate(place, 300)}: {abbreviate(str(error))}") from error
+    return read_file(value if "://" in value else str(Path(folder) / value), limits, name)

@@ -1,20 +1,24 @@
-"""Frames of clips: which are sampled, how they form chunks, and how PyAV decodes a file."""
+"""Frames of clips: which are sampled, and how a file's are decoded by PyAV in a process of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-import io
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+import json
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
 
-from k2jax.data.images.reading import FILE_LIMITS, ImageError, ReadLimits
+from k2jax.data.images import video_process
+from k2jax.data.images.reading import FILE_LIMITS, ImageError, ReadLimits, check_size
+from k2jax.data.images.video_process import HEADER, sampled_frames
 from k2jax.errors import UserError, abbreviate
-
-SAMPLED_PER_SECOND = 2.0
-MOST_FRAMES = 100_000
-"""Frames of a video before sampling."""
 
 
 class Clip(NamedTuple):
@@ -27,19 +31,6 @@ class Clip(NamedTuple):
 
     frames: Sequence[Image.Image]
     times: Sequence[float]
-
-
-def sampled_frames(count: int, rate: float) -> np.ndarray:
-    """Numbers of the frames that are sampled: two per second, the first and the last among them.
-
-    A video of a lower rate keeps all its frames.
-
-    Args:
-        count: frames of the video.
-        rate: its frames per second.
-    """
-    wanted = max(1, round(count * min(SAMPLED_PER_SECOND, rate) / rate))
-    return np.linspace(0, count - 1, wanted).round().astype(int)
 
 
 def sample_clip(frames: Sequence[Image.Image], rate: float) -> Clip:
@@ -61,44 +52,61 @@ def sample_clip(frames: Sequence[Image.Image], rate: float) -> Clip:
 def read_clip(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video") -> Clip:
     """Decodes a video file by PyAV (extra ``vision``) and keeps its sampled frames.
 
-    The number of frames is counted from the packets, which a header need not state.
+    A process does so (``video_process``), which starts in about half a second.
 
     Args:
         data: the file's bytes.
-        limits: largest file and frame.
+        limits: largest file, frame and clip, and the time to decode it.
         name: what messages call it.
 
     Raises:
         UserError: PyAV is not installed.
-        ImageError: the file is damaged, too large, has no picture or too many frames.
+        ImageError: the file is damaged, beyond the limits, has no picture or too many frames.
     """
-    if len(data) > limits.megabytes * 1e6:
-        raise ImageError(f"{name} has {len(data) / 1e6:,.1f} MB; at most {limits.megabytes:g} are read")
-    try:
-        import av
-    except ImportError as error:
-        raise UserError("videos are decoded by PyAV; install it with pip install 'k2jax[vision]'") from error
-    try:
-        with av.open(io.BytesIO(data)) as container:
-            stream = container.streams.video[0]
-            count = sum(packet.size > 0 for packet in container.demux(stream))
-            rate = float(stream.average_rate or SAMPLED_PER_SECOND)
-            megapixels = stream.codec_context.width * stream.codec_context.height / 1e6
-            if not 0 < count <= MOST_FRAMES or megapixels > limits.megapixels:
-                raise ImageError(
-                    f"{name} has {count:,} frames of {megapixels:,.1f} megapixels; 1 to {MOST_FRAMES:,} of at most "
-                    f"{limits.megapixels:g} are decoded"
-                )
-            container.seek(0)
-            wanted = set(sampled_frames(count, rate).tolist())
-            kept = [
-                (number / rate, frame.to_image())
-                for number, frame in enumerate(container.decode(stream))
-                if number in wanted
-            ]
-    except (av.FFmpegError, IndexError, ValueError) as error:
-        raise ImageError(f"{name} cannot be decoded as a video: {abbreviate(str(error))}") from error
-    if not kept:
-        raise ImageError(f"{name} cannot be decoded as a video: it has no frame")
+    check_size(data, limits, name)
+    if find_spec("av") is None:
+        raise UserError("videos are decoded by PyAV; install it with pip install 'k2jax[vision]'")
+    arguments = json.dumps({"megapixels": limits.megapixels, "seconds": limits.seconds})
+    command = [sys.executable, "-P", str(Path(video_process.__file__)), arguments]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its threads would take of the process' memory
+    kept, pixels = [], 0.0
+    with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as errors:
+        file.write(data)
+        file.seek(0)
+        with subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=errors, env=environment) as process:
+            for time, frame in _frames(process.stdout):
+                pixels += frame.width * frame.height / 1e6
+                if pixels > limits.clip_megapixels:
+                    process.kill()
+                    raise ImageError(
+                        f"{name} has more than {limits.clip_megapixels:,g} megapixels in its sampled frames; make "
+                        "them smaller or the video shorter"
+                    )
+                kept.append((time, frame))
+        errors.seek(0)
+        why = _failure(process.returncode, errors.read().decode(errors="replace"), limits)
+    if why or not kept or len({frame.size for _, frame in kept}) > 1:
+        why = why or ("its frames differ in size" if kept else "it has no frame")
+        raise ImageError(f"{name} cannot be decoded as a video: {abbreviate(why)}")
     times, frames = zip(*kept, strict=True)
     return Clip(frames, times)
+
+
+def _frames(pipe: Any) -> Iterator[tuple[float, Image.Image]]:
+    """Times and frames that the process writes, until it ends."""
+    while len(header := pipe.read(HEADER.size)) == HEADER.size:
+        time, height, width = HEADER.unpack(header)
+        pixels = pipe.read(height * width * 3)
+        if len(pixels) < height * width * 3:
+            return
+        yield time, Image.frombytes("RGB", (width, height), pixels)
+
+
+def _failure(code: int, written: str, limits: ReadLimits) -> str:
+    """Why the process failed, in words; empty where it did not."""
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"its decoder was killed; it may use {limits.seconds} s of processor time"
+    if code < 0:
+        return f"its decoder was ended by {signal.Signals(-code).name}"
+    lines = written.strip().splitlines()
+    return (lines[-1] if lines else f"its decoder ended with exit code {code}") if code else ""

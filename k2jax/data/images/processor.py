@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import fsspec
 import numpy as np
 from PIL import Image
 
 from k2jax.config.schema import VisionConfig
 from k2jax.data.images.frames import Clip, read_clip, sample_clip
 from k2jax.data.images.packing import PatchChunk
-from k2jax.data.images.reading import FILE_LIMITS, ImageError, ReadLimits, decode_data_url, is_data_url, read_image
+from k2jax.data.images.reading import (
+    FILE_LIMITS,
+    ImageError,
+    ReadLimits,
+    decode_data_url,
+    is_data_url,
+    read_file,
+    read_image,
+)
 from k2jax.data.images.resize import FRAME_LIMITS, IMAGE_LIMITS, ResizeLimits, to_patches
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.media import MediaSpan
@@ -132,12 +139,7 @@ class ImageProcessor:
             return decode_data_url(value)
         if not self._open_urls:
             raise ImageError(f"{name} must come in a data URL; paths and other URLs are not opened here")
-        most = int(self._files.megabytes * 1e6) + 1
-        try:
-            with fsspec.open(value, "rb") as file:
-                return file.read(most)
-        except (OSError, ValueError, ImportError) as error:
-            raise ImageError(f"{name} cannot be read from {abbreviate(value)}: {abbreviate(str(error))}") from error
+        return read_file(value, self._files, name)
 
 
 def feature_index(tokens: Sequence[int] | np.ndarray, pad: int, features: Sequence[np.ndarray]) -> np.ndarray:

@@ -9,12 +9,17 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import os
+import stat
 from typing import NamedTuple
 import warnings
 
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
 import numpy as np
 from PIL import Image, ImageOps
 
+from k2jax.data.images.jpeg_tiff import excess
 from k2jax.errors import UserError, abbreviate
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -30,11 +35,15 @@ class ReadLimits(NamedTuple):
 
     Attributes:
         megabytes: largest file [10^6 bytes].
-        megapixels: largest image [10^6 pixels].
+        megapixels: largest image or frame of a video [10^6 pixels].
+        clip_megapixels: most of all sampled frames of a video together [10^6 pixels].
+        seconds: processor time in which a video is decoded [s].
     """
 
     megabytes: float = 50.0
     megapixels: float = 90.0
+    clip_megapixels: float = 1000.0
+    seconds: int = 600
 
 
 FILE_LIMITS = ReadLimits()
@@ -53,8 +62,9 @@ def read_image(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "image
     Raises:
         ImageError: it is damaged, too large or in no format of ``FORMATS``.
     """
-    if len(data) > limits.megabytes * 1e6:
-        raise ImageError(f"{name} has {len(data) / 1e6:,.1f} MB; at most {limits.megabytes:g} are read")
+    check_size(data, limits, name)
+    if too_many := excess(data):
+        raise ImageError(f"{name} has {too_many}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow, about oddities of files; its own limit is less strict
@@ -69,6 +79,36 @@ def read_image(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "image
     except Exception as error:  # Pillow's decoders raise a dozen types on damaged files
         reason = abbreviate(str(error) or type(error).__name__)
         raise ImageError(f"{name} cannot be decoded as {', '.join(FORMATS)}: {reason}") from error
+
+
+def read_file(place: str, limits: ReadLimits, name: str) -> bytes:
+    """The bytes of a file, at most one more than the limit.
+
+    Args:
+        place: a path or a URL that fsspec opens.
+        limits: largest file.
+        name: what messages call it.
+
+    Raises:
+        ImageError: it cannot be read, or is no regular file: a FIFO would wait for a writer, a device never ends.
+    """
+    try:
+        file = fsspec.open(place, "rb")
+        if isinstance(file.fs, LocalFileSystem) and not stat.S_ISREG(os.stat(file.path).st_mode):
+            raise ImageError(f"{name} cannot be read from {abbreviate(place, 300)}: it is no regular file")
+        with file as opened:
+            return opened.read(int(limits.megabytes * 1e6) + 1)
+    except ImageError:
+        raise
+    except Exception as error:  # the clients of remote file systems raise types of their own
+        why = abbreviate(str(error) or type(error).__name__)
+        raise ImageError(f"{name} cannot be read from {abbreviate(place, 300)}: {why}") from error
+
+
+def check_size(data: bytes, limits: ReadLimits, name: str) -> None:
+    """Raises ImageError where a file is too large."""
+    if len(data) > limits.megabytes * 1e6:
+        raise ImageError(f"{name} has {len(data) / 1e6:,.1f} MB; at most {limits.megabytes:g} are read")
 
 
 def decode_data_url(url: str) -> bytes:
@@ -93,7 +133,7 @@ def is_data_url(url: str) -> bool:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
-        samples = np.asarray(image).astype(np.float64)
-        scale = 256.0 if image.mode != "F" else 1.0  # files store 16 bits in these modes; floats are 0 to 255
-        image = Image.fromarray(np.clip(samples / scale, 0, 255).astype(np.uint8))
+        samples = np.asarray(image)
+        upper = samples if image.mode == "F" else samples >> 8  # files store 16 bits in the others; floats are 0 to 255
+        image = Image.fromarray(np.clip(upper, 0, 255).astype(np.uint8))
     return image.convert("RGB")

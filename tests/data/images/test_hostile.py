@@ -1,0 +1,137 @@
+"""Whatever a file is, it is read or refused in one line: no crash, nothing endless, no memory beyond the limits."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from k2jax.data.images import video_process
+from k2jax.data.images.frames import read_clip
+from k2jax.data.images.jpeg_tiff import jpeg_scans, tiff_strips
+from k2jax.data.images.reading import FILE_LIMITS, ImageError
+from k2jax.errors import UserError
+from tests.data.images import hostile
+from tests.data.images.test_corpus import prepared, source
+from tests.emulated import ROOT
+
+SECONDS = 60
+"""Processor time in which everything is read, of which most is for decoders of videos to start [s]."""
+OWN_BYTES, DECODER_BYTES = 800e6, 2.2e9
+"""Memory of the process that reads, and of one that decodes a video."""
+
+READING = """
+import json, resource, sys
+from k2jax.data.images.frames import read_clip
+from k2jax.data.images.reading import FILE_LIMITS, ImageError, read_file, read_image
+
+said = {}
+for name, kind in json.loads(sys.argv[1]).items():
+    try:
+        {"image": read_image, "video": read_clip}[kind](read_file(name, FILE_LIMITS, name), name=name)
+    except ImageError as error:
+        said[name] = str(error)
+used = [resource.getrusage(whose).ru_maxrss * 1024 for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+print(json.dumps([said, used]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    hostile.write(folder)
+    return folder
+
+
+def limited():
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+
+
+@pytest.fixture
+def in_time():
+    """Ends a test that waits, as for a FIFO's writer."""
+
+    def expired(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(600)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_every_file_is_read_or_refused_in_one_line_within_limits_of_time_and_memory(folder):
+    (folder / "programs").mkdir()
+    for name in ("gs", "gswin64c", "inkscape", "rsvg-convert"):
+        (folder / "programs" / name).write_text(f"#!/bin/sh\ntouch {folder}/started\n")
+        (folder / "programs" / name).chmod(0o755)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{folder}/programs:{os.environ['PATH']}"}
+    files = {name: hostile.kind(name) for name in (*hostile.good(), *hostile.refused())}
+    command = [sys.executable, "-c", READING, json.dumps(files)]
+    pipes = {"capture_output": True, "text": True, "timeout": 900}
+    done = subprocess.run(command, cwd=folder, env=environment, preexec_fn=limited, **pipes)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said, (own, decoders) = json.loads(done.stdout)
+    assert said.keys() == hostile.refused().keys()
+    for name, words in hostile.refused().items():
+        assert words in said[name] and said[name].startswith(name) and "\n" not in said[name], said[name]
+    assert own <= OWN_BYTES and decoders <= DECODER_BYTES
+    assert not (folder / "started").exists(), "another program was started"
+    assert not done.stderr
+
+
+def test_a_source_of_hostile_files_is_read_without_them_or_not_at_all(folder, tmp_path, in_time):
+    sources, lines = {"chat": source(kind="image_chat", path=f"{folder}/chat.jsonl")}, []
+    data = prepared(tmp_path, sources, log=lines.append, **{"sequence_length": 256})
+    manifest = data.manifests["chat"]
+    splits = manifest["splits"]
+    large = {"line.png", "sixteen_large.png"}  # for a row
+    assert splits["train"]["documents"] + splits["held_out"]["documents"] == len(hostile.good().keys() - large)
+    assert manifest["skipped"]["count"] == len(large | hostile.refused().keys())
+    assert all("\n" not in line for line in [*lines, *manifest["skipped"]["first"]])
+    data.loader.batch(0)
+    with pytest.raises(UserError, match=r"repair them, or set data\.on_corrupt=skip") as error:
+        prepared(tmp_path, sources, on_corrupt="fail", **{"sequence_length": 256})
+    with pytest.raises(UserError) as other:  # where nothing was measured before
+        prepared(tmp_path / "new", sources, on_corrupt="fail", **{"sequence_length": 256})
+    assert all("\n" not in str(found.value) for found in (error, other))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seconds": 0}, "0 s of processor time"),
+        ({"clip_megapixels": 1e-3}, "shorter"),
+        ({"megapixels": 1e-4}, "0.0001"),
+    ],
+)
+def test_a_video_that_takes_long_or_is_long_is_refused(change, words):
+    with pytest.raises(ImageError, match=words):
+        read_clip(hostile.movie(), FILE_LIMITS._replace(**change))
+
+
+def test_a_decoder_that_dies_is_one_line(monkeypatch):
+    monkeypatch.setattr(video_process, "__file__", os.devnull)
+    with pytest.raises(ImageError, match="has no frame"):
+        read_clip(hostile.movie())
+    monkeypatch.setattr(video_process, "__file__", str(ROOT / "nowhere.py"))
+    with pytest.raises(ImageError, match="can't open file") as error:
+        read_clip(hostile.movie())
+    assert "\n" not in str(error.value)
+
+
+def test_scans_of_a_jpeg_and_strips_of_a_tiff_are_counted():
+    noise = hostile.noise()
+    for options, scans in (({}, 1), ({"progressive": True}, None), ({"restart_marker_blocks": 1}, 1)):
+        data = hostile.encoded(noise, "JPEG", comment=b"\xff\xda" * 50, **options)
+        assert jpeg_scans(data) == (scans or data.count(b"\xff\xda") - 50)
+    striped = hostile.tiff(8, 600, strips=600)
+    assert tiff_strips(striped) == 600
+    assert tiff_strips(b"MM\0*\0\0\0\x08\0\1\1\x44\0\4\0\0\0\7\0\0\0\0") == 7  # TileOffsets, the other order
+    big = b"II+\0\x08\0\0\0\x10\0\0\0\0\0\0\0" + b"\1\0\0\0\0\0\0\0" + b"\x11\1\x10\0\t\0\0\0\0\0\0\0" + bytes(8)
+    assert tiff_strips(big) == 9
+    assert jpeg_scans(b"") == tiff_strips(b"") == tiff_strips(b"II*\0\xff\xff\xff\xff") == 0

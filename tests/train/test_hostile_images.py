@@ -1,0 +1,75 @@
+"""The command on a corpus whose files are damaged, mislabelled or made to harm: trained without them, or one line."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from k2jax.config import source
+from k2jax.report.metrics import read_metrics
+from tests.data.images import hostile
+from tests.emulated import ROOT
+from tests.train.test_visual import visual_config
+
+MEMORY_BYTES = 2.5e9
+"""Of the run and of each decoder of a video; without hostile files a run has 0.6 GB."""
+
+
+def hostile_config(folder, on_corrupt):
+    config = visual_config(folder)
+    del config.data.sources.chat
+    config.data.sources.pictures = source(kind="image_chat", path=f"{folder}/chat.jsonl")
+    config.data.sequence_length = 256
+    config.data.on_corrupt = on_corrupt
+    config.data.images.share = config.data.images.share_from = ()
+    config.train.steps = config.eval.every = 3
+    return config
+
+
+CONFIG = """
+from tests.train.test_hostile_images import hostile_config
+
+def get_config():
+    return hostile_config({folder!r}, {on_corrupt!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    hostile.write(folder)
+    return folder
+
+
+def run(folder, on_corrupt):
+    """Exit code, output and errors of a run, and its largest memory [bytes]."""
+    (folder / f"{on_corrupt}.py").write_text(CONFIG.format(folder=str(folder), on_corrupt=on_corrupt))
+    command = [sys.executable, "-m", "k2jax.train", f"--config={folder}/{on_corrupt}.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with open(folder / "out", "w+") as out, open(folder / "err", "w+") as err:
+        workdir = f"--workdir={folder}/run_{on_corrupt}"
+        process = subprocess.Popen([*command, workdir], cwd=ROOT, env=environment, stdout=out, stderr=err)
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, (folder / "out").read_text(), (folder / "err").read_text(), used.ru_maxrss * 1024
+
+
+def test_a_run_trains_on_what_can_be_read_and_names_what_it_skipped(folder):
+    code, _, errors, memory = run(folder, "skip")
+    assert code == 0 and "Traceback" not in errors, errors[-3000:]
+    assert memory <= MEMORY_BYTES
+    workdir = folder / "run_skip"
+    assert [record["step"] for record in read_metrics(workdir)] == [1, 2, 3]
+    large = {"line.png", "sixteen_large.png"}  # for a row
+    skipped = len(large | hostile.refused().keys())
+    [row] = [line for line in (workdir / "report.md").read_text().splitlines() if line.startswith("| pictures ")]
+    assert row.split("|")[-2].strip() == str(skipped)
+
+
+def test_a_run_that_is_to_skip_nothing_ends_in_one_line_before_it_begins(folder):
+    code, _, errors, memory = run(folder, "fail")
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert code == 2 and len(lines) == 1 and "Traceback" not in errors, errors[-3000:]
+    assert "chat.jsonl" in lines[0] and "data.on_corrupt=skip" in lines[0]
+    assert memory <= MEMORY_BYTES
