@@ -1,4 +1,6 @@
-"""Pictures with exact labels: words to read, shapes to describe, count and locate. A sample is a function of seed and index.
+"""Pictures with exact labels: words to read, shapes to describe, count and locate.
+
+A sample is a function of seed and index.
 
 Fonts are the DejaVu family that matplotlib carries, so nothing is downloaded.
 """
@@ -148,7 +150,12 @@ def _locate(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> Vi
     return VisualSample(image, "locate", f"Where are {chosen.colour} {chosen.shape}s?", answer, boxes)
 
 
-_MAKERS: dict[str, Callable[..., VisualSample]] = {"read": _read, "describe": _describe, "count": _count, "locate": _locate}
+_MAKERS: dict[str, Callable[..., VisualSample]] = {
+    "read": _read,
+    "describe": _describe,
+    "count": _count,
+    "locate": _locate,
+}
 
 
 def kind_of_shape(rng: np.random.Generator, but: tuple[str, str] | None = None) -> tuple[str, str]:
