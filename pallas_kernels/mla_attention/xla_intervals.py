@@ -1,21 +1,21 @@
 """Attention inside documents in both directions in plain XLA: forward and backward hold one tile of scores at a time.
 
 The rows of a batch are joined to one sequence, ``[H, T, D]`` with T = B S, because every key names the queries that see
-it: a tile may span the end of a row. For each block of queries the loop visits the blocks of keys from the first to the
-last that any of them sees, and in the backward pass the same with the roles exchanged.
+it: a tile may span the end of a row. Each block of queries visits the blocks of keys from the first to the last that
+any of its queries sees, two at a time: from 512 rows on, XLA:CPU divides a product over the cores.
 
 A tile of scores is held transposed, ``[keys, queries]``, as in ``tile``: reducing over keys is arithmetic between rows,
-and no product contracts the rows of a whole tile, which XLA:CPU does at a third of the speed. A tile has twice as many
-keys as queries: from 512 rows on, XLA:CPU divides a product over the cores.
+and no product contracts the rows of a whole tile, which XLA:CPU does at a third of the speed.
 
 Source: FlashAttention-2 (Dao, arXiv:2307.08691), algorithms 1 and 2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array, lax
 import jax.numpy as jnp
@@ -24,22 +24,23 @@ from pallas_kernels.mla_attention.xla_tile import KeyMask, Keys, Queries, QueryR
 from pallas_kernels.vma import full
 
 LOG2_E = math.log2(math.e)
-KEYS_PER_QUERY = 2
-"""Blocks of keys are longer than blocks of queries by this factor."""
-
 _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-class _Blocks(NamedTuple):
-    """Division of the joined sequence; static under jit.
+class _Visible(NamedTuple):
+    """Which keys a query sees, in the joined sequence.
 
     Attributes:
-        queries: tokens of a block of queries.
-        keys: tokens of a block of keys.
+        start: int32 ``[T]``, first query that sees a key; after all queries for keys that nobody sees.
+        exit: int32 ``[T]``, the query after the last; 0 for keys that nobody sees.
+        first: int32 ``[blocks]``, first block of keys that any query of a block sees.
+        stop: int32 ``[blocks]``, the block after the last; equal to ``first`` if there is none.
     """
 
-    queries: int
-    keys: int
+    start: Array
+    exit: Array
+    first: Array
+    stop: Array
 
 
 class _Partial(NamedTuple):
@@ -64,35 +65,32 @@ def forward(queries: Queries, keys: Keys, mask: KeyMask, scale: float, block: in
         keys: ``[B, H, S, ...]``, the shared key ``[B, 1, S, Dr]``.
         mask: int32 ``[B, 1, S]``; it has starts.
         scale: factor of the logits.
-        block: tokens of a block of queries.
+        block: tokens of a block.
 
     Returns:
         Output ``[B, H, S, Dv]`` in the dtype of the values, lse and row maxima, float32 ``[B, H, S]``.
     """
     batch, heads, length, width = keys.v.shape
-    blocks = _Blocks(block, KEYS_PER_QUERY * block)
-    q_HTE, k_HTE, v_HTE = (_join_rows(x, blocks) for x in _whole_heads(queries, keys))
-    start_T, exit_T = _joined_mask(mask, blocks)
+    q_HTE, k_HTE, v_HTE = (_join_rows(x, block) for x in _whole_heads(queries, keys))
     v_HET = v_HTE.swapaxes(1, 2)
-    first, stop = _visible_keys(start_T, exit_T, blocks)
-    total = q_HTE.shape[1]
-    zero = full((heads, blocks.queries), 0, jnp.float32, q_HTE)
-    nothing = _Partial(jnp.broadcast_to(zero[:, None], (heads, width, blocks.queries)), zero, zero - jnp.inf)
+    visible, total = _visible_keys(mask, block), q_HTE.shape[1]
+    zero = full((heads, block), 0, jnp.float32, q_HTE)
+    nothing = _Partial(jnp.broadcast_to(zero[:, None], (heads, width, block)), zero, zero - jnp.inf)
 
     def query_block(i, done):
-        block_q = _part(q_HTE, i, blocks.queries, 1)
+        block_q = _part(q_HTE, i * block, block, 1)
 
-        def tile(j, seen):
-            block_k, block_v = _part(k_HTE, j, blocks.keys, 1), _part(v_HET, j, blocks.keys, 2)
-            visible_KQ = _visible(start_T, exit_T, i, j, blocks)
-            return _attend(block_q, block_k, block_v, visible_KQ, seen, scale)
+        def tile(k_start, size, seen):
+            tile_k, tile_v = _part(k_HTE, k_start, size, 1), _part(v_HET, k_start, size, 2)
+            visible_KQ = _mask(visible, i * block, block, k_start, size)
+            return _attend(block_q, tile_k, tile_v, visible_KQ, seen, scale)
 
-        found = _finish(lax.fori_loop(first[i], stop[i], tile, nothing), v_HTE.dtype)
-        return tuple(_replace_part(x, part, i, x.ndim - 1) for x, part in zip(done, found, strict=True))
+        found = _finish(_over_keys(visible, i, block, tile, nothing), v_HTE.dtype)
+        return tuple(_replace_part(x, part, i * block, x.ndim - 1) for x, part in zip(done, found, strict=True))
 
     shapes = ((heads, width, total), v_HTE.dtype), ((heads, total), jnp.float32), ((heads, total), jnp.float32)
     empty = tuple(full(shape, 0, dtype, q_HTE) for shape, dtype in shapes)
-    out_HET, lse_HT, peak_HT = lax.fori_loop(0, total // blocks.queries, query_block, empty)
+    out_HET, lse_HT, peak_HT = lax.fori_loop(0, total // block, query_block, empty)
     split = functools.partial(_split_rows, batch=batch, length=length)
     return split(out_HET.swapaxes(1, 2)), split(lse_HT), split(peak_HT)
 
@@ -108,45 +106,52 @@ def backward(
         mask: which queries see a key.
         rows: what the forward pass and the output's cotangent say of each query.
         scale: factor of the logits.
-        block: tokens of a block of queries.
+        block: tokens of a block.
     """
     batch, _, length, nope = keys.nope.shape
-    blocks = _Blocks(block, KEYS_PER_QUERY * block)
-    joined = (*_whole_heads(queries, keys), rows.dout, _finite(rows.lse) * LOG2_E, rows.delta)
-    q_HTE, k_HTE, v_HTE, dout_HTE, lse_HT, delta_HT = (_join_rows(x, blocks) for x in joined)
-    start_T, exit_T = _joined_mask(mask, blocks)
+    q_HTE, k_HTE, v_HTE, dout_HTE = (_join_rows(x, block) for x in (*_whole_heads(queries, keys), rows.dout))
+    lse_HT, delta_HT = (_join_rows(x, block) for x in (_finite(rows.lse) * LOG2_E, rows.delta))
     k_HET = k_HTE.swapaxes(1, 2)
-    first = start_T.reshape(-1, blocks.keys).min(1) // blocks.queries
-    stop = -(-exit_T.reshape(-1, blocks.keys).max(1) // blocks.queries)
+    visible = _visible_keys(mask, block)
 
-    def key_block(j, sums):
-        dq_HET, dk_HTE, dv_HTE = sums
-        block_k, block_v = _part(k_HTE, j, blocks.keys, 1), _part(v_HTE, j, blocks.keys, 1)
-        block_k_transposed = _part(k_HET, j, blocks.keys, 2)
+    def query_block(i, sums):
+        block_q, block_dout = _part(q_HTE, i * block, block, 1), _part(dout_HTE, i * block, block, 1)
+        block_lse, block_delta = (_part(x, i * block, block, 1)[:, None] for x in (lse_HT, delta_HT))
 
-        def tile(i, sums):
-            dq_HET, dk_HKE, dv_HKE = sums
-            block_q, block_dout = _part(q_HTE, i, blocks.queries, 1), _part(dout_HTE, i, blocks.queries, 1)
-            block_lse, block_delta = (_part(x, i, blocks.queries, 1)[:, None] for x in (lse_HT, delta_HT))
-            scores_HKQ = _log2_scores(block_q, block_k, scale)
-            probs_HKQ = jnp.where(_visible(start_T, exit_T, i, j, blocks), jnp.exp2(scores_HKQ - block_lse), 0)
-            dprobs_HKQ = _matmul("hke,hqe->hkq", block_v, block_dout)
+        def tile(k_start, size, sums):
+            dq_HEQ, dk_HTE, dv_HTE = sums
+            tile_k, tile_v = _part(k_HTE, k_start, size, 1), _part(v_HTE, k_start, size, 1)
+            probs_HKQ = jnp.exp2(_log2_scores(block_q, tile_k, scale) - block_lse)
+            probs_HKQ = jnp.where(_mask(visible, i * block, block, k_start, size), probs_HKQ, 0)
+            dprobs_HKQ = _matmul("hke,hqe->hkq", tile_v, block_dout)
             dscores_HKQ = (probs_HKQ * (dprobs_HKQ - block_delta)).astype(k_HTE.dtype)
-            dq_HET = _add_part(dq_HET, _matmul("hek,hkq->heq", block_k_transposed, dscores_HKQ), i, 2)
-            dk_HKE += _matmul("hkq,hqe->hke", dscores_HKQ, block_q)
-            dv_HKE += _matmul("hkq,hqe->hke", probs_HKQ.astype(dout_HTE.dtype), block_dout)
-            return dq_HET, dk_HKE, dv_HKE
+            dq_HEQ += _matmul("hek,hkq->heq", _part(k_HET, k_start, size, 2), dscores_HKQ)
+            tile_dk = _matmul("hkq,hqe->hke", dscores_HKQ, block_q)
+            tile_dv = _matmul("hkq,hqe->hke", probs_HKQ.astype(dout_HTE.dtype), block_dout)
+            return dq_HEQ, _add_part(dk_HTE, tile_dk, k_start, 1), _add_part(dv_HTE, tile_dv, k_start, 1)
 
-        nothing = (full(x.shape, 0, jnp.float32, q_HTE) for x in (block_k, block_v))
-        dq_HET, block_dk, block_dv = lax.fori_loop(first[j], stop[j], tile, (dq_HET, *nothing))
-        return dq_HET, _replace_part(dk_HTE, block_dk, j, 1), _replace_part(dv_HTE, block_dv, j, 1)
+        dq_HET, dk_HTE, dv_HTE = sums
+        nothing = full((*k_HET.shape[:2], block), 0, jnp.float32, q_HTE)
+        dq_HEQ, dk_HTE, dv_HTE = _over_keys(visible, i, block, tile, (nothing, dk_HTE, dv_HTE))
+        return _replace_part(dq_HET, dq_HEQ, i * block, 2), dk_HTE, dv_HTE
 
     empty = tuple(full(x.shape, 0, jnp.float32, q_HTE) for x in (k_HET, k_HTE, v_HTE))
-    dq_HET, dk_HTE, dv_HTE = lax.fori_loop(0, k_HTE.shape[1] // blocks.keys, key_block, empty)
+    dq_HET, dk_HTE, dv_HTE = lax.fori_loop(0, k_HTE.shape[1] // block, query_block, empty)
     split = functools.partial(_split_rows, batch=batch, length=length)
     dq, dk = scale * split(dq_HET.swapaxes(1, 2)), scale * split(dk_HTE)
     dkeys = Keys(dk[..., :nope], dk[..., nope:].sum(1, keepdims=True), split(dv_HTE))
     return Queries(dq[..., :nope], dq[..., nope:]), dkeys
+
+
+def _over_keys(visible: _Visible, i, block: int, tile: Callable, state: Any) -> Any:
+    """Applies ``state = tile(start, size, state)`` to the keys that a block of queries sees, two blocks at a time.
+
+    An odd block is left for the end, so that no tile is wider than what is seen.
+    """
+    first, count = visible.first[i], visible.stop[i] - visible.first[i]
+    pairs = count // 2
+    state = lax.fori_loop(0, pairs, lambda n, state: tile((first + 2 * n) * block, 2 * block, state), state)
+    return lax.fori_loop(2 * pairs, count, lambda n, state: tile((first + n) * block, block, state), state)
 
 
 def _log2_scores(q_HQE: Array, k_HKE: Array, scale: float) -> Array:
@@ -175,35 +180,28 @@ def _finish(partial: _Partial, dtype) -> tuple[Array, Array, Array]:
 # --- the mask, of the joined sequence ------------------------------------------------------------------------------
 
 
-def _joined_mask(mask: KeyMask, blocks: _Blocks) -> tuple[Array, Array]:
-    """Start and exit ``[T]`` as indices of the joined sequence; keys that nobody sees have an empty interval.
+def _visible_keys(mask: KeyMask, block: int) -> _Visible:
+    """Finds out which keys of the joined sequence are seen.
 
-    Its start is after all others and its exit before, so that it widens no block's range.
+    Where nobody sees a key, its interval is empty in a way that widens the range of no block.
     """
     batch, _, length = mask.start.shape
     vectors = mask.start, jnp.full_like(mask.start, length) if mask.exit is None else mask.exit
     start, exit = (jnp.clip(x[:, 0], 0, length) + length * jnp.arange(batch)[:, None] for x in vectors)
-    unseen = start >= exit
-    start_T = jnp.where(unseen, batch * length, start).ravel()
-    exit_T = jnp.where(unseen, 0, exit).ravel()
-    missing = -len(start_T) % blocks.keys
-    return jnp.pad(start_T, (0, missing), constant_values=batch * length), jnp.pad(exit_T, (0, missing))
+    unseen, missing = start >= exit, -(batch * length) % block
+    start_T = jnp.pad(jnp.where(unseen, batch * length, start).ravel(), (0, missing), constant_values=batch * length)
+    exit_T = jnp.pad(jnp.where(unseen, 0, exit).ravel(), (0, missing))
+    start_N, exit_N = start_T.reshape(-1, block).min(1), exit_T.reshape(-1, block).max(1)
+    query_M1 = block * jnp.arange(len(start_N))[:, None]
+    seen_MN = (start_N < query_M1 + block) & (query_M1 < exit_N)
+    stop_M = jnp.where(seen_MN.any(1), len(start_N) - jnp.argmax(seen_MN[:, ::-1], 1), 0)
+    return _Visible(start_T, exit_T, jnp.argmax(seen_MN, 1), stop_M)
 
 
-def _visible_keys(start_T: Array, exit_T: Array, blocks: _Blocks) -> tuple[Array, Array]:
-    """First block of keys, and the one after the last, that any query of each block sees; equal if there is none."""
-    first = start_T.reshape(-1, blocks.keys).min(1)
-    last = exit_T.reshape(-1, blocks.keys).max(1)
-    query_n1 = blocks.queries * jnp.arange(len(start_T) // blocks.queries)[:, None]
-    visible_nm = (first < query_n1 + blocks.queries) & (query_n1 < last)
-    any_n, count = visible_nm.any(1), visible_nm.shape[1]
-    return jnp.argmax(visible_nm, 1), jnp.where(any_n, count - jnp.argmax(visible_nm[:, ::-1], 1), 0)
-
-
-def _visible(start_T: Array, exit_T: Array, i, j, blocks: _Blocks) -> Array:
+def _mask(visible: _Visible, q_start, queries: int, k_start, keys: int) -> Array:
     """The mask of a tile, bool ``[K, Q]``."""
-    start_K1, exit_K1 = (_part(x, j, blocks.keys, 0)[:, None] for x in (start_T, exit_T))
-    query_Q = i * blocks.queries + jnp.arange(blocks.queries)
+    start_K1, exit_K1 = (_part(x, k_start, keys, 0)[:, None] for x in (visible.start, visible.exit))
+    query_Q = q_start + jnp.arange(queries)
     return (start_K1 <= query_Q) & (query_Q < exit_K1)
 
 
@@ -223,10 +221,10 @@ def _whole_heads(queries: Queries, keys: Keys) -> tuple[Array, Array, Array]:
     return jnp.concatenate([queries.nope, queries.rope], -1), jnp.concatenate([keys.nope, k_rope], -1), keys.v
 
 
-def _join_rows(x: Array, blocks: _Blocks) -> Array:
+def _join_rows(x: Array, block: int) -> Array:
     """``[B, H, S, ...]`` to ``[H, T, ...]``, T = B S and zeros up to whole blocks."""
     joined = x.swapaxes(0, 1).reshape(x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:])
-    return jnp.pad(joined, [(0, 0), (0, -joined.shape[1] % blocks.keys), *[(0, 0)] * (joined.ndim - 2)])
+    return jnp.pad(joined, [(0, 0), (0, -joined.shape[1] % block), *[(0, 0)] * (joined.ndim - 2)])
 
 
 def _split_rows(x: Array, *, batch: int, length: int) -> Array:
@@ -234,16 +232,16 @@ def _split_rows(x: Array, *, batch: int, length: int) -> Array:
     return x[:, : batch * length].reshape(x.shape[0], batch, length, *x.shape[2:]).swapaxes(0, 1)
 
 
-def _part(x: Array, index, size: int, axis: int) -> Array:
-    """A block of an array."""
-    return lax.dynamic_slice_in_dim(x, index * size, size, axis)
+def _part(x: Array, start, size: int, axis: int) -> Array:
+    """Takes ``size`` tokens from ``start`` on."""
+    return lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
-def _replace_part(x: Array, part: Array, index, axis: int) -> Array:
-    """Writes a block of an array."""
-    return lax.dynamic_update_slice_in_dim(x, part, index * part.shape[axis], axis)
+def _replace_part(x: Array, part: Array, start, axis: int) -> Array:
+    """Writes ``part`` from ``start`` on."""
+    return lax.dynamic_update_slice_in_dim(x, part, start, axis)
 
 
-def _add_part(x: Array, part: Array, index, axis: int) -> Array:
-    """Adds to a block, by a read and a write in place; ``.at[].add`` would compile to a scatter."""
-    return _replace_part(x, _part(x, index, part.shape[axis], axis) + part, index, axis)
+def _add_part(x: Array, part: Array, start, axis: int) -> Array:
+    """Adds ``part`` from ``start`` on, by a read and a write in place; ``.at[].add`` would compile to a scatter."""
+    return _replace_part(x, _part(x, start, part.shape[axis], axis) + part, start, axis)
