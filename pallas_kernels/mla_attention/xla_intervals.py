@@ -188,7 +188,7 @@ def _visible_keys(mask: KeyMask, block: int) -> _Visible:
     batch, _, length = mask.start.shape
     vectors = mask.start, jnp.full_like(mask.start, length) if mask.exit is None else mask.exit
     start, exit = (jnp.clip(x[:, 0], 0, length) + length * jnp.arange(batch)[:, None] for x in vectors)
-    unseen, missing = start >= exit, -(batch * length) % block
+    unseen, missing = start >= exit, -(batch * length) % (2 * block)
     start_T = jnp.pad(jnp.where(unseen, batch * length, start).ravel(), (0, missing), constant_values=batch * length)
     exit_T = jnp.pad(jnp.where(unseen, 0, exit).ravel(), (0, missing))
     start_N, exit_N = start_T.reshape(-1, block).min(1), exit_T.reshape(-1, block).max(1)
@@ -222,9 +222,9 @@ def _whole_heads(queries: Queries, keys: Keys) -> tuple[Array, Array, Array]:
 
 
 def _join_rows(x: Array, block: int) -> Array:
-    """``[B, H, S, ...]`` to ``[H, T, ...]``, T = B S and zeros up to whole blocks."""
+    """``[B, H, S, ...]`` to ``[H, T, ...]``, T = B S and zeros up to whole pairs of blocks."""
     joined = x.swapaxes(0, 1).reshape(x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:])
-    return jnp.pad(joined, [(0, 0), (0, -joined.shape[1] % block), *[(0, 0)] * (joined.ndim - 2)])
+    return jnp.pad(joined, [(0, 0), (0, -joined.shape[1] % (2 * block)), *[(0, 0)] * (joined.ndim - 2)])
 
 
 def _split_rows(x: Array, *, batch: int, length: int) -> Array:
