@@ -191,7 +191,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     figure, axes = new_figure(1, 2, height=4.0, width=11.0)
     for (name, label), color in zip(list(LABELS.items())[1:], PALETTE, strict=False):
         seed_curves(axes[0, 0], results, name, "loss", label=label, color=color)
-    axes[0, 0].set_yscale("log")
     style_axes(axes[0, 0], title="Fine-tuning", x="step", y="loss [nats per token]")
     legend(axes[0, 0])
     seed_bars(axes[0, 1], measured, LABELS, {"picture/right": "right", "picture/seen": "all things seen"}, PALETTE[3:])
