@@ -105,18 +105,12 @@ def text_about(scene: Scene, index: int) -> str:
     return ";".join([scene.description, *(f"{key}={number_of(scene, key)}" for key in keys)])
 
 
-def question_about(scene: Scene, kind: str, rng: np.random.Generator) -> str:
-    """A key of a kind; of shapes, colours and both every other time one that is there."""
-    keys = keys_of(kind)
-    there = [key for key in keys if number_of(scene, key)]
-    return str(rng.choice(there if rng.integers(2) else keys))
-
-
 def asked(seed: int, index: int, kinds: tuple[str, ...], split: str = "train") -> tuple[Scene, str]:
-    """A picture and the key of a question about it."""
+    """A picture and the key of a question about it, every other time one that is there."""
     rng = np.random.default_rng([seed, index, 4])
-    scene = draw_scene(seed, index, split)
-    return scene, question_about(scene, kinds[index % len(kinds)], rng)
+    scene, keys = draw_scene(seed, index, split), keys_of(kinds[index % len(kinds)])
+    there = [key for key in keys if number_of(scene, key)]
+    return scene, str(rng.choice(there if rng.integers(2) else keys))
 
 
 def parts(scene: Scene, key: str, picture: bool) -> list[dict]:
@@ -137,10 +131,14 @@ def questions(kinds: tuple[str, ...], pictures: bool) -> Iterator[dict]:
         yield conversation(content, f"see():{scene.description}\ncount({key}):{number_of(scene, key)}")
 
 
+def held_out() -> list[tuple[Scene, str]]:
+    """The questions of the evaluation, kinds in turn."""
+    return [asked(6, index, tuple(KINDS), "held_out") for index in range(ASKED * len(KINDS))]
+
+
 def evaluate(config, workdir):
     """Right answers by kind about held-out pictures, their form, what is seen; and right ones about descriptions."""
-    sample = [asked(6, index, tuple(KINDS), "held_out") for index in range(ASKED * len(KINDS))]
-    record = {}
+    sample, record = held_out(), {}
     for name, picture in (("picture", True), ("text", False)):
         contents = [parts(scene, key, picture) for scene, key in sample]
         answers = checkpoint_answers(config, workdir, contents, max_tokens=96)
@@ -164,8 +162,7 @@ def scores(sample: list[tuple[Scene, str]], answers: list[str]) -> dict[str, flo
 
 def guesses() -> dict[str, float]:
     """The share of each kind's most frequent answer among the held-out questions."""
-    sample = [asked(6, index, tuple(KINDS), "held_out") for index in range(ASKED * len(KINDS))]
-    numbers = [number_of(*question) for question in sample]
+    numbers = [number_of(*question) for question in held_out()]
     by_kind = {kind: numbers[place :: len(KINDS)] for place, kind in enumerate(KINDS)}
     return {kind: max(map(of.count, of)) / len(of) for kind, of in by_kind.items()}
 
@@ -194,7 +191,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     figure, axes = new_figure(1, 2, height=4.0, width=11.0)
     for (name, label), color in zip(list(LABELS.items())[1:], PALETTE, strict=False):
         seed_curves(axes[0, 0], results, name, "loss", label=label, color=color)
-    axes[0, 0].set_yscale("log")
     style_axes(axes[0, 0], title="Fine-tuning", x="step", y="loss [nats per token]")
     legend(axes[0, 0])
     seed_bars(axes[0, 1], measured, LABELS, {"picture/right": "right", "picture/seen": "all things seen"}, PALETTE[3:])

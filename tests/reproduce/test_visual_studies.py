@@ -59,8 +59,8 @@ def test_a_rise_is_what_text_loses_soon_after_a_moment(monkeypatch, losses, star
 
 def test_a_picture_may_have_the_right_colour_under_the_wrong_name():
     wanted = ["red circle", "blue square", "red circle", "red circle"]
-    shares = fusion.shares_named(wanted, ["red circle", "blue circle", "blue circle", ""])
-    assert shares == {"named": 1 / 4, "colour": 1 / 2}
+    shares = fusion.shares_named(wanted, ["red circle", "blue circle", "red square", ""])
+    assert shares == {"named": 1 / 4, "colour": 3 / 4}
 
 
 def test_the_summary_of_fusion_says_who_is_ahead_on_how_many_seeds():
