@@ -17,6 +17,7 @@ def get_config():
     config = defaults("rl", model="micro", vision="nano_vision")
     config.init_from = "runs/sft-nano-vision"
     config.model.vocab = 262  # bytes, two tokens around documents, four around images
+    config.model.layers = 5
     config.data.tokenizer.kind = "bytes"
     config.data.tokenizer.media = True
     config.data.chat_format = "plain"
@@ -34,7 +35,7 @@ def get_config():
     config.rl.eval_samples = 4
     config.train.steps = 60
     config.train.batch_size = 16
-    config.optimizer.learning_rate = 1e-3
+    config.optimizer.learning_rate = 5e-4
     config.optimizer.tower_rate = 0.3
     config.optimizer.projector_rate = 0.5
     config.optimizer.weight_decay = 0.0
