@@ -20,8 +20,8 @@ import numpy as np
 
 from k2jax.config import source
 from k2jax.data.images.frames import Clip
-from k2jax.data.images.video_process import SAMPLED_PER_SECOND
 from k2jax.data.images.synthetic_clips import CLIP_KINDS, encode_clip, synthetic_clip
+from k2jax.data.images.video_process import SAMPLED_PER_SECOND
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, curve

@@ -1,4 +1,4 @@
-"""A Kimi K2 of 2.1M parameters with a tower of 1.2M is shown words to read, and shapes to describe, to count and to locate.
+"""A Kimi K2 of 2.1M parameters with a tower of 1.2M is shown words to read, and shapes to describe, count and locate.
 
 Reproduces: the structure of Kimi K2.5's joint training (section 4.3), not its scale: tower, projector and decoder learn
 together from pictures that are drawn with exact labels, by Muon with QK-Clip on both, the encoder decoupled from the
