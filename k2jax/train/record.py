@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+import re
 import resource
 import sys
 import time
@@ -45,8 +47,19 @@ def memory_gb() -> float:
     stats = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] / 1e9
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    return _process_memory() / 1e9
+
+
+def _process_memory() -> int:
+    """Peak memory of this process [bytes].
+
+    On Linux ``ru_maxrss`` of a process begins with the size of the one that started it, so the kernel's record of the
+    present address space is read there.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def max_violation(expert_tokens: np.ndarray) -> np.ndarray:

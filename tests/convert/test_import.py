@@ -25,6 +25,7 @@ from k2jax.model import model_specs
 from k2jax.params import abstract, initialize, named_specs
 from k2jax.text.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
 from tests.convert.folders import network
+from tests.memory import run_measured
 from tests.train.tiny import tiny
 
 
@@ -233,14 +234,10 @@ def peak_of_import(folder, vocab):
     with open(folder / "model.safetensors", "wb") as file:  # a sparse file: zeros that take no disk
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + offset)
-    code = (
-        "import sys, resource; from k2jax.convert.importing import import_folder; import_folder(*sys.argv[1:]);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder), str(folder / "run")], capture_output=True, text=True, check=True
-    )
-    return int(done.stdout.splitlines()[-1])
+    code = "import sys; from k2jax.convert.importing import import_folder; import_folder(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(folder), str(folder / "run")]
+    _, peak = run_measured(command, folder / "peak", check=True)
+    return peak
 
 
 def test_reader_names_the_dtype(folder, tmp_path):

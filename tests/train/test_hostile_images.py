@@ -1,7 +1,6 @@
 """The command on a corpus whose files are damaged, mislabelled or made to harm: trained without them, or one line."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ from k2jax.config import source
 from k2jax.report.metrics import read_metrics
 from tests.data.images import hostile
 from tests.emulated import ROOT
+from tests.memory import run_measured
 from tests.train.test_visual import visual_config
 
 MEMORY_BYTES = 2.5e9
@@ -43,20 +43,17 @@ def folder(tmp_path_factory):
 
 
 def run(folder, on_corrupt):
-    """Exit code, output and errors of a run, and its largest memory [bytes]."""
+    """Exit code and errors of a run, and the peak memory of the largest of its processes [bytes]."""
     (folder / f"{on_corrupt}.py").write_text(CONFIG.format(folder=str(folder), on_corrupt=on_corrupt))
     command = [sys.executable, "-m", "k2jax.train", f"--config={folder}/{on_corrupt}.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with open(folder / "out", "w+") as out, open(folder / "err", "w+") as err:
-        workdir = f"--workdir={folder}/run_{on_corrupt}"
-        process = subprocess.Popen([*command, workdir], cwd=ROOT, env=environment, stdout=out, stderr=err)
-        _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, (folder / "out").read_text(), (folder / "err").read_text(), used.ru_maxrss * 1024
+    command.append(f"--workdir={folder}/run_{on_corrupt}")
+    done, memory = run_measured(command, folder / "peak", cwd=ROOT, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stderr, memory
 
 
 def test_a_run_trains_on_what_can_be_read_and_names_what_it_skipped(folder):
-    code, _, errors, memory = run(folder, "skip")
+    code, errors, memory = run(folder, "skip")
     assert code == 0 and "Traceback" not in errors, errors[-3000:]
     assert memory <= MEMORY_BYTES
     workdir = folder / "run_skip"
@@ -68,7 +65,7 @@ def test_a_run_trains_on_what_can_be_read_and_names_what_it_skipped(folder):
 
 
 def test_a_run_that_is_to_skip_nothing_ends_in_one_line_before_it_begins(folder):
-    code, _, errors, memory = run(folder, "fail")
+    code, errors, memory = run(folder, "fail")
     lines = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert code == 2 and len(lines) == 1 and "Traceback" not in errors, errors[-3000:]
     assert "chat.jsonl" in lines[0] and "data.on_corrupt=skip" in lines[0]
