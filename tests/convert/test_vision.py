@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 import torch
-from transformers import Kimi_K25ForConditionalGeneration
+from transformers import Kimi_K25Config, Kimi_K25ForConditionalGeneration
 
 from k2jax.config.presets import vision_preset
 from k2jax.convert.exporting import export_checkpoint
@@ -77,6 +77,22 @@ def test_a_published_folder_comes_back_bit_for_bit_and_transformers_reads_it(fol
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     for (name, theirs), tensor in zip(network().named_parameters(), loaded.parameters(), strict=True):
         assert torch.equal(theirs.bfloat16(), tensor.bfloat16()), name
+
+
+def test_what_an_exported_folder_says_of_its_tower_is_what_transformers_reads_of_the_imported_one(folder, tmp_path):
+    config = json.loads((folder / "published" / "config.json").read_text())
+    config["vision_config"]["rope_parameters"]["rope_theta"] = 5000.0
+    config["vision_config"]["pos_emb_time"], config["projection_layer_norm_eps"] = 3, 2e-3
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "given" / "model.safetensors").symlink_to(folder / "published" / "model.safetensors")
+    import_folder(tmp_path / "given", tmp_path / "run")
+    export_checkpoint(tmp_path / "run", tmp_path / "back")
+    given, back = (Kimi_K25Config.from_pretrained(tmp_path / name).to_dict() for name in ("given", "back"))
+    assert back["vision_config"] == given["vision_config"]
+    keys = ("projection_hidden_size", "projection_layer_norm_eps", "tie_word_embeddings")
+    assert {key: back[key] for key in keys} == {key: given[key] for key in keys}
+    assert given["vision_config"]["rope_parameters"]["rope_theta"] == 5000.0  # it is a key that transformers reads
 
 
 def test_the_names_of_transformers_own_modules_and_of_its_saved_folders_are_read(folder, tmp_path):

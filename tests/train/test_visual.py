@@ -21,6 +21,7 @@ from k2jax.convert.loading import load_pretrained
 from k2jax.errors import UserError
 from k2jax.losses import NLL
 from k2jax.report.metrics import read_metrics
+from k2jax.text.tokenizer import load_tokenizer
 from k2jax.train import train
 from k2jax.train.program import Program
 from k2jax.train.run import Run
@@ -160,29 +161,45 @@ def test_what_is_frozen_keeps_every_bit_and_the_rest_learns(folder, finished):
     assert {"embed", "dense/attention/q_b", "vision/patch", "vision/grid", "vision/layers/attention/q"} <= learned
 
 
-def test_a_run_may_start_from_a_model_of_text(folder):
-    text = visual_config(str(folder))
-    del text.data.sources.pictures
-    text.update_from_flattened_dict(
+def saved_at_once(config, workdir):
+    """The workdir of a run that saved its initial parameters."""
+    config.checkpoint.every = 1
+    workdir.mkdir()
+    with Run(Program(resolve(config), loss=NLL()), workdir, {}) as run:
+        run.save_when_due(next(run.steps()))
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    """The workdir of a model of text."""
+    config = visual_config(str(folder))
+    del config.data.sources.pictures
+    config.update_from_flattened_dict(
         {"model.vision.layers": 0, "optimizer.frozen": (), "data.images.share": (), "train.seed": 7}
     )
-    text.checkpoint.every = 1
-    (folder / "text").mkdir()
-    with Run(Program(resolve(text), loss=NLL()), folder / "text", {}) as run:
-        run.save_when_due(next(run.steps()))
-    program = Program(visual(folder, init_from=str(folder / "text")), loss=NLL())
+    return saved_at_once(config, folder / "text")
+
+
+def test_a_run_may_start_from_a_model_of_text(folder, text):
+    program = Program(visual(folder, init_from=str(text)), loss=NLL())
     own = jax.device_get(program.init().params)
     (folder / "seeing").mkdir()
     with Run(program, folder / "seeing", {}) as run:
         params = jax.device_get(run.state.params)
-    decoder = jax.device_get(load_pretrained(folder / "text").params)
+    decoder = jax.device_get(load_pretrained(text).params)
     assert not changed({**decoder, "vision": own["vision"]}, params)
     assert "embed" in changed(own, params)
 
 
 def test_a_run_is_exported_with_its_tower_and_read_again(finished, tmp_path):
     export_checkpoint(finished, tmp_path / "folder")
-    assert json.loads((tmp_path / "folder" / "config.json").read_text())["model_type"] == "kimi_k25"
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    assert config["model_type"] == "kimi_k25"
+    tokenizer = load_tokenizer(tmp_path / "folder")
+    ids = {"image_token_id": "<|media_pad|>", "vision_start_token_id": "<|media_begin|>"}
+    for key, token in {**ids, "vision_end_token_id": "<|media_end|>"}.items():
+        assert config[key] == tokenizer.special_id(token), key
     assert not changed(params_of(finished), params_of(tmp_path / "folder"))
 
 
@@ -208,6 +225,31 @@ def test_a_tower_goes_from_a_small_decoder_to_another_without_its_projector(fold
         Run(Program(resolve(config), loss=NLL()), folder / "other", {})
 
 
+def test_a_model_of_text_has_no_tower_to_give(folder, text):
+    (folder / "of text").mkdir()
+    with pytest.raises(UserError, match="is a model without vision"):
+        Run(Program(visual(folder, init_tower_from=str(text)), loss=NLL()), folder / "of text", {})
+
+
+@pytest.mark.devices(2)
+def test_every_device_gets_its_part_of_a_transferred_tower(folder):
+    config = visual_config(str(folder))
+    config.parallel.tensor = 2
+    config.train.seed = 3
+    given = saved_at_once(config, folder / "given")
+    config.train.seed, config.init_tower_from = 0, str(given)
+    program = Program(resolve(config), loss=NLL())
+    (folder / "on devices").mkdir()
+    with Run(program, folder / "on devices", {}) as run:
+        assert jax.tree.map(lambda leaf: leaf.sharding, run.state.params) == program.layout.shardings(
+            program.layout.storage
+        )
+        params = jax.device_get(run.state.params)
+    tower = params_of(given)["vision"] | {"projector": params["vision"]["projector"]}
+    assert not changed({**params, "vision": tower}, params)
+    assert changed(params_of(given), params) >= {"vision/projector/up", "embed"}
+
+
 def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_without(folder):
     overrides = {"train.contrast.weight": 0.5, "model.vision.contrast": True, "optimizer.frozen": ("text",)}
     config = visual(folder, **overrides, **{"train.steps": 3, "eval.every": 3})
@@ -217,6 +259,11 @@ def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_
     assert first["loss/contrast"] > 0 and last["val_loss"] > 0
     learned = params_of(folder / "contrast")["vision"]["contrast"]
     assert np.any(learned["scale"]) and np.any(learned["bias"])
+    (folder / "given").mkdir()
+    with Run(
+        Program(visual(folder, init_tower_from=f"{folder}/contrast", **overrides), loss=NLL()), folder / "given", {}
+    ) as run:
+        assert not jax.tree.reduce(lambda any_, leaf: any_ or leaf.any(), run.state.params["vision"]["contrast"], False)
     export_checkpoint(folder / "contrast", folder / "exported")
     given, read = (params_of(folder / name) for name in ("contrast", "exported"))
     del given["vision"]["contrast"]
