@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from k2jax.config.schema import ModelConfig
+from k2jax.inference.lazy_zeros import lazy_zeros
 from k2jax.inference.mesh import CACHE, ROWS, default_sharding, make_experts, param_specs
 from k2jax.model import head_weight, run_layers, token_logprobs
 from k2jax.model.attention import attention_of
@@ -109,10 +110,12 @@ def cache_shape(config: ModelConfig, pages: int, page_size: int) -> tuple[int, i
 
 def empty_cache(config: ModelConfig, pages: int, page_size: int, dtype: Any, mesh: Mesh | None = None) -> Array:
     """Zeros of ``cache_shape``; on a mesh each device holds an equal part of the pages."""
+    shape = cache_shape(config, pages, page_size)
     # On its devices as what programs return: the second program would be compiled for another kind of cache.
     sharding = NamedSharding(mesh, CACHE) if mesh else default_sharding()
-    make = functools.partial(jnp.zeros, cache_shape(config, pages, page_size), dtype)
-    return jax.jit(make, out_shardings=sharding)()
+    if mesh is None and next(iter(sharding.device_set)).platform == "cpu":
+        return lazy_zeros(shape, dtype, sharding)
+    return jax.jit(functools.partial(jnp.zeros, shape, dtype), out_shardings=sharding)()
 
 
 def forward_cached(

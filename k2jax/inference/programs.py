@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 import functools
 from typing import Any, NamedTuple
 
@@ -87,8 +86,7 @@ class Programs:
         self._executables = Executables(kept, (model, sizes, self.weights.dtype), device)
         pages = sizes.pages + sizes.devices  # with a scratch page on every device
         self._empty_cache = functools.partial(empty_cache, model, pages, sizes.page_size, self.weights.dtype, mesh)
-        # So are the zeros of the cache made: gigabytes, whose pages the system has to clear one by one.
-        self._cache = self._empty_cache() if mesh else _in_background(self._empty_cache)
+        self._cache = self._empty_cache()
         self._page_size = sizes.page_size
         self.row_sizes = shapes.growing_sizes(1, sizes.slots // sizes.devices)
         self.context_sizes = shapes.context_sizes(sizes.longest, reads_all=resolve(model.kernels) == "xla")
@@ -155,8 +153,6 @@ class Programs:
     def _take_cache(self) -> Array:
         """The cache, which the program that it is given to overwrites."""
         cache, self._cache = self._cache, None
-        if isinstance(cache, Future):
-            return cache.result()
         return self._empty_cache() if cache is None else cache
 
     @property
@@ -171,13 +167,6 @@ class Programs:
 
     def _place(self, arrays: Any) -> Any:
         return jax.tree.map(lambda array: place(array, ROWS, self._mesh), arrays)
-
-
-def _in_background(function: Callable[[], Array]) -> Future:
-    pool = ThreadPoolExecutor(1)
-    result = pool.submit(function)
-    pool.shutdown(wait=False)
-    return result
 
 
 def _fetch_drawn(drawn: Drawn | None, rows: BatchRows) -> Drawn | None:

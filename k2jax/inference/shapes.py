@@ -22,8 +22,8 @@ PREFILL_WIDTHS = (16, 64, 256)
 PREFILL_TOKENS = 1024  # of one prefill program, rows times width: 64, 16 or 4 rows, all of which are sizes of rows
 
 CPU_CACHE_BYTES = 1 << 30
-"""Most bytes of a cache whose pages nobody has chosen, on a CPU: it shares its memory with everything else, and clears
-all of it at the start. Sequences that find no page wait, or are computed anew later."""
+"""Most bytes of a cache whose pages nobody has chosen, on a CPU: it shares its memory with everything else.
+Sequences that find no page wait, or are computed anew later."""
 
 
 class EngineSizes(NamedTuple):
