@@ -31,7 +31,10 @@ from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 Region = tuple[slice, ...]  # part of a weight: a slice with both ends for every axis
 Read = Callable[[str, ParamSpec, Region], np.ndarray]
 _ALIGNMENT = 64  # bytes
-_READERS = max(1, min(8, (os.cpu_count() or 1) - 1))  # blocks of a weight that are read at a time, of 64 MiB at most
+_READERS = min(8, os.cpu_count() or 1)  # parts of a weight that are read at a time
+_READ_ELEMENTS = 1 << 20
+"""Largest of these parts. A larger one would not stay in a processor's cache, and take more memory beside the weights
+that the system has to clear first."""
 
 
 class Pretrained(NamedTuple):
@@ -260,7 +263,7 @@ def _gather(source: Source, name: str, spec: ParamSpec, region: Region) -> np.nd
 
     # NumPy lets go of Python's lock while it dequantises and transposes.
     with ThreadPoolExecutor(_READERS, "blocks") as readers:
-        collections.deque(readers.map(read, blocks(spec)), maxlen=0)  # raises what a block has raised
+        collections.deque(readers.map(read, blocks(spec, _READ_ELEMENTS)), maxlen=0)  # raises what a block has raised
     return array
 
 

@@ -35,11 +35,11 @@ def hf_shape(spec: ParamSpec) -> tuple[int, ...]:
     return (spec.part[1] * spec.size_of(spec.outputs), *((spec.size_of(spec.inputs),) if spec.inputs else ()))
 
 
-def rows_per_block(spec: ParamSpec) -> int:
-    """Counts the indices of the weight's first output axis in one block."""
+def rows_per_block(spec: ParamSpec, elements: int = BLOCK_ELEMENTS) -> int:
+    """Counts the indices of the weight's first output axis in one block of at most so many elements."""
     size = spec.size_of(spec.outputs[:1])
     row = spec.size_of(spec.outputs[1:] + spec.inputs)
-    return max(1, min(size, BLOCK_ELEMENTS // row))
+    return max(1, min(size, elements // row))
 
 
 def chunks(spec: ParamSpec) -> tuple[int, ...]:
@@ -50,9 +50,9 @@ def chunks(spec: ParamSpec) -> tuple[int, ...]:
     )
 
 
-def blocks(spec: ParamSpec) -> Iterator[Block]:
-    """Yields every block of a weight."""
-    first, step = spec.outputs[0], rows_per_block(spec)
+def blocks(spec: ParamSpec, elements: int = BLOCK_ELEMENTS) -> Iterator[Block]:
+    """Yields every block of a weight, each of at most so many elements."""
+    first, step = spec.outputs[0], rows_per_block(spec, elements)
     size, inner = spec.size_of((first,)), spec.size_of(spec.outputs[1:])
     offset = spec.part[0] * size * inner
     for name, position in hf_tensors(spec):

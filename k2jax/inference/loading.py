@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 import contextlib
 from pathlib import Path
+import sys
 import threading
 from typing import Any
 
@@ -13,6 +14,10 @@ from jax.sharding import Mesh
 
 from k2jax.convert.loading import open_pretrained, shardings_on
 from k2jax.inference.engine import Engine
+
+_TURN_SECONDS = 1e-4
+"""Time after which a thread hands Python's lock over while weights are read. A weight takes many short calls of NumPy,
+each of which would otherwise wait 5 ms for a thread that imports modules."""
 
 
 def load_engine(
@@ -55,12 +60,23 @@ def open_engine(
     stopped = threading.Event()
     with ThreadPoolExecutor(1, "weights") as thread:
         reading = thread.submit(engine.update_params, _until(stopped, leaves), engine.version, donate=True)
-        try:
-            yield engine
-        except BaseException:
-            stopped.set()
-            raise
-        reading.result()
+        with _short_turns():
+            try:
+                yield engine
+            except BaseException:
+                stopped.set()
+                raise
+            reading.result()
+
+
+@contextlib.contextmanager
+def _short_turns() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class _Stopped(Exception):
