@@ -112,7 +112,8 @@ class Programs:
         variant = {"config": self._model, "prompt_logprobs": scored, "return_experts": routed, "mesh": self._mesh}
         variant["prompt_top"] = min(top, self._model.vocab)
         held, given = (self._decoder, self._take_cache()), (chunk, targets, self._media(rows, width))
-        output = self._executables.run(run_chunk, held, given, **variant)
+        short = rows.count * width <= shapes.PREFILL_WIDTHS[0]
+        output = self._executables.run(run_chunk, held, given, short=short, **variant)
         self._cache = output.cache
         drawn = None
         if any(rows.done()):

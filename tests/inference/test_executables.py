@@ -67,9 +67,28 @@ def test_a_later_start_compiles_nothing_and_generates_the_same_bits(kept, folder
     assert generated() == kept[1]
 
 
-def test_without_a_folder_the_same_bits_are_generated(kept, monkeypatch):
+def test_without_a_folder_the_same_is_generated(kept, monkeypatch):
     monkeypatch.setattr(programs, "folder_of_programs", lambda: None)
-    assert generated() == kept[1]
+    tokens, logprobs = generated()
+    assert tokens == kept[1][0]
+    np.testing.assert_allclose(*(np.frombuffer(each, np.float32) for each in (logprobs, kept[1][1])), rtol=1e-5)
+
+
+def test_short_programs_prepare_no_matrix_product_for_a_library(tmp_path, monkeypatch):
+    use(tmp_path, monkeypatch)
+
+    @jax.jit
+    def twice(weights, tokens):
+        return jax.numpy.tanh(tokens @ weights) @ weights
+
+    device = jax.devices("cpu")[0]
+    made = executables.Executables(tmp_path, "engine", device)
+    held, given = (np.ones((64, 64), np.float32),), (np.ones((16, 64), np.float32),)
+    result = made.run(twice, held, given, short=True)
+    [program] = executables._compiled.values()
+    assert "ynn" in twice.lower(*held, *given).compile().as_text()
+    assert "ynn" not in program.as_text()
+    np.testing.assert_allclose(result, twice(*held, *given), rtol=1e-5)
 
 
 def test_what_the_last_start_kept_is_loaded_before_it_is_asked_for(folder):
@@ -101,7 +120,7 @@ def test_a_program_that_waits_behind_others_is_loaded_where_it_is_needed(folder,
     with ThreadPoolExecutor(1) as caller:
         try:
             for path in behind:
-                assert callable(caller.submit(waiting._program, path, None, (), {}).result(20))
+                assert callable(caller.submit(waiting._program, path, None, (), {}, None).result(20))
         finally:
             held.set()
 
