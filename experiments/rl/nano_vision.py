@@ -3,8 +3,10 @@
 Reproduces: Kimi K2.5's visual reinforcement learning (section 4.4.2), not its scale: soft F1 of boxes under the best
 assignment, edit distance of words, and how near a count is, in one run, on pictures that are drawn with exact labels.
 Tower, projector and decoder learn together.
-Expected: not measured.
+Expected: from step 800 of the fine-tuning, the mean reward of sampled answers rose from 0.42 to 0.51 in 50 iterations,
+one seed (docs/vision.md, "Reinforcement learning"). With 24 questions, half the rate and two updates it did not rise.
 
+    python -m k2jax.train --config=experiments/sft/nano_vision_describe.py --workdir=runs/sft-nano-vision-describe
     python -m k2jax.train --config=experiments/sft/nano_vision.py --workdir=runs/sft-nano-vision
     python -m k2jax.rl --config=experiments/rl/nano_vision.py --workdir=runs/rl-nano-vision
 """
@@ -29,13 +31,12 @@ def get_config():
         "shapes": task(dataset="pictures", options=shapes, weight=2.0, max_tokens=80),
         "words": task(dataset="pictures", options=words, max_tokens=24),
     }
-    config.rl.rollout.update({"prompts": 24, "samples": 8, "max_length": 160})
-    config.rl.updates = 2
+    config.rl.rollout.update({"prompts": 64, "samples": 8, "max_length": 160})
     config.rl.eval_prompts = 60
     config.rl.eval_samples = 4
-    config.train.steps = 60
+    config.train.steps = 50
     config.train.batch_size = 16
-    config.optimizer.learning_rate = 5e-4
+    config.optimizer.learning_rate = 1e-3  # at 2e-3, and with 40 questions, rewards fell
     config.optimizer.tower_rate = 0.3
     config.optimizer.projector_rate = 0.5
     config.optimizer.weight_decay = 0.0

@@ -34,6 +34,8 @@ from k2jax.text.tokenizer import Tokenizer
 
 SEED = 1
 """Of held-out pictures; training draws with seed 0."""
+LONGEST = 192
+"""Bytes of the longest answers: nine boxes, or four descriptions, and some more."""
 
 
 class PictureScore(NamedTuple):
@@ -104,7 +106,7 @@ def greedy_answers(
     ]
 
 
-def evaluate_pictures(checkpoint: str, config: Config, questions: int, max_tokens: int = 64) -> list[PictureScore]:
+def evaluate_pictures(checkpoint: str, config: Config, questions: int, max_tokens: int = LONGEST) -> list[PictureScore]:
     """Scores of a checkpoint on the kinds of pictures that its run trained on.
 
     Args:
@@ -147,7 +149,7 @@ def define(values: flags.FlagValues) -> None:
     to = {"flag_values": values}
     flags.DEFINE_string("checkpoint", None, "The workdir of a run with images, or one of its steps.", **to)
     flags.DEFINE_integer("questions", 128, "Held-out questions of each kind.", **to, lower_bound=2)
-    flags.DEFINE_integer("max_tokens", 64, "Most tokens of an answer.", **to, lower_bound=1)
+    flags.DEFINE_integer("max_tokens", LONGEST, "Most tokens of an answer.", **to, lower_bound=1)
 
 
 def main(values: flags.FlagValues) -> None:

@@ -180,7 +180,7 @@ def test_rewards_are_means_by_kind_and_way():
 def test_visual_rewards_are_compared_with_the_one_start_and_text_beside_them():
     made = {}
     for run, config in configs(visual_rl):
-        gain = 0.0 if run == "start" else 0.2 + 0.1 * config.train.seed
+        gain = 0.0 if run in ("described", "start") else 0.2 + 0.1 * config.train.seed
         shares = {"pictures/count": 0.4 + gain, "pictures/read": 0.2 + gain / 2, "add2": 0.9 - gain / 10}
         evaluation = {f"{kind}/{way}": share for kind, share in shares.items() for way in ("greedy", "sampled")}
         made[run] = RunResult(config, [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.6}], 0, evaluation)
@@ -194,7 +194,10 @@ def test_visual_rewards_are_compared_with_the_one_start_and_text_beside_them():
 
 def test_visual_rewards_start_from_the_run_with_text_and_see_the_same_pictures():
     runs = dict(configs(visual_rl))
-    start = runs.pop("start")
+    described, start = runs.pop("described"), runs.pop("start")
+    assert described.init_from is None and start.init_from == "runs/described"
+    asked = [{kind for each in config.data.sources.values() for kind in each.pictures} for config in (described, start)]
+    assert asked == [{"describe", "read"}, {"describe", "locate", "count", "read"}]
     assert {each.kind for each in start.data.sources.values()} == {"synthetic_images", "chat"}
     sizes = {(each.side, each.height) for each in start.data.sources.values() if each.kind == "synthetic_images"}
     for config in runs.values():
