@@ -3,8 +3,8 @@
 Reproduces: the order of Kimi K2.5's stages (section 4.3), captions before questions, not its scale. Descriptions name
 every shape and its box, so that most tokens of an answer ask for what a feature holds; with them the model learns to
 look. Tower, projector and decoder learn together, at a constant rate. ``nano_vision.py`` goes on with questions.
-Expected: a held-out loss of 0.23 a token after 16 minutes on one core; held-out words are then read at 0.40, and most of
-what is described is right (0.76, answers cut at 64 bytes).
+Expected: a held-out loss of 0.23 a token after 16 minutes on one core; held-out words are then read at 0.40, and
+descriptions, cut at 64 bytes, are right at 0.76.
 
     python -m k2jax.train --config=experiments/sft/nano_vision_describe.py --workdir=runs/sft-nano-vision-describe
 """
