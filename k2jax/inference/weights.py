@@ -26,12 +26,16 @@ from k2jax.model import cast_params, model_specs
 from k2jax.model.vision import vision_specs
 from k2jax.params import ParamSpec, Specs, is_spec, map_specs, named_specs
 from k2jax.sharding import param_shardings
+from pallas_kernels.routed_experts import panels
 
 Name = str | tuple[str, int]
 """``moe/attention/q_b`` is a whole weight, stacked over its layers; ``("moe/attention/q_b", 3)`` is row 3 of it."""
 
 VISION = "vision"
 """Group of the tower and the projector, whole on every device. Its layers stay stacked, and are a part of the group."""
+
+IN_PANELS = ("moe/experts/w13", "moe/experts/w2")
+"""Weights that are cut into panels on a CPU, where a step of decoding takes as long as reading them does."""
 
 Leaves = Iterable[tuple[Name, Any]] | Mapping[Name, Any]
 
@@ -54,7 +58,8 @@ class EngineWeights:
         donate: deletes each JAX array of ``params`` once it is copied, so that there is one copy in the end.
 
     Attributes:
-        params: the tree that programs read. Its arrays change with ``update``.
+        params: the tree that programs read. Its arrays change with ``update``. On one CPU device each of ``IN_PANELS``
+            is a tuple of arrays, see ``routed_experts.panels``.
         dtype: of the embedding, in which programs compute.
         complete: whether all weights belong to one update; False before the first and after one that broke off.
         has_vision: whether the weights of a tower are among them.
@@ -80,6 +85,7 @@ class EngineWeights:
         platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
         stacked = platform != "cpu" if stacked is None else stacked
         self._stacked, self._tree = stacked, specs
+        self._in_panels = IN_PANELS if mesh is None and not stacked else ()
         self.dtype = self._dtypes["embed"]
         self.release()
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for _, leaf in named):
@@ -134,6 +140,7 @@ class EngineWeights:
         for name, spec in self._specs.items():
             for row, seeds, array in self._held(name, spec):
                 sums[name, row] = replica_sums(array, seeds), array.sharding
+                del array  # before the next is put together
         fetched = fetch([of_devices for of_devices, _ in sums.values()])
         checksums: dict[Name, frozenset[int]] = {}
         for ((name, first), (_, sharding)), of_devices in zip(sums.items(), fetched, strict=True):
@@ -142,7 +149,10 @@ class EngineWeights:
         return checksums
 
     def leaves(self) -> Iterator[tuple[Name, Array]]:
-        """All weights as ``update`` takes them, layer by layer: the engine's own arrays, or layers of its stacks."""
+        """All weights as ``update`` takes them, layer by layer.
+
+        They are the engine's own arrays, layers of its stacks, or copies of what it holds in panels.
+        """
         for name, spec in self._specs.items():
             for first, seeds, array in self._held(name, spec):
                 if first is None:
@@ -150,6 +160,8 @@ class EngineWeights:
                 else:
                     layers = enumerate(array if seeds.ndim else [array], first)
                     yield from (((name, row), layer) for row, layer in layers)
+                    del layers
+                del array
 
     def _held(self, name: str, spec: ParamSpec) -> Iterator[tuple[int | None, np.ndarray, Array]]:
         """The arrays of a weight: number of the first layer, or None, seeds of the checksum, and the array."""
@@ -158,7 +170,8 @@ class EngineWeights:
             yield None, seed_of(name), _node(self.params, [group, *path])[name.split("/")[-1]]
         elif isinstance(self.params[group], list):
             for row, layer in enumerate(self.params[group]):
-                yield row, seed_of(name, row), _node(layer, path)[path[-1]]
+                held = _node(layer, path)[path[-1]]
+                yield row, seed_of(name, row), _join(held, spec.shape[1:]) if name in self._in_panels else held
         else:
             seeds = np.array([seed_of(name, row) for row in self._rows(spec)])
             yield 0, seeds, _node(self.params[group], path)[path[-1]]
@@ -223,9 +236,11 @@ class EngineWeights:
             stack = jax.block_until_ready(_write_row(stack, self._placed(name, layer, is_layer=True), i))
         node[key] = stack
 
-    def _owned(self, name: str, array: Any, is_layer: bool, donate: bool) -> Array:
+    def _owned(self, name: str, array: Any, is_layer: bool, donate: bool) -> Array | panels.Panels:
         """A copy of an array in its place, complete before the caller may change or delete the array."""
         placed = self._placed(name, array, is_layer)
+        if name in self._in_panels:
+            return jax.block_until_ready(_split(placed))
         # A row of a JAX array is an array of its own, that of a NumPy array is part of what was given away.
         return placed if donate else jax.block_until_ready(placed.copy())
 
@@ -241,6 +256,10 @@ class EngineWeights:
         if is_layer and isinstance(sharding, NamedSharding):
             return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
         return sharding
+
+
+_split = jax.jit(panels.split)
+_join = jax.jit(panels.join, static_argnums=1)
 
 
 @functools.partial(jax.jit, donate_argnums=(0,))

@@ -33,12 +33,13 @@ def is_sharded(x: Array, axis: str = TENSOR) -> bool:
     return axis in jax.typeof(x).manual_axis_type.varying
 
 
-def enter_tensor(x: Any, weight: Array) -> Any:
-    """Marks the input (an array or a tree) of products with ``weight`` as varying over the axes that shard the weight.
+def enter_tensor(x: Any, weight: Any) -> Any:
+    """Marks the input of products with ``weight`` as varying over the axes that shard the weight; both may be trees.
 
     It is marked once for all products that read it, so that their gradients are summed locally before one all-reduce.
     """
-    axes = tuple(axis for axis in _LAYER_AXES if is_sharded(weight, axis))
+    parts = jax.tree.leaves(weight)
+    axes = tuple(axis for axis in _LAYER_AXES if any(is_sharded(part, axis) for part in parts))
     return vary_tree(x, axes=axes) if axes else x
 
 

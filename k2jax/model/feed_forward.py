@@ -18,6 +18,7 @@ from k2jax.model.remat import named
 from k2jax.model.router import Routing, route
 from pallas_kernels.routed_experts import NAMES, TooManyCopiesError, routed_experts
 from pallas_kernels.routed_experts.fp8_residuals import from_fp8
+from pallas_kernels.routed_experts.panels import Panels, experts_of_panels
 
 WIDE_BELOW = 128
 """Number of tokens from which gate and up are two products."""
@@ -75,7 +76,8 @@ def moe(
     """Adds the outputs of the routed and the shared experts.
 
     Args:
-        params: this layer's ``router``, ``router_bias``, ``experts`` and, where there are any, ``shared`` weights.
+        params: this layer's ``router``, ``router_bias``, ``experts`` (possibly in panels, see
+            ``routed_experts.panels``) and, where there are any, ``shared`` weights.
         x: ``[B, S, D]``, normalised.
         real: ``[B, S]`` bool, False on padding.
         config: the architecture.
@@ -107,11 +109,28 @@ def moe(
     return out.astype(x.dtype), routing, mark_replicated(dropped, routing.counts)
 
 
-def _local_experts(*operands: Array, config: ModelConfig, store_fp8: tuple[str, ...]) -> tuple[Array, Array]:
+def _local_experts(
+    x: Array,
+    w13: Array | Panels,
+    w2: Array | Panels,
+    ids: Array,
+    gates: Array,
+    *,
+    config: ModelConfig,
+    store_fp8: tuple[str, ...],
+) -> tuple[Array, Array]:
+    """The routed experts of one device; an engine on a CPU holds their weights in panels."""
+    dropped = jnp.zeros((), jnp.int32)
+    if isinstance(w13, tuple):
+        return experts_of_panels(x, w13, w2, ids, gates, capacity_factor=config.moe.capacity_factor), dropped
     routed = routed_experts(
-        *operands,
+        x,
+        w13,
+        w2,
+        ids,
+        gates,
         capacity_factor=config.moe.capacity_factor,
         impl=config.kernels,
         store_fp8=tuple(name for name in store_fp8 if name in NAMES),
     )
-    return routed, jnp.zeros((), jnp.int32)
+    return routed, dropped

@@ -16,9 +16,13 @@ def preactivation(xs_ECD: jax.Array, w13_ED2F: jax.Array) -> jax.Array:
 
 def output(h13_EC2F: jax.Array, w2_EFD: jax.Array) -> jax.Array:
     """Applies SwiGLU and the down projection; returns ``[E, C, D]`` in the accumulator's dtype."""
+    return _einsum("ecf,efd->ecd", activation(h13_EC2F), w2_EFD)
+
+
+def activation(h13_EC2F: jax.Array) -> jax.Array:
+    """SwiGLU's ``silu(gate) * up``, ``[E, C, F]`` in the dtype of the pre-activation."""
     gate_ECF, up_ECF = _split(h13_EC2F)
-    a_ECF = (jax.nn.silu(gate_ECF) * up_ECF).astype(h13_EC2F.dtype)
-    return _einsum("ecf,efd->ecd", a_ECF, w2_EFD)
+    return (jax.nn.silu(gate_ECF) * up_ECF).astype(h13_EC2F.dtype)
 
 
 def backward(xs_ECD, h13_EC2F, dys_ECD, weight_EC, w13_ED2F, w2_EFD):

@@ -4,7 +4,8 @@ Blocks are computed in rounds that fill a small buffer of rows, from which token
 with the overflow, no row is scattered, and no round runs where nothing overflows.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -32,16 +33,30 @@ class ExpertArrays(NamedTuple):
     gates_TK: jax.Array
 
 
-def add_forward(y_TD: jax.Array, arrays: ExpertArrays, plan: CapacityPlan, block: int) -> jax.Array:
-    """Adds the contributions of the overflow blocks, of ``block`` rows each, to y."""
-    x_TD, w13_ED2F, w2_EFD, gates_TK = arrays
+def add_forward(
+    y_TD: jax.Array,
+    x_TD: jax.Array,
+    gates_TK: jax.Array,
+    plan: CapacityPlan,
+    block: int,
+    apply_expert: Callable[[jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+    """Adds the contributions of the overflow blocks, of ``block`` rows each, to y.
+
+    Args:
+        y_TD: the sum so far.
+        x_TD: tokens.
+        gates_TK: float32 weights of the choices.
+        plan: of the choices.
+        block: rows of a block.
+        apply_expert: computes the outputs ``[1, block, D]`` of an expert, whose number comes first, on as many inputs.
+    """
     active = gates_TK.shape[1]
 
     def add_block(i, carry):
         first, ys_RD = carry
         expert, copy_B = copies_of_block(plan, first + i, block)
-        h13 = mlp.preactivation(take(x_TD, tokens_of(copy_B, active))[None], _weights(w13_ED2F, expert))
-        ys_BD = mlp.output(h13, _weights(w2_EFD, expert))[0]
+        ys_BD = apply_expert(expert, take(x_TD, tokens_of(copy_B, active))[None])[0]
         return first, lax.dynamic_update_slice(ys_RD, ys_BD, (i * block, 0))
 
     def run_round(carry):
@@ -66,7 +81,7 @@ def add_backward(grads: ExpertArrays, dy_TD: jax.Array, arrays: ExpertArrays, pl
         token_B = tokens_of(copy_B, active)
         x_BD, dy_BD = take(x_TD, token_B)[None], take(dy_TD, token_B)[None]
         gate_B = materialize(take(gates_TK.reshape(-1), copy_B))[None]
-        w13, w2 = _weights(w13_ED2F, expert), _weights(w2_EFD, expert)
+        w13, w2 = weights_of((w13_ED2F, w2_EFD), expert)
         h13 = mlp.preactivation(x_BD, w13)
         dx_BD, dw13, dw2, dgate_B = mlp.backward(x_BD, h13, dy_BD, gate_B, w13, w2)
         dxs_RD = lax.dynamic_update_slice(dxs_RD, dx_BD[0], (i * block, 0))
@@ -99,9 +114,10 @@ def _first_block(plan: CapacityPlan) -> jax.Array:
     return vary_together(jnp.int32(0), plan.blocks)[0]
 
 
-def _weights(w_E, expert):
-    return lax.dynamic_slice_in_dim(w_E, expert, 1)
+def weights_of(weights: Any, expert: jax.Array) -> Any:
+    """The part ``[1, ...]`` of one expert in a tree of arrays ``[E, ...]``."""
+    return jax.tree.map(lambda each_E: lax.dynamic_slice_in_dim(each_E, expert, 1), weights)
 
 
 def _add_to(total_E, expert, update_1):
-    return lax.dynamic_update_slice_in_dim(total_E, _weights(total_E, expert) + update_1, expert, 0)
+    return lax.dynamic_update_slice_in_dim(total_E, weights_of(total_E, expert) + update_1, expert, 0)

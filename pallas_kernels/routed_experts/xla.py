@@ -43,7 +43,12 @@ def _forward(x_TD, w13_ED2F, w2_EFD, expert_ids_TK, gates_TK, settings):
     xs_ECD = take(x_TD, tokens_of(plan.copy_of_slot_EC, gates_TK.shape[1]))
     h13_EC2F = mlp.preactivation(xs_ECD, w13_ED2F)
     y_TD = combine(_rows(mlp.output(h13_EC2F, w2_EFD)), plan.place_of_copy_TK, gates_TK)
-    y_TD = overflow.add_forward(y_TD, overflow.ExpertArrays(x_TD, w13_ED2F, w2_EFD, gates_TK), plan, block)
+
+    def apply_expert(expert, xs_1BD):
+        w13, w2 = overflow.weights_of((w13_ED2F, w2_EFD), expert)
+        return mlp.output(mlp.preactivation(xs_1BD, w13), w2)
+
+    y_TD = overflow.add_forward(y_TD, x_TD, gates_TK, plan, block, apply_expert)
     stored_x = store(x_TD, "expert_input", "expert_input" in store_fp8)
     # Gate and up become separate rows, so that no FP8 tile holds numbers of both.
     stored_h13 = store(_halves(h13_EC2F), "expert_gate_up", "expert_gate_up" in store_fp8)

@@ -13,8 +13,7 @@ from k2jax.inference import programs
 from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import make_engine_mesh
 from k2jax.inference.weights import EngineWeights, named_leaves
-from k2jax.model import unstack_layers
-from tests.inference.tiny import MLA, oracle, prompts, weights
+from tests.inference.tiny import MLA, layer_by_layer, oracle, prompts, weights
 
 [PROMPT] = prompts(5)
 GREEDY = Sampling(max_tokens=4, temperature=0.0)
@@ -67,21 +66,15 @@ def overwrite(params):
         leaf[...] = np.nan
 
 
-def layer_by_layer(params):
-    for name, array in named_leaves(params):
-        if name.startswith(("dense/", "moe/")):
-            yield from (((name, row), array[row]) for row in range(len(array)))
-        else:
-            yield name, array
-
-
 def hold(params, stacked, axes):
     return EngineWeights(params, MLA, make_engine_mesh(**axes) if axes else None, stacked)
 
 
 def assert_holds(held, seed, stacked):
-    expected = unstack_layers(weights(MLA, seed)) if not stacked else weights(MLA, seed)
-    jax.tree.map(np.testing.assert_array_equal, held.params, expected)
+    expected, found = dict(layer_by_layer(weights(MLA, seed))), dict(held.leaves())
+    assert isinstance(held.params["moe"], dict if stacked else list) and found.keys() == expected.keys()
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name])
 
 
 def buffers(params):

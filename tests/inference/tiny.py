@@ -8,6 +8,7 @@ import numpy as np
 
 from k2jax.config import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, YarnConfig
 from k2jax.inference.engine import Engine
+from k2jax.inference.weights import named_leaves
 from k2jax.model import K2, model_specs
 from k2jax.params import initialize
 
@@ -74,3 +75,12 @@ def prompts(*lengths, seed=0, vocab=61):
     """Random prompts."""
     rng = np.random.default_rng(seed)
     return [rng.integers(0, vocab, length).tolist() for length in lengths]
+
+
+def layer_by_layer(params):
+    """The weights of a tree of stacked layers, as ``EngineWeights.leaves`` gives them."""
+    for name, array in named_leaves(params):
+        if name.startswith(("dense/", "moe/")):
+            yield from (((name, row), array[row]) for row in range(len(array)))
+        else:
+            yield name, array

@@ -12,9 +12,10 @@ import numpy as np
 
 from k2jax import processes
 from k2jax.config.schema import RolloutConfig
-from k2jax.model import cast_params, unstack_layers
+from k2jax.model import cast_params
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
 from k2jax.train.program import Program
+from tests.inference.tiny import layer_by_layer
 from tests.parallel.tiny import config_of
 
 MESH = {"parallel.data": 2, "parallel.stage": 2, "parallel.expert": 2, "parallel.virtual_stages": 2}
@@ -28,9 +29,9 @@ def colocated(overrides, rollout, dtype="float32"):
 
 
 def logical(program, params, dtype):
-    """The weights as the engine should hold them, cast by NumPy."""
+    """Every weight and layer by name as the engine should hold it, cast by NumPy."""
     whole = jax.tree.map(np.array, program.checkpoint_layout().logical_params(params))
-    return unstack_layers(cast_params(whole, program.layout.logical, jnp.dtype(dtype)))
+    return dict(layer_by_layer(cast_params(whole, program.layout.logical, jnp.dtype(dtype))))
 
 
 def assert_holds(engine, expected):
@@ -41,7 +42,10 @@ def assert_holds(engine, expected):
         for shard in array.addressable_shards:
             assert np.asarray(shard.data).tobytes() == np.ascontiguousarray(whole[shard.index]).tobytes()
 
-    jax.tree.map(check, engine.weights.params, expected)
+    held = dict(engine.weights.leaves())
+    assert held.keys() == expected.keys()
+    for name, array in held.items():
+        check(array, expected[name])
 
 
 def _main() -> int:
