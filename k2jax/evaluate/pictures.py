@@ -59,7 +59,7 @@ def score_answer(sample: VisualSample, answer: str) -> float:
     if sample.kind in ("read", "describe"):
         return text_similarity(sample.answer, answer)
     if sample.kind == "count":
-        return float(answer.strip() == sample.answer)
+        return float(answer.rpartition("=")[2].strip() == str(len(sample.boxes)))
     boxes = [list(map(int, box)) for box in re.findall(r"\[(\d+),(\d+),(\d+),(\d+)\]", answer)]
     return box_f1(sample.boxes, np.array(boxes, float).reshape(-1, 4))
 

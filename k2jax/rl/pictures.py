@@ -78,4 +78,4 @@ def data_url(image: Image.Image) -> str:
 def _truth(sample: VisualSample) -> str | int | list[list[int]]:
     if _VERIFIERS[sample.kind] == "visual_words":
         return sample.answer
-    return int(sample.answer) if sample.kind == "count" else sample.boxes.tolist()
+    return len(sample.boxes) if sample.kind == "count" else sample.boxes.tolist()

@@ -121,6 +121,7 @@ def test_counts_are_worth_less_with_every_one_missing():
         ("polygon", [[0, 0], [500, 0], [500, 500], [0, 500]], "[0,0,500,0,500,500,0,500]", "[0,0,500,0,500,250,0,250]"),
         ("words", "tomo", "tomo\n", "toXX"),
         ("count", 4, " 4", "2"),
+        ("count", 4, "012/344=4\n", "002/2=2"),
     ],
 )
 def test_every_kind_has_a_right_answer_one_that_is_half_right_and_malformed_ones(kind, truth, right, half):
@@ -129,7 +130,7 @@ def test_every_kind_has_a_right_answer_one_that_is_half_right_and_malformed_ones
     if kind == "words":
         assert reward(kind, truth, "")[0] == 0
         return
-    for answer in ("about", "[1,2", "[1,2,3]", "4 shapes", "-1", "[0,0,2000,2000]", "[-1,0,5,5]", "1e3", "٤ ٤"):
+    for answer in ("about", "[1,2", "[1,2,3]", "4 shapes", "-1", "[0,0,2000,2000]", "[-1,0,5,5]", "1e3", "٤ ٤", "4="):
         value, reason = reward(kind, truth, answer)
         assert value == 0 and reason, (answer, reason)
 

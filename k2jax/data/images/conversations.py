@@ -106,13 +106,14 @@ def read_conversation(record: Any, folder: str | Path, limits: ReadLimits) -> Vi
 def drawn_conversation(sample: VisualSample) -> VisualConversation:
     """A synthetic sample as a question and its answer.
 
-    Shapes may be flipped and turned; words and descriptions, which follow the order of reading, may not.
+    Shapes that are located may be flipped and turned; words, descriptions and tallies, which follow the order of
+    reading, may not.
     """
     question = [{"type": "image", "image": sample.image}, {"type": "text", "text": sample.question}]
     answer = {"type": "text", "text": sample.answer}
     if sample.kind == "locate":
         answer = {"type": "boxes", "boxes": sample.boxes.tolist()}
-    permitted = ("light",) if sample.kind in ("read", "describe") else ("flip", "turn", "shrink", "light")
+    permitted = ("flip", "turn", "shrink", "light") if sample.kind == "locate" else ("light",)
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": [answer]}]
     return VisualConversation(messages, None, permitted, ())
 

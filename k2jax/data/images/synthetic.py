@@ -51,8 +51,9 @@ class VisualSample(NamedTuple):
         image: in RGB.
         kind: what is asked.
         question: in English.
-        answer: the exact answer: the words, a number, boxes ``[left,top,right,bottom]`` one after the other, or each
-            shape's colour, name and box.
+        answer: the exact answer: the words, a tally and the number (``011/122/222=2``: how many there are up to each
+            cell, row by row), boxes ``[left,top,right,bottom]`` one after the other, or each shape's colour, name and
+            box.
         boxes: int ``[shapes, 4]`` of the shapes that are asked for, left, top, right and bottom in thousandths of the
             sides, in the order of the answer: from left to right, then from above; all shapes that are described row of
             cells by row; empty where words are read.
@@ -132,13 +133,16 @@ def _describe(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> 
 
 
 def _count(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
-    """Every number up to ``MOST_COUNTED`` is the answer equally often, so that guesses are worth little."""
+    """Every number up to ``MOST_COUNTED`` is the answer equally often, so that guesses are worth little.
+
+    The answer counts aloud: a number alone says nothing about which of the shapes was taken for another.
+    """
     wanted = kind_of_shape(rng)
     number = int(rng.integers(min(MOST_COUNTED, most_shapes(size)) + 1))
     others = rng.integers(not number, most_shapes(size) - number + 1)
     image, shapes = draw_shapes(rng, size, [wanted] * number + [kind_of_shape(rng, wanted) for _ in range(others)])
-    boxes = _boxes_of(shapes, *wanted, size)
-    return VisualSample(image, "count", f"How many {wanted[1]} {wanted[0]}s?", str(len(boxes)), boxes)
+    answer = f"{_tally([shape.box for shape in shapes[:number]], size)}={number}"
+    return VisualSample(image, "count", f"How many {wanted[1]} {wanted[0]}s?", answer, _boxes_of(shapes, *wanted, size))
 
 
 def _locate(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
@@ -222,6 +226,15 @@ def _boxes_of(shapes: list[DrawnShape], wanted: str, colour: str, size: tuple[in
 def _thousandths(boxes: list[tuple[int, int, int, int]], size: tuple[int, int]) -> np.ndarray:
     edges = np.array(boxes, int).reshape(-1, 4) + np.array([0, 0, 1, 1])  # the far edges of the last pixels
     return np.rint(edges * COORDINATES / np.tile(size, 2)).astype(int)
+
+
+def _tally(boxes: list[tuple[int, int, int, int]], size: tuple[int, int]) -> str:
+    """How many boxes lie in each cell and those before it, rows of cells apart."""
+    across, down = cells_of(size)
+    there = np.zeros((down, across), int)
+    for left, top, _, _ in boxes:
+        there[top // (size[1] // down), left // (size[0] // across)] += 1
+    return "/".join("".join(map(str, row)) for row in there.cumsum().reshape(there.shape))
 
 
 def _text(box: np.ndarray) -> str:

@@ -57,7 +57,7 @@ def visual_words(task: Task, answer: str) -> Reward:
 
 
 def visual_count(task: Task, answer: str) -> Reward:
-    """How near a number is, see ``count_closeness``."""
+    """How near the number at the end of an answer is, behind the last ``=``; see ``count_closeness``."""
     return _reward(lambda: count_closeness(task.metadata[TRUTH], _number(answer)))
 
 
@@ -177,9 +177,10 @@ def _read(answer: str) -> list[list[int]]:
 
 
 def _number(answer: str) -> int:
-    if not re.fullmatch(r"\s*[0-9]{1,6}\s*", _short(answer)):
-        raise MalformedAnswerError("it is not a number alone")
-    return int(answer)
+    number = _short(answer).rpartition("=")[2]
+    if not re.fullmatch(r"\s*[0-9]{1,6}\s*", number):
+        raise MalformedAnswerError("it does not end with a number, alone or behind =")
+    return int(number)
 
 
 def _short(answer: str) -> str:
