@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from k2jax.data.images.augment import draw_augmentation
+from k2jax.data.images.conversations import drawn_conversation
 from k2jax.data.images.resize import to_patches
 from k2jax.data.images.synthetic import COLOURS, draw_shapes, kind_of_shape, random_word, synthetic_sample
 
@@ -132,3 +134,13 @@ def test_backgrounds_are_near_zero_where_the_tower_sees_them(kind, size):
     for index in range(20):
         patches, _, _ = to_patches(synthetic_sample(0, index, kind=kind, size=size).image, 14)
         assert np.abs(np.median(patches)) < 0.15
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_is_located_moves(kind):
+    """The other answers follow the order of reading."""
+    conversation = drawn_conversation(synthetic_sample(0, 1, kind=kind))
+    rng = np.random.default_rng(0)
+    draw = lambda: draw_augmentation(rng, conversation.permitted, square=True, directed=False, points=np.zeros((0, 2)))  # noqa: E731
+    moved = [drawn.flip or drawn.turns > 0 for drawn in (draw() for _ in range(20))]
+    assert any(moved) == (kind == "locate")
