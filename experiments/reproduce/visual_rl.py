@@ -28,7 +28,7 @@ from k2jax.reproduce.micro import BY_REWARDS, write_data
 from k2jax.reproduce.results import points, spread
 
 SEEDS = (0, 1, 2)
-DESCRIBE_STEPS, SFT_STEPS, ITERATIONS = 1200, 1400, 50
+DESCRIBE_STEPS, SFT_STEPS, ITERATIONS = 1200, 1000, 50
 PROBLEMS = "add3+sort5"
 TEXTS = 6000
 HELD_OUT, SAMPLES = 240, 2
