@@ -26,6 +26,7 @@ from k2jax.model import cast_params, model_specs
 from k2jax.model.vision import vision_specs
 from k2jax.params import ParamSpec, Specs, is_spec, map_specs, named_specs
 from k2jax.sharding import param_shardings
+from pallas_kernels.implementation import resolve
 from pallas_kernels.routed_experts import panels
 
 Name = str | tuple[str, int]
@@ -85,7 +86,8 @@ class EngineWeights:
         platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
         stacked = platform != "cpu" if stacked is None else stacked
         self._stacked, self._tree = stacked, specs
-        self._in_panels = IN_PANELS if mesh is None and not stacked else ()
+        plain = mesh is None and not stacked and resolve(model.kernels) == "xla"
+        self._in_panels = IN_PANELS if plain else ()  # a kernel that was asked for takes whole weights
         self.dtype = self._dtypes["embed"]
         self.release()
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for _, leaf in named):

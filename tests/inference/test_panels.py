@@ -31,3 +31,9 @@ def test_weights_and_checksums_are_those_of_whole_arrays():
     assert leaves.keys() == expected.keys()
     for name, array in leaves.items():
         np.testing.assert_array_equal(array, expected[name])
+
+
+def test_a_kernel_that_was_asked_for_takes_whole_weights():
+    interpreted = dataclasses.replace(WIDE, kernels="interpret")
+    held = EngineWeights(weights(WIDE), interpreted, None, stacked=False)
+    assert held.params["moe"][0]["experts"]["w13"].shape == (8, 32, 2, 80)
