@@ -19,6 +19,7 @@ from k2jax.data.split import document_hash
 from k2jax.data.tokenised import Tokenised, outside_vocabulary
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat, render_history
+from k2jax.text.media import MEDIA_PAD
 from k2jax.text.messages import split_reasoning
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory.filters import demonstrations
@@ -61,18 +62,21 @@ def tokenised_trajectories(
         name: name of the source; without ``filters`` a trajectory must pass all filters that there are.
         config: the ``data`` group of a configuration.
         tokenizer: the vocabulary that the ids are of.
-        report: receives conversations that are too long for a row, and an incomplete last record.
+        report: receives conversations that are too long for a row or show images, and an incomplete last record.
 
     Raises:
         UserError: the source is missing, there is no such filter, or a file is damaged.
     """
     source = config.sources[name]
     chosen = {"filters": source.filters} if source.filters else {}
+    pad = tokenizer.special_id(MEDIA_PAD) if tokenizer.has_special(MEDIA_PAD) else None
     for file in files(name, source):
         trajectories = read_trajectories(file, lambda line, file=file: report(str(file), line))
         for record in demonstrations(trajectories, **chosen):
             ids, trained = np.array(record["tokens"]), np.array(record["mask"])
             try:
+                if pad is not None and (ids[~trained] == pad).any():
+                    raise UserError("it shows images, which trajectories as a source of data are trained without")
                 yield checked(ids, trained, ids.astype(np.int32).nbytes, config.sequence_length, tokenizer)
             except UserError as error:
                 report(f"{file}, trajectory {tuple(record['key'])}", str(error))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from k2jax.text.media_reading import MediaReader
+from k2jax.text.media_reading import NO_PAD, MediaReader
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.types import NO_TURN
 
 COPIES = "copies"
 """Key of a trajectory's metadata: the sampled nodes of which observed nodes are copies, by the copies' indices."""
-_NO_PAD = -1  # in the place of a token that the model wrote: where it is a pad, no image stands for it
 
 
 def is_answer(trajectory: Trajectory, node: int) -> bool:
@@ -36,7 +35,7 @@ def path_media(trajectory: Trajectory, path: Sequence[int], reader: MediaReader 
     for index in path:
         node = trajectory.nodes[index]
         if is_answer(trajectory, index):
-            tokens += [_NO_PAD] * len(node.tokens)
+            tokens += [NO_PAD] * len(node.tokens)
             continue
         if node.message is not None:  # tools and generation prompts have none
             reading.read(node.message)

@@ -201,9 +201,9 @@ class Rollout:
             stop_tokens=(self.chat.end, *sampling.stop_tokens),
         )
         resume = None if begun is None else Completion(*_arrays(begun), begun.finish, self._known_experts(node))
-        media = path_media(self.trajectory, self.trajectory.path(parent), self.media)
-        images = {"media": media} if media else {}  # which clients of text alone do not take
         try:
+            media = path_media(self.trajectory, self.trajectory.path(parent), self.media)
+            images = {"media": media} if media else {}  # which clients of text alone do not take
             completion = await self.client.generate(prompt.tolist(), asked, resume=resume, **images)
         except PromptTooLongError as error:
             if not self.trajectory.sampled_tokens:  # the task itself does not fit: a mistake, and no policy's

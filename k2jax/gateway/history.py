@@ -19,7 +19,7 @@ from k2jax.api.requests import check_prompt_length
 from k2jax.errors import UserError
 from k2jax.gateway.canonical import answer_parts, message_key, plain_message, tools_key
 from k2jax.text.chat import ChatBuilder
-from k2jax.text.media_reading import start_reading
+from k2jax.text.media_reading import NO_PAD, start_reading
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.types import NO_TURN, ROOT
 
@@ -112,7 +112,10 @@ class RecordedHistory:
         return MatchedHistory(conversation, keys, node, matched, "branch", self._drift(conversation, node, matched))
 
     def resumed(self, match: MatchedHistory) -> ChatBuilder | None:
-        """The conversation up to the last node that it repeats; None where it repeats none. Nothing is encoded."""
+        """The conversation up to the last node that it repeats; None where it repeats none.
+
+        Nothing is encoded. The ids that the model sampled are marked as the assistant's.
+        """
         if match.node == ROOT:
             return None
         nodes = self.trajectory.nodes
@@ -124,7 +127,8 @@ class RecordedHistory:
         ]
         assert self._card.chat is not None
         tokens = self.trajectory.path_tokens(match.node).tolist()
-        return ChatBuilder.resume(self._card.chat, tokens, roles, path[-1].turn != NO_TURN)
+        sampled = [node.turn != NO_TURN for node in path for _ in node.tokens]
+        return ChatBuilder.resume(self._card.chat, tokens, roles, path[-1].turn != NO_TURN, sampled)
 
     def commit(self, node: int, additions: Sequence[Addition]) -> int:
         """Adds nodes below a node, unless another request has added the same tokens meanwhile; returns the last one."""
@@ -194,6 +198,7 @@ def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: Mod
             additions.append(Addition(match.keys[0], list(builder.tokens), None))
             new = 1
     first = new - bool(conversation.tools)
+    recorded = [NO_PAD if own else i for i, own in zip(builder.tokens, builder.by_assistant, strict=True)]
     for index, message in enumerate(conversation.messages):
         known = len(builder.tokens)
         try:
@@ -214,7 +219,8 @@ def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: Mod
             raise bad_request("messages", str(error)) from None
         additions.append(Addition(_open_key(conversation), builder.tokens[known:], None))
     check_prompt_length("messages", len(builder.tokens), card)
-    return EncodedHistory(list(builder.tokens), additions, reading.place(builder.tokens))
+    shown = reading.place([*recorded, *builder.tokens[len(recorded) :]])
+    return EncodedHistory(list(builder.tokens), additions, shown)
 
 
 def _open_key(conversation: Conversation) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k2jax.config.schema import VisionConfig
+from k2jax.client import PromptTooLongError
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.inference.media import PlacedChunk, place_chunks
@@ -14,29 +14,30 @@ from k2jax.text.tokenizer import Tokenizer
 
 
 class ImageReader:
-    """Reads images in data URLs; see ``text.media_reading.MediaReader``. Paths and other URLs are not opened.
+    """Reads the images of messages; see ``text.media_reading.MediaReader``.
 
     Args:
-        vision: sizes of patches and chunks.
+        processor: cuts images into patches.
+        most: patches of the images of a conversation, equal ones counted once; None if there is no limit.
         tokenizer: its vocabulary, with the special tokens of media.
 
     Raises:
         UserError: it has none.
     """
 
-    def __init__(self, vision: VisionConfig, tokenizer: Tokenizer):
-        self._processor, self._pad = ImageProcessor(vision, open_urls=False), tokenizer.special_id(MEDIA_PAD)
+    def __init__(self, processor: ImageProcessor, tokenizer: Tokenizer, most: int | None = None):
+        self._processor, self._pad, self._most = processor, tokenizer.special_id(MEDIA_PAD), most
 
     def start(self) -> _Reading:
         """Begins to read the images of a conversation."""
-        return _Reading(self._processor, self._pad)
+        return _Reading(self._processor, self._pad, self._most)
 
 
 class _Reading:
     """The images of one conversation; see ``text.media_reading.MediaReading``."""
 
-    def __init__(self, processor: ImageProcessor, pad: int):
-        self._processor, self._pad = processor, pad
+    def __init__(self, processor: ImageProcessor, pad: int, most: int | None):
+        self._processor, self._pad, self._most = processor, pad, most
         self._chunks: list[PatchChunk] = []
 
     def read(self, message: Message) -> Message:
@@ -47,4 +48,10 @@ class _Reading:
 
     def place(self, tokens: Sequence[int]) -> tuple[PlacedChunk, ...]:
         """See ``MediaReading.place``."""
-        return place_chunks(tokens, self._chunks, self._pad) if self._chunks else ()
+        placed = place_chunks(tokens, self._chunks, self._pad) if self._chunks else ()
+        patches = sum({each.digest: each.chunk.patches for each in placed}.values())
+        if self._most is not None and patches > self._most:
+            raise PromptTooLongError(
+                f"images of {patches:,} patches, more than the {self._most:,} of config.data.images.patches"
+            )
+        return placed

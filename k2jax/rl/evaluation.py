@@ -128,7 +128,8 @@ def evaluate_params(
     client, chat = _new_engine(config, model, params), configured_chat(tokenizer, config.data.chat_format)
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
     with open_scorer(config, None, mixture) as scorer:
-        rollouts = Rollouts(config, mixture, client, chat, tokenizer, scorer, media=open_images(model, tokenizer))
+        media = open_images(model, config.data.images, tokenizer)
+        rollouts = Rollouts(config, mixture, client, chat, tokenizer, scorer, media=media)
         held_out = HeldOutTasks(config, mixture, rollouts)
         with EventLoop() as event_loop:
             return held_out, event_loop.run(held_out.sample(0))

@@ -66,7 +66,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
             identity["set of teachers"] = teachers.fingerprint
         with Run(program, path, identity) as run:
             engine = colocated_engine(program, config.rl.rollout)
-            media = open_images(config.model, tokenizer)
+            media = open_images(config.model, config.data.images, tokenizer)
             sync, updates = WeightSync(program, engine), Updates(run, toggle, ptx, teachers, media)
             event_loop = opened.enter_context(EventLoop())
             client = LockstepClient(engine)

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from k2jax import processes
-from k2jax.config.schema import Config, ModelConfig
+from k2jax.config.schema import Config, ImagesConfig, ModelConfig
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.env.scorer import Scorer
@@ -97,8 +97,8 @@ def open_chat(config: Config, workdir: Path) -> tuple[Tokenizer, ChatFormat]:
     return tokenizer, configured_chat(tokenizer, config.data.chat_format)
 
 
-def open_images(model: ModelConfig, tokenizer: Tokenizer) -> MediaReader | None:
-    """What reads the images of tasks; None for a model of text.
+def open_images(model: ModelConfig, images: ImagesConfig, tokenizer: Tokenizer) -> MediaReader | None:
+    """What reads the images of tasks, in the sizes of the run; None for a model of text.
 
     Raises:
         UserError: the vocabulary has no tokens of media, or the extra ``vision`` is not installed.
@@ -106,10 +106,11 @@ def open_images(model: ModelConfig, tokenizer: Tokenizer) -> MediaReader | None:
     if not model.vision.layers:
         return None
     try:
+        from k2jax.data.images.processor import run_processor
         from k2jax.inference.media_reader import ImageReader
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[vision]"') from None
-    return ImageReader(model.vision, tokenizer)
+    return ImageReader(run_processor(model.vision, images), tokenizer, images.patches)
 
 
 @contextlib.contextmanager

@@ -79,17 +79,27 @@ class ChatBuilder:
             self._append(chat.declare_tools(tools))
 
     @classmethod
-    def resume(cls, chat: ChatFormat, tokens: Sequence[int], roles: Sequence[str], is_open: bool) -> ChatBuilder:
+    def resume(
+        cls,
+        chat: ChatFormat,
+        tokens: Sequence[int],
+        roles: Sequence[str],
+        is_open: bool,
+        by_assistant: Sequence[bool] | None = None,
+    ) -> ChatBuilder:
         """Goes on with a conversation whose tokens are known, without encoding it again.
 
         Args:
             chat: its chat format.
-            tokens: its ids; ``by_assistant`` is False for all of them.
+            tokens: its ids.
             roles: of its messages; empty where only tools are declared.
             is_open: whether it ends with ids that were sampled after ``open_assistant``.
+            by_assistant: of each id; None is False for all of them.
         """
         builder = cls(chat)
         builder._append([int(i) for i in tokens])
+        if by_assistant is not None:
+            builder.by_assistant = list(by_assistant)
         builder._roles, builder._started, builder._open = list(roles), bool(roles), is_open
         return builder
 

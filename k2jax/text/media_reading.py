@@ -14,6 +14,8 @@ from k2jax.text.messages import Message
 
 IMAGE_PART, VIDEO_PART = "image_url", "video"
 """Types of the parts of content that hold an image by its URL, or the frames of a video by theirs."""
+NO_PAD = -1
+"""In the place of a token that the model wrote: where it is a pad, no image stands for it."""
 
 
 class MediaReading(Protocol):
@@ -27,7 +29,14 @@ class MediaReading(Protocol):
         """
 
     def place(self, tokens: Sequence[int]) -> tuple[Any, ...]:
-        """All images that were read, where they stand in the prompt, as the engine takes them."""
+        """All images that were read, where they stand in the prompt, as the engine takes them.
+
+        Args:
+            tokens: ids of the prompt, with ``NO_PAD`` for those that the model wrote.
+
+        Raises:
+            PromptTooLongError: they are more than a training's row holds.
+        """
 
 
 class MediaReader(Protocol):

@@ -8,8 +8,10 @@ import pytest
 from k2jax.config.schema import SourceConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.conversation_rows import ConversationRows
+from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer
+from k2jax.text.media import MEDIA_PAD
 from k2jax.trajectory import Node, Reward, Trajectory, TrajectoryStore
 from tests.data.corpora import data_config
 from tests.data.test_conversations import conversations
@@ -98,3 +100,18 @@ def test_an_unknown_filter_and_an_empty_folder_are_refused_in_one_line(tmp_path)
     source = SourceConfig(kind="trajectories", path=str(tmp_path / "empty"))
     with pytest.raises(UserError, match=r"holds no \*.k2t files"):
         prepare_shards("s", data_config(tmp_path / "cache", {"s": source}), BYTES)
+
+
+def test_trajectories_that_show_images_are_reported_and_not_trained_on_blindly(tmp_path):
+    tokenizer = byte_tokenizer(MEDIA_TOKENS)
+    pad = tokenizer.special_id(MEDIA_PAD)
+    shown = [dataclasses.replace(sampled(prompt, [[5, 1]])) for prompt in range(6)]
+    for trajectory in shown[:3]:
+        trajectory.nodes[0] = dataclasses.replace(trajectory.nodes[0], tokens=np.array([0, pad, 101], np.int32))
+    wrote = [sampled(prompt, [[pad, 1]]) for prompt in range(6, 8)]  # a pad that the model wrote is no image
+    store, lines = TrajectoryStore(tmp_path / "trajectories"), []
+    store.write(0, shown + wrote)
+    source = SourceConfig(kind="trajectories", path=str(store.folder))
+    prepared = prepare_shards("s", data_config(tmp_path / "cache", {"s": source}), tokenizer, log=lines.append)
+    assert sum(split.documents for split in (prepared.train, prepared.held_out)) == 5
+    assert sum("it shows images" in line for line in lines) == 3

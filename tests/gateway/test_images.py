@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from k2jax.api import media as media_module
-from k2jax.client import Sampling
+from k2jax.client import Sampling, ScriptedClient
 from k2jax.gateway import Gateway
 from k2jax.gateway.app import make_gateway_app
 from k2jax.inference import Worker
@@ -29,9 +29,9 @@ GREEDY = Sampling(max_tokens=6, temperature=0.0)
 class SeeingBench(Bench):
     """A gateway over an engine whose model has a tower."""
 
-    def __init__(self, worker):
+    def __init__(self, client):
         card = dataclasses.replace(CARD, max_length=512, media=media_reader(SEEING.vision, TOKENIZER))
-        self.gateway = Gateway(EngineClient(worker), card)
+        self.gateway = Gateway(client, card)
         self.app = make_gateway_app(self.gateway)
 
 
@@ -70,7 +70,7 @@ async def converse(bench, access, dialect, images):
 
 @pytest.mark.parametrize("dialect", list(DIALECTS))
 def test_images_are_seen_in_every_request_and_recorded_as_the_model_saw_them(worker, dialect):
-    bench = SeeingBench(worker)
+    bench = SeeingBench(EngineClient(worker))
     access = bench.gateway.open(spec(sampling=GREEDY, declares_tools=False))
     asyncio.run(converse(bench, access, dialect, [FIRST, SECOND]))
     trajectory = bench.gateway.session(access.rollout).main.trajectory
@@ -88,8 +88,26 @@ def test_images_are_seen_in_every_request_and_recorded_as_the_model_saw_them(wor
         np.testing.assert_allclose(node.logprobs, expected.logprobs, atol=1e-4)
 
 
+def test_a_pad_that_the_model_sampled_stands_for_no_image():
+    shown = []
+
+    class Watching(ScriptedClient):
+        async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
+            shown.append((list(prompt), media))
+            return await super().generate(prompt, sampling, resume=resume, on_token=on_token)
+
+    bench = SeeingBench(Watching(lambda prompt, sampling: [PAD, 70, PAD, CARD.chat.end]))
+    access = bench.gateway.open(spec(sampling=GREEDY, declares_tools=False))
+    asyncio.run(converse(bench, access, "chat/completions", [FIRST, SECOND]))
+    (prompt, media) = shown[1]
+    features = [PROCESSOR.image(image).features for image in (FIRST, SECOND)]
+    assert prompt.count(PAD) == sum(features) + 2 and [placed.chunk.features for placed in media] == features
+    assert all(set(prompt[placed.start : placed.stop]) == {PAD} for placed in media)
+    assert [media[0].start] == [placed.start for placed in shown[0][1]]
+
+
 def test_another_image_in_an_old_message_is_a_branch(worker):
-    bench = SeeingBench(worker)
+    bench = SeeingBench(EngineClient(worker))
     access = bench.gateway.open(spec(sampling=GREEDY, declares_tools=False))
     for image in (FIRST, picture(40, 24, 5)):
         asyncio.run(converse(bench, access, "chat/completions", [image]))
@@ -98,7 +116,7 @@ def test_another_image_in_an_old_message_is_a_branch(worker):
 
 
 def test_a_damaged_image_and_too_many_at_a_time_are_refused(worker, monkeypatch):
-    bench, blind = SeeingBench(worker), Bench(lambda prompt, sampling: reply_ids("", "I see nothing."))
+    bench, blind = SeeingBench(EngineClient(worker)), Bench(lambda prompt, sampling: reply_ids("", "I see nothing."))
     body = {"model": "x", "messages": [image_of("chat/completions", FIRST)]}
     damaged = {"model": "x", "messages": [{**image_of("chat/completions", FIRST)}]}
     damaged["messages"][0]["content"] = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]

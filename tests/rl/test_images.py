@@ -162,7 +162,7 @@ def episode(first, second, sample=0, answer=(PAD, 70, PAD)):
     client = Watching(lambda prompt, sampling: [*answer, 80 + sample, CHAT.end])
     client.shown = []
     about = two_pictures(first, second)
-    reader = ImageReader(seeing().model.vision, TOKENIZER)
+    reader = ImageReader(ImageProcessor(seeing().model.vision), TOKENIZER)
     options = {"key": (1, first, sample), "seed": 0, "sampling": Sampling(8), "media": reader}
     ran = run_episode(about, client, CHAT, TOKENIZER, TwoPictures(), **options)
     return asyncio.run(ran), client.shown, reader
@@ -180,6 +180,22 @@ def test_each_turn_is_shown_all_pictures_before_it_and_pads_that_the_policy_wrot
     assert sum(token == PAD for token in shown[1][0]) == 18 + 2
 
 
+def test_an_episode_ends_where_its_pictures_fill_a_row_and_equal_ones_count_once():
+    processor, options = ImageProcessor(seeing().model.vision), {"key": (1, 0, 0), "seed": 0, "sampling": Sampling(8)}
+
+    def run(second, most):
+        client = Watching(lambda prompt, sampling: [80, CHAT.end])
+        client.shown = []
+        options["media"] = ImageReader(processor, TOKENIZER, most)
+        return asyncio.run(run_episode(two_pictures(0, second), client, CHAT, TOKENIZER, TwoPictures(), **options))
+
+    assert run(0, 36).status == run(1, 72).status == "finished"
+    short = run(1, 71)
+    assert short.status == "truncated" and len(short.leaves()) == 1
+    with pytest.raises(UserError, match=r"images of 36 patches, more than the 35 of config\.data\.images\.patches"):
+        run(0, 35)
+
+
 def test_what_an_agent_behind_the_gateway_shows_is_seen_and_trained_on(tmp_path):
     shown = json.dumps(asked(picture(2))["content"])
     script = SMALL_AGENT.replace('"content": task}', f'"content": json.loads({shown!r})}}')
@@ -187,13 +203,14 @@ def test_what_an_agent_behind_the_gateway_shows_is_seen_and_trained_on(tmp_path)
     chat, replies = configured_chat(TOKENIZER, "compact"), iter(["$pwd", "ok"])  # plain ones have no system message
     client = Watching(lambda prompt, sampling: [*TOKENIZER.encode(next(replies)), chat.end])
     client.shown = []
-    path, reader = write_agent(tmp_path / "agent.json", agent), ImageReader(seeing().model.vision, TOKENIZER)
+    path, processor = write_agent(tmp_path / "agent.json", agent), ImageProcessor(seeing().model.vision)
+    reader = ImageReader(processor, TOKENIZER)
     about = dataclasses.replace(repository_task(), scaffold=f"black_box agent={path}")
     options = {"key": (1, 0, 0), "seed": 0, "sampling": Sampling(40), "media": reader}
     ran = run_episode(about, client, chat, TOKENIZER, FilesEnvironment(lambda: backend("bubblewrap")), **options)
     trajectory = asyncio.run(ran)
     assert trajectory.status == "finished" and len(client.shown) == 2, trajectory.error
-    digest = content_digest(ImageProcessor(seeing().model.vision).image(picture(2)))
+    digest = content_digest(processor.image(picture(2)))
     (response,) = training_responses(TrainingSample(trajectory, 1.0), "unique", None, reader)
     for media in (*(media for _, media in client.shown), response.paths[0].media):
         assert [placed.digest for placed in media] == [digest] and media[0].start == client.shown[0][1][0].start
@@ -246,7 +263,7 @@ def contents_of(row, number):
 @pytest.mark.parametrize("layout", ["paths", "tree"])
 def test_log_probabilities_of_rows_are_those_of_the_engine_and_others_without_their_pictures(layout):
     config = seeing(**{"data.sequence_length": 256, "data.images.patches": 5 * 36, "train.compute_dtype": "float32"})
-    program, reader = Program(config), ImageReader(config.model.vision, TOKENIZER)
+    program, reader = Program(config), ImageReader(ImageProcessor(config.model.vision), TOKENIZER)
     # Larger weights, so that pictures matter to a model that has not learnt.
     params = jax.tree.map(lambda leaf: 4 * leaf, program.init().params)
     client = LockstepClient(Engine(config.model, params, slots=4, max_length=256))

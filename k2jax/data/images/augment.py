@@ -16,6 +16,8 @@ from PIL import Image, ImageEnhance
 THOUSAND = 1000
 OPERATIONS = ("flip", "turn", "crop", "shrink", "light")
 """What a record may permit: mirroring, turns by right angles, a smaller or a larger window, brightness and contrast."""
+IN_PLACE = ("light",)
+"""Those that leave everything where it is."""
 _WINDOW = (0.6, 0.95)  # sides of a cropping window, over the picture's; a shrinking one has their inverse
 _LIGHT = (0.75, 1.25)
 _MIRRORED = {"left": "right", "leftmost": "rightmost", "leftward": "rightward"}

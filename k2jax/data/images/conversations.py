@@ -18,18 +18,20 @@ from PIL import Image
 
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.chat import messages_and_tools
-from k2jax.data.images.augment import OPERATIONS, Augmentation, draw_augmentation, has_direction
+from k2jax.data.images.augment import IN_PLACE, OPERATIONS, Augmentation, draw_augmentation, has_direction
 from k2jax.data.images.frames import Clip, read_clip
 from k2jax.data.images.labels import is_label, label_points, label_text
 from k2jax.data.images.packing import PatchChunk
-from k2jax.data.images.processor import MEDIA_TYPES, ImageProcessor, feature_index
+from k2jax.data.images.processor import MEDIA_TYPES, feature_index, run_processor
 from k2jax.data.images.reading import ReadLimits, decode_data_url, is_data_url, read_file, read_image
-from k2jax.data.images.resize import ResizeLimits
 from k2jax.data.images.synthetic import VisualSample
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatFormat, render_history
 from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD
 from k2jax.text.tokenizer import Tokenizer
+
+_TEXTS = "text", "thinking"  # keys of a part's texts, whatever it says its type is
+_REASONING = "reasoning_content"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,7 @@ def read_conversation(record: Any, folder: str | Path, limits: ReadLimits) -> Vi
     """
     messages, tools = messages_and_tools(record)
     permitted = record.get("augment") or ()
-    if not isinstance(permitted, list | tuple) or not set(permitted) <= set(OPERATIONS):
+    if not isinstance(permitted, list | tuple) or not all(name in OPERATIONS for name in permitted):
         raise UserError(f"augment is {abbreviate(permitted)}; it may list {', '.join(OPERATIONS)}")
     digests: list[str] = []
 
@@ -129,8 +131,7 @@ class ConversationRenderer:
     """
 
     def __init__(self, chat: ChatFormat, tokenizer: Tokenizer, vision: VisionConfig, images: ImagesConfig):
-        sizes = {"images": ResizeLimits(images.image_patches), "frames": ResizeLimits(images.frame_patches)}
-        self._processor = ImageProcessor(vision, **sizes, open_urls=False)
+        self._processor = run_processor(vision, images)
         self._chat, self._pad = chat, tokenizer.special_id(MEDIA_PAD)
         markup = (MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD)
         self._markup = [tokenizer.special_id(name) for name in markup]
@@ -144,7 +145,8 @@ class ConversationRenderer:
             UserError: a message is malformed, or the chat format does not support it.
         """
         parts = lambda part: _rendered_part(part, augmentation)  # noqa: E731
-        prepared = self._processor.prepare(_with_parts(conversation.messages, parts))
+        messages = [_with_reasoning(message, augmentation) for message in conversation.messages]
+        prepared = self._processor.prepare(_with_parts(messages, parts))
         builder = render_history(self._chat, prepared.messages, conversation.tools, strip=False)
         ids = np.array(builder.tokens, np.int32)
         counts = [chunk.features for chunk in prepared.chunks]
@@ -154,17 +156,23 @@ class ConversationRenderer:
         return RenderedConversation(ids, trained, prepared.chunks, feature_index(ids, self._pad, own))
 
     def draw(self, conversation: VisualConversation, rng: np.random.Generator) -> Augmentation | None:
-        """An augmentation that the conversation permits; None where it permits none."""
-        if not conversation.permitted:
+        """An augmentation that the conversation permits; None where it permits none.
+
+        Beside calls of tools, whose arguments may say where something is in forms of their own, pictures stay in place.
+        """
+        permitted = conversation.permitted
+        if any(isinstance(message, Mapping) and message.get("tool_calls") for message in conversation.messages):
+            permitted = tuple(name for name in permitted if name in IN_PLACE)
+        if not permitted:
             return None
         parts = [part for message in conversation.messages for part in _parts(message)]
         sizes = [size for part in parts for size in _sizes(part)]
         points = [label_points(part) for part in parts if is_label(part)]
         return draw_augmentation(
             rng,
-            conversation.permitted,
+            permitted,
             square=all(width == height for width, height in sizes),
-            directed=any(has_direction(_text(part)) for part in parts),
+            directed=any(has_direction(text) for part in parts for text in _texts(part).values()),
             points=np.concatenate([np.zeros((0, 2)), *points]),
         )
 
@@ -178,9 +186,11 @@ def _rendered_part(part: Any, augmentation: Augmentation | None) -> Any:
         return part
     if isinstance(part, str):
         return augmentation.text(part)
+    if not isinstance(part, Mapping):
+        return part
     kind = part.get("type")
-    if kind == "text":
-        return {**part, "text": augmentation.text(part.get("text"))}
+    if texts := _texts(part):
+        return {**part, **{key: augmentation.text(text) for key, text in texts.items()}}
     if kind == "video":
         clip = part[kind]
         return {**part, kind: Clip([augmentation.picture(frame) for frame in clip.frames], clip.times)}
@@ -200,14 +210,26 @@ def _with_parts(messages: Sequence[Any], change) -> list[Any]:
     return changed
 
 
+def _with_reasoning(message: Any, augmentation: Augmentation | None) -> Any:
+    """A message whose reasoning beside the content is transformed."""
+    reasoning = message.get(_REASONING) if isinstance(message, Mapping) else None
+    if augmentation is None or not isinstance(reasoning, str):
+        return message
+    return {**message, _REASONING: augmentation.text(reasoning)}
+
+
 def _parts(message: Any) -> Sequence[Any]:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    return [content] if isinstance(content, str) else content or []
+    """The parts of a message's content and its reasoning."""
+    if not isinstance(message, Mapping):
+        return []
+    content = message.get("content")
+    return [*([content] if isinstance(content, str) else content or []), message.get(_REASONING)]
 
 
-def _text(part: Any) -> str:
-    text = part.get("text") if isinstance(part, Mapping) else part
-    return text if isinstance(text, str) else ""
+def _texts(part: Any) -> dict[str, str]:
+    """The texts of a part by their keys; a part that is a text has one, without a name."""
+    texts = {key: part.get(key) for key in _TEXTS} if isinstance(part, Mapping) else {"": part}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
 def _sizes(part: Any) -> list[tuple[int, int]]:

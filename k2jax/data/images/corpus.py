@@ -23,7 +23,7 @@ from k2jax.data.images.conversations import (
     drawn_conversation,
     read_conversation,
 )
-from k2jax.data.images.reading import ReadLimits
+from k2jax.data.images.reading import MediaUnavailableError, ReadLimits
 from k2jax.data.images.rows import VisualRows
 from k2jax.data.images.synthetic import KINDS, LEAST_LINE, LEAST_SIDE, synthetic_sample
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, read_manifest, shard_dtype, write_manifest
@@ -37,7 +37,7 @@ from k2jax.text.tokenizer import Tokenizer
 RECORDS, SIZES = "records.jsonl", "sizes.npy"
 SAMPLES = 10_000
 """Synthetic samples where ``max_documents`` names no number."""
-_RENDERING = 4  # raised when the tokens or patches of the same record change
+_RENDERING = 5  # raised when the tokens or patches of the same record change
 
 
 class _Kept(NamedTuple):
@@ -202,6 +202,8 @@ def _conversations(
             try:
                 found = read_conversation(record, file.parent, limits)
                 rendered = _checked(renderer.render(found), config)
+            except MediaUnavailableError:  # not the record's fault: a corpus without it would be kept for good
+                raise
             except UserError as error:
                 report(where, str(error))
                 continue

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from k2jax.data.images import video_process
-from k2jax.data.images.reading import FILE_LIMITS, ImageError, ReadLimits, check_size
+from k2jax.data.images.reading import FILE_LIMITS, ImageError, MediaUnavailableError, ReadLimits, check_size
 from k2jax.data.images.video_process import HEADER, sampled_frames
 from k2jax.errors import UserError, abbreviate
 
@@ -60,12 +60,12 @@ def read_clip(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video"
         name: what messages call it.
 
     Raises:
-        UserError: PyAV is not installed.
+        MediaUnavailableError: PyAV is not installed.
         ImageError: the file is damaged, beyond the limits, has no picture or too many frames.
     """
     check_size(data, limits, name)
     if find_spec("av") is None:
-        raise UserError("videos are decoded by PyAV; install it with pip install 'k2jax[vision]'")
+        raise MediaUnavailableError("videos are decoded by PyAV; install it with pip install 'k2jax[vision]'")
     arguments = json.dumps({"megapixels": limits.megapixels, "seconds": limits.seconds})
     command = [sys.executable, "-P", str(Path(video_process.__file__)), arguments]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its threads would take of the process' memory

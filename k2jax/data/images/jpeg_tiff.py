@@ -36,11 +36,18 @@ def jpeg_scans(data: bytes) -> int:
 
 
 def tiff_strips(data: bytes) -> int:
-    """Strips or tiles of a TIFF's first directory; 0 for other files."""
+    """Strips or tiles of a TIFF's first directory; 0 for other files.
+
+    A file that says it is a BigTIFF is read as one and as a plain one: Pillow 13 takes those with the larger byte first
+    for plain.
+    """
     order = {b"II": "<", b"MM": ">"}.get(data[:2])
     if order is None or data[2:4].strip(b"\0") not in (b"*", b"+"):
         return 0
-    big = b"+" in data[2:4]
+    return max(_strips(data, order, big) for big in {False, b"+" in data[2:4]})
+
+
+def _strips(data: bytes, order: str, big: bool) -> int:
     first, many, entry = ("Q", "Q", "HHQQ") if big else ("I", "H", "HHII")
     try:
         [start] = struct.unpack_from(order + first, data, 8 if big else 4)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from k2jax.config.schema import VisionConfig
+from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.images.frames import Clip, read_clip, sample_clip
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.reading import (
@@ -20,7 +20,7 @@ from k2jax.data.images.reading import (
     read_file,
     read_image,
 )
-from k2jax.data.images.resize import FRAME_LIMITS, IMAGE_LIMITS, ResizeLimits, to_patches
+from k2jax.data.images.resize import FRAME_LIMITS, IMAGE_LIMITS, MERGE, ResizeLimits, padded_size, to_patches
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.media import MediaSpan
 from k2jax.text.messages import Message
@@ -50,6 +50,7 @@ class ImageProcessor:
         files: what is decoded at all.
         open_urls: whether paths and URLs are opened (through fsspec); without it an image must come in a data URL or
             in memory, as a server wants it.
+        most: patches of a clip, which is not cut into them beyond that; None if there is no limit.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class ImageProcessor:
         frames: ResizeLimits = FRAME_LIMITS,
         files: ReadLimits = FILE_LIMITS,
         open_urls: bool = True,
+        most: int | None = None,
     ):
+        self._most = most
         self._vision, self._images, self._frames = vision, images, frames
         self._files, self._open_urls = files, open_urls
 
@@ -70,10 +73,21 @@ class ImageProcessor:
         return PatchChunk(patches, (1, height, width))
 
     def clip(self, clip: Clip) -> list[PatchChunk]:
-        """Patches of the chunks of a clip, each of as many frames as the tower takes; the last may have fewer."""
-        most, chunks = self._vision.frames, []
-        for start in range(0, len(clip.frames), most):
-            cut = [to_patches(f, self._vision.patch, self._frames) for f in clip.frames[start : start + most]]
+        """Patches of the chunks of a clip, each of as many frames as the tower takes; the last may have fewer.
+
+        Raises:
+            UserError: there are more than ``most``.
+        """
+        together, patch, chunks = self._vision.frames, self._vision.patch, []
+        size = padded_size(clip.frames[0].height, clip.frames[0].width, patch, self._frames)
+        patches = len(clip.frames) * size.padded_height * size.padded_width // patch**2
+        if self._most is not None and patches > self._most:
+            raise UserError(
+                f"a clip of {len(clip.frames):,} frames has {patches:,} patches, more than the {self._most:,} of "
+                "config.data.images.patches"
+            )
+        for start in range(0, len(clip.frames), together):
+            cut = [to_patches(frame, patch, self._frames) for frame in clip.frames[start : start + together]]
             patches = np.concatenate([patches for patches, _, _ in cut])
             chunks.append(PatchChunk(patches, (len(cut), *cut[0][1:])))
         return chunks
@@ -140,6 +154,18 @@ class ImageProcessor:
         if not self._open_urls:
             raise ImageError(f"{name} must come in a data URL; paths and other URLs are not opened here")
         return read_file(value, self._files, name)
+
+
+def run_processor(vision: VisionConfig, images: ImagesConfig) -> ImageProcessor:
+    """The processor of a run: what it learns from and samples after fits a row of its patches, with its padding.
+
+    Args:
+        vision: sizes of patches and chunks.
+        images: limits; one image, or one chunk of a clip, fits ``images.patches``.
+    """
+    limits = ResizeLimits(images.image_patches, padded=images.patches)
+    frames = ResizeLimits(images.frame_patches, padded=max(MERGE**2, images.patches // vision.frames))
+    return ImageProcessor(vision, images=limits, frames=frames, open_urls=False, most=images.patches)
 
 
 def feature_index(tokens: Sequence[int] | np.ndarray, pad: int, features: Sequence[np.ndarray]) -> np.ndarray:

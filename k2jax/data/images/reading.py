@@ -16,6 +16,7 @@ import warnings
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import get_protocol
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -28,6 +29,10 @@ _DATA_URL = "data:"
 
 class ImageError(UserError):
     """An image cannot be used: its file is damaged, in another format, or beyond the limits."""
+
+
+class MediaUnavailableError(UserError):
+    """What says nothing of an image: a store does not answer, or a package is missing. A later run may read it."""
 
 
 class ReadLimits(NamedTuple):
@@ -90,7 +95,8 @@ def read_file(place: str, limits: ReadLimits, name: str) -> bytes:
         name: what messages call it.
 
     Raises:
-        ImageError: it cannot be read, or is no regular file: a FIFO would wait for a writer, a device never ends.
+        ImageError: there is none, or it is no regular file: a FIFO would wait for a writer, a device never ends.
+        MediaUnavailableError: a remote store refuses or does not answer, or its client is not installed.
     """
     try:
         file = fsspec.open(place, "rb")
@@ -102,7 +108,9 @@ def read_file(place: str, limits: ReadLimits, name: str) -> bytes:
         raise
     except Exception as error:  # the clients of remote file systems raise types of their own
         why = abbreviate(str(error) or type(error).__name__)
-        raise ImageError(f"{name} cannot be read from {abbreviate(place, 300)}: {why}") from error
+        remote = get_protocol(place) not in LocalFileSystem.protocol and not isinstance(error, FileNotFoundError)
+        kind = MediaUnavailableError if remote else ImageError
+        raise kind(f"{name} cannot be read from {abbreviate(place, 300)}: {why}") from error
 
 
 def check_size(data: bytes, limits: ReadLimits, name: str) -> None:

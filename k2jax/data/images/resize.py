@@ -18,10 +18,12 @@ class ResizeLimits(NamedTuple):
     Attributes:
         patches: most patches before padding.
         side: most patches of a side.
+        padded: most patches after padding, at least four; None if there is no such limit.
     """
 
     patches: int = 16384
     side: int = 512
+    padded: int | None = None
 
 
 IMAGE_LIMITS, FRAME_LIMITS = ResizeLimits(), ResizeLimits(patches=4096)
@@ -47,7 +49,8 @@ def padded_size(height: int, width: int, patch: int, limits: ResizeLimits = IMAG
     """Sizes of an image within the limits; both sides shrink by the same factor.
 
     Whole patches are counted before padding, which may therefore exceed ``limits.patches`` a little: an image of
-    512 x 32 patches and a part of one more is padded to 512 x 34.
+    512 x 32 patches and a part of one more is padded to 512 x 34. Where ``limits.padded`` is given, the image shrinks
+    until it fits with its padding.
 
     Args:
         height: of the image [pixels].
@@ -58,9 +61,14 @@ def padded_size(height: int, width: int, patch: int, limits: ResizeLimits = IMAG
     count = max(1, height // patch) * max(1, width // patch)
     longest = limits.side * patch
     scale = min(1.0, math.sqrt(limits.patches / count), longest / height, longest / width)
-    sides = [min(longest, max(1, int(side * scale))) for side in (height, width)]
     step = MERGE * patch
-    return PaddedSize(*sides, *(-(-side // step) * step for side in sides))
+    while True:
+        sides = [min(longest, max(1, int(side * scale))) for side in (height, width)]
+        size = PaddedSize(*sides, *(-(-side // step) * step for side in sides))
+        patches = size.padded_height * size.padded_width // patch**2
+        if limits.padded is None or patches <= limits.padded:
+            return size
+        scale *= math.sqrt(limits.padded / patches)
 
 
 def to_patches(image: Image.Image, patch: int, limits: ResizeLimits = IMAGE_LIMITS) -> tuple[np.ndarray, int, int]:

@@ -5,6 +5,8 @@ import json
 import struct
 import zlib
 
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
 import jax
 import numpy as np
 from PIL import Image
@@ -212,8 +214,36 @@ def test_rows_of_tokens_keep_their_chunks_where_the_balanced_order_does_not_fit(
 
 def test_a_conversation_that_no_row_holds_is_reported(tmp_path):
     sources = write_chat(tmp_path, GOOD | {"large.png": encoded(picture(280))})
-    skipped = prepared(tmp_path, sources).manifests["chat"]["skipped"]
-    assert any("400 patches, more than the 256 of config.data.images.patches" in line for line in skipped["first"])
+    prepared(tmp_path, sources)
+    with (tmp_path / "chat.jsonl").open("a") as file:
+        parts = [{"type": "image", "image": "large.png"}] * 2
+        both = [{"role": "user", "content": parts}, {"role": "assistant", "content": "Two."}]
+        file.write(json.dumps({"messages": both}) + "\n")
+    manifest = prepared(tmp_path, sources).manifests["chat"]
+    count = sum(split["documents"] for split in manifest["splits"].values())
+    assert count == len(GOOD) + 2  # one image is reduced to a row, two are not
+    lines = manifest["skipped"]["first"]
+    assert any("512 patches, more than the 256 of config.data.images.patches" in line for line in lines)
+
+
+def test_what_says_nothing_of_an_image_ends_the_measurement_and_is_not_kept(tmp_path, monkeypatch):
+    sources = write_chat(tmp_path, GOOD)
+    remote = "memory://store/plain.png"
+    with (tmp_path / "chat.jsonl").open("a") as file:
+        content = [{"type": "image", "image": remote}]
+        asked = [{"role": "user", "content": content}, {"role": "assistant", "content": "There."}]
+        file.write(json.dumps({"messages": asked}) + "\n")
+    counted = lambda: sum(  # noqa: E731
+        split["documents"] for split in prepared(tmp_path, sources).manifests["chat"]["splits"].values()
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "_open", lambda self, path, **options: (_ for _ in ()).throw(TimeoutError()))
+        with pytest.raises(UserError, match=f"cannot be read from '{remote}': 'TimeoutError'"):
+            counted()
+    MemoryFileSystem.store.clear()
+    with fsspec.open(remote, "wb") as file:
+        file.write(encoded(picture(56)))
+    assert counted() == len(GOOD) + 2
 
 
 def test_a_source_with_images_needs_a_tower(tmp_path):

@@ -14,10 +14,11 @@ import pytest
 from transformers.models.kimi_k25.processing_kimi_k25 import Kimi_K25Processor
 from transformers.video_utils import VideoMetadata
 
-from k2jax.config.schema import VisionConfig
+from k2jax.config.schema import ImagesConfig, VisionConfig
+from k2jax.data.images import processor
 from k2jax.data.images.frames import Clip, read_clip, sampled_frames
 from k2jax.data.images.packing import pack_chunks
-from k2jax.data.images.processor import ImageProcessor, feature_index
+from k2jax.data.images.processor import ImageProcessor, feature_index, run_processor
 from k2jax.data.images.reading import ImageError
 from k2jax.errors import UserError
 from k2jax.text import ChatBuilder
@@ -26,6 +27,7 @@ from tests.text import kimi
 from tests.text.test_thinking_chat import CHAT, renderer, tokenizer
 
 PROCESSOR = ImageProcessor(VisionConfig(patch=4))
+ROW = run_processor(VisionConfig(patch=4), ImagesConfig(patches=64))
 PAD = tokenizer().special_id(MEDIA_PAD)
 
 
@@ -154,3 +156,12 @@ def test_an_image_whose_pads_and_features_differ_in_number_is_named():
         feature_index([1, PAD, PAD, 1, PAD, PAD, 1], PAD, features)
     with pytest.raises(UserError, match="places for 1 images and chunks of video, and there are 2"):
         feature_index([1, PAD, PAD, 1], PAD, features)
+
+
+def test_a_run_reduces_what_fills_more_than_a_row_and_refuses_longer_clips_before_they_are_cut(monkeypatch):
+    assert ROW.image(picture(400, 100)).patches <= 64 < PROCESSOR.image(picture(400, 100)).patches
+    (chunk,) = ROW.clip(Clip([picture(32, 32)] * 4, [0.0, 0.5, 1.0, 1.5]))
+    assert chunk.grid == (4, 4, 4)  # four frames of a quarter of the row
+    monkeypatch.setattr(processor, "to_patches", None)
+    with pytest.raises(UserError, match="a clip of 5 frames has 80 patches, more than the 64 of"):
+        ROW.clip(Clip([picture(32, 32)] * 5, [0.0, 0.5, 1.0, 1.5, 2.0]))

@@ -6,14 +6,14 @@ import ast
 import math
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 import numpy as np
 from PIL import Image
 import pytest
 import transformers
 
-from k2jax.data.images.resize import FRAME_LIMITS, IMAGE_LIMITS, padded_size, to_patches
+from k2jax.data.images.resize import FRAME_LIMITS, IMAGE_LIMITS, ResizeLimits, padded_size, to_patches
 
 
 def transformers_size():
@@ -46,11 +46,29 @@ def test_sizes_are_those_of_transformers(height, width, patch, limits):
         (28, 29, (28, 29, 28, 56)),  # never enlarged
         (3584, 3584, (1792, 1792, 1792, 1792)),  # 256 x 256 patches shrink by two to 128 x 128
         (14 * 1024, 100, (7168, 50, 7168, 56)),  # a side of 1,024 patches shrinks by two
+        (489, 7081, (477, 6917, 504, 6944)),  # 17,856 patches with padding
         (512 * 14, 32 * 14 + 13, (7168, 461, 7168, 476)),  # 512 x 32 whole patches are padded to 512 x 34
     ],
 )
 def test_sizes_by_hand(height, width, expected):
     assert padded_size(height, width, 14) == expected
+
+
+@given(
+    height=st.integers(1, 20000),
+    width=st.integers(1, 20000),
+    patch=st.sampled_from([2, 14]),
+    patches=st.sampled_from([4, 96, 4096]),
+)
+@example(height=1080, width=1920, patch=14, patches=4096)
+@example(height=1024, width=1024, patch=14, patches=4096)
+def test_an_image_fits_its_row_with_its_padding(height, width, patch, patches):
+    free = padded_size(height, width, patch, ResizeLimits(patches))
+    bound = padded_size(height, width, patch, ResizeLimits(patches, padded=patches))
+    filled = [size.padded_height * size.padded_width // patch**2 for size in (free, bound)]
+    assert filled[1] <= patches and (bound == free) == (filled[0] <= patches)
+    if min(bound.padded_height, bound.padded_width) >= 16 * patch:  # no smaller than two steps of a side make it
+        assert filled[1] >= patches * (1 - 4 / 16) ** 2 or filled[1] == filled[0]
 
 
 def test_patches_reassemble_to_the_picture_with_black_on_the_right_and_below():
