@@ -6,6 +6,7 @@ from k2jax.config.activations import check_activations
 from k2jax.config.schema import (
     CONVERSATIONS,
     IMAGE_SOURCES,
+    TRAJECTORIES,
     Config,
     ImagesConfig,
     ModelConfig,
@@ -70,8 +71,10 @@ def _check_sources(config: Config) -> None:
     if config.data.images.patches % 4:
         raise UserError(f"config.data.images.patches {config.data.images.patches} is no multiple of 4")
     for name, source in config.data.sources.items():
-        if source.filters and source.kind != "trajectories":
-            raise UserError(f"config.data.sources.{name}.filters are for kind trajectories, not {source.kind}")
+        if source.filters and source.kind not in TRAJECTORIES:
+            raise UserError(
+                f"config.data.sources.{name}.filters are for the kinds {' and '.join(TRAJECTORIES)}, not {source.kind}"
+            )
 
 
 def _check_vision_share(images: ImagesConfig, visual: bool, textual: bool) -> None:

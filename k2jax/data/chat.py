@@ -76,7 +76,7 @@ def tokenised_trajectories(
             ids, trained = np.array(record["tokens"]), np.array(record["mask"])
             try:
                 if pad is not None and (ids[~trained] == pad).any():
-                    raise UserError("it shows images, which trajectories as a source of data are trained without")
+                    raise UserError("it shows images; a source of kind image_trajectories reads them")
                 yield checked(ids, trained, ids.astype(np.int32).nbytes, config.sequence_length, tokenizer)
             except UserError as error:
                 report(f"{file}, trajectory {tuple(record['key'])}", str(error))

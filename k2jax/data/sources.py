@@ -20,7 +20,14 @@ from k2jax.errors import UserError
 
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 LINES_SHOWN = 10
-SUFFIXES = {"jsonl": ".jsonl", "parquet": ".parquet", "chat": ".jsonl", "image_chat": ".jsonl", "trajectories": ".k2t"}
+SUFFIXES = {
+    "jsonl": ".jsonl",
+    "parquet": ".parquet",
+    "chat": ".jsonl",
+    "image_chat": ".jsonl",
+    "trajectories": ".k2t",
+    "image_trajectories": ".k2t",
+}
 """Ends of the names of a folder's files that a kind of source reads."""
 
 

@@ -23,8 +23,9 @@ from typing import Any, Literal, NamedTuple
 
 from k2jax.client import Sampling
 from k2jax.env.errors import EpisodeTruncatedError
-from k2jax.env.rollout import Rollout, is_answer
+from k2jax.env.rollout import Rollout
 from k2jax.trajectory import Trajectory
+from k2jax.trajectory.answers import is_answer
 from k2jax.trajectory.types import NO_TURN, ROOT
 
 Method = Literal["none", "hide_tool_result", "discard_all", "summary"]

@@ -1,4 +1,4 @@
-"""What a path of a token tree shows the model: who wrote its nodes, and the images among its tokens."""
+"""The images that a path of a token tree shows the model, among its tokens."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from typing import Any
 
 from k2jax.text.media_reading import NO_PAD, MediaReader
 from k2jax.trajectory import Trajectory
-from k2jax.trajectory.types import NO_TURN
-
-COPIES = "copies"
-"""Key of a trajectory's metadata: the sampled nodes of which observed nodes are copies, by the copies' indices."""
-
-
-def is_answer(trajectory: Trajectory, node: int) -> bool:
-    """Whether the model wrote a node: it was sampled, or is a copy of one that was."""
-    return trajectory.nodes[node].turn != NO_TURN or str(node) in trajectory.metadata.get(COPIES, {})
+from k2jax.trajectory.answers import is_answer
 
 
 def path_media(trajectory: Trajectory, path: Sequence[int], reader: MediaReader | None) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from k2jax.client import Client, Completion, PromptTooLongError, Sampling
 from k2jax.env.environment import Environment, Message
 from k2jax.env.errors import EpisodePausedError, EpisodeTruncatedError
 from k2jax.env.messages import read_message
-from k2jax.env.paths import COPIES, is_answer, path_media
+from k2jax.env.paths import path_media
 from k2jax.env.registry import scaffolds
 from k2jax.env.seeds import derived_seed
 from k2jax.env.task import Task
@@ -25,6 +25,7 @@ from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.media_reading import MediaReader, start_reading
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Trajectory
+from k2jax.trajectory.answers import COPIES, is_answer
 from k2jax.trajectory.types import NO_TURN, ROOT
 
 NO_EXPERTS = -1

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from k2jax.errors import UserError, nearest
-from k2jax.trajectory.rows import sequence_row
+from k2jax.trajectory.rows import TrajectoryRow, sequence_row
 from k2jax.trajectory.types import NO_TURN, Trajectory
 
 Filter = Callable[[Trajectory], bool]
@@ -101,28 +101,48 @@ def demonstrations(
     Raises:
         UserError: there is no such filter.
     """
+    for trajectory, row in demonstrated_paths(trajectories, filters):
+        yield {
+            "tokens": row.tokens.tolist(),
+            "mask": row.mask.tolist(),
+            "task": trajectory.task,
+            "domain": trajectory.domain,
+            "key": list(trajectory.key),
+            "reward": None if trajectory.reward is None else trajectory.reward.value,
+        }
+
+
+class DemonstratedPath(NamedTuple):
+    """A path to a leaf, up to its last trained token: observations after it teach nothing.
+
+    Attributes:
+        trajectory: whose path it is.
+        row: its tokens and what of them is trained on, each ``[T]``.
+    """
+
+    trajectory: Trajectory
+    row: TrajectoryRow
+
+
+def demonstrated_paths(
+    trajectories: Iterable[Trajectory], filters: Sequence[str | Filter] = tuple(_FILTERS)
+) -> Iterator[DemonstratedPath]:
+    """The paths of the trajectories that pass all filters; a token that two share is trained in the first of them.
+
+    Raises:
+        UserError: there is no such filter.
+    """
     chosen = [filter_named(accepts) if isinstance(accepts, str) else accepts for accepts in filters]
     for trajectory in trajectories:
-        if all(accepts(trajectory) for accepts in chosen):
-            yield from _records(trajectory)
-
-
-def _records(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-    done: set[int] = set()
-    for leaf in trajectory.leaves():
-        path = trajectory.path(leaf)
-        row = sequence_row(trajectory, path, [index for index in path if index not in done])
-        done.update(path)
-        if row.mask.any():
-            end = 1 + int(np.flatnonzero(row.mask)[-1])  # observations after the last trained token teach nothing
-            yield {
-                "tokens": row.tokens[:end].tolist(),
-                "mask": row.mask[:end].tolist(),
-                "task": trajectory.task,
-                "domain": trajectory.domain,
-                "key": list(trajectory.key),
-                "reward": None if trajectory.reward is None else trajectory.reward.value,
-            }
+        if not all(accepts(trajectory) for accepts in chosen):
+            continue
+        done: set[int] = set()
+        for leaf in trajectory.leaves():
+            path = trajectory.path(leaf)
+            row = sequence_row(trajectory, path, [index for index in path if index not in done])
+            done.update(path)
+            if row.mask.any():
+                yield DemonstratedPath(trajectory, row.cut(1 + int(np.flatnonzero(row.mask)[-1])))
 
 
 def _sampled_calls(trajectory: Trajectory) -> Iterator[Any]:

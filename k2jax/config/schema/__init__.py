@@ -9,6 +9,7 @@ of one part of an experiment; ``experiment`` puts them together.
 from k2jax.config.schema.data import (
     CONVERSATIONS,
     IMAGE_SOURCES,
+    TRAJECTORIES,
     ChatKind,
     DataConfig,
     ImagesConfig,
@@ -80,6 +81,7 @@ from k2jax.config.schema.training import (
 __all__ = [
     "CONVERSATIONS",
     "IMAGE_SOURCES",
+    "TRAJECTORIES",
     "AdvantageBaseline",
     "AdvantageConfig",
     "AdvantageScale",

@@ -19,12 +19,23 @@ from k2jax.config.ranges import (
 ChatKind = Literal["auto", "plain", "compact"]
 OnCorrupt = Literal["skip", "fail"]
 SourceKind = Literal[
-    "stdlib", "text", "jsonl", "parquet", "huggingface", "chat", "trajectories", "image_chat", "synthetic_images"
+    "stdlib",
+    "text",
+    "jsonl",
+    "parquet",
+    "huggingface",
+    "chat",
+    "trajectories",
+    "image_chat",
+    "image_trajectories",
+    "synthetic_images",
 ]
 TokenizerKind = Literal["bpe", "file", "bytes"]
 CONVERSATIONS = ("chat", "trajectories")
 """Kinds of sources whose records are conversations."""
-IMAGE_SOURCES = ("image_chat", "synthetic_images")
+IMAGE_SOURCES = ("image_chat", "image_trajectories", "synthetic_images")
+TRAJECTORIES = ("trajectories", "image_trajectories")
+"""Kinds of sources that are stores of trajectories."""
 """Kinds of sources whose records are conversations with images, for models with vision."""
 
 

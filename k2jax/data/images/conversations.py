@@ -24,6 +24,7 @@ from k2jax.data.images.labels import is_label, label_points, label_text
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.processor import MEDIA_TYPES, feature_index, run_processor
 from k2jax.data.images.reading import ReadLimits, decode_data_url, is_data_url, read_file, read_image
+from k2jax.data.images.sampled import SampledConversation
 from k2jax.data.images.synthetic import VisualSample
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatFormat, render_history
@@ -137,25 +138,35 @@ class ConversationRenderer:
         self._markup = [tokenizer.special_id(name) for name in markup]
 
     def render(
-        self, conversation: VisualConversation, augmentation: Augmentation | None = None
+        self, conversation: VisualConversation | SampledConversation, augmentation: Augmentation | None = None
     ) -> RenderedConversation:
-        """Renders a conversation, transformed or as it is.
+        """Renders a conversation, transformed or as it is; a sampled one keeps its ids.
 
         Raises:
             UserError: a message is malformed, or the chat format does not support it.
         """
+        if isinstance(conversation, SampledConversation):
+            chunks = self._processor.prepare(conversation.messages).chunks
+            return RenderedConversation(
+                conversation.ids, conversation.trained, chunks, self._features(conversation.shown_T, chunks)
+            )
         parts = lambda part: _rendered_part(part, augmentation)  # noqa: E731
         messages = [_with_reasoning(message, augmentation) for message in conversation.messages]
         prepared = self._processor.prepare(_with_parts(messages, parts))
         builder = render_history(self._chat, prepared.messages, conversation.tools, strip=False)
         ids = np.array(builder.tokens, np.int32)
-        counts = [chunk.features for chunk in prepared.chunks]
-        ends = np.cumsum([0, *counts])
-        own = [np.arange(start, stop) for start, stop in itertools.pairwise(ends)]
         trained = np.array(builder.by_assistant, bool) & ~np.isin(ids, self._markup)
-        return RenderedConversation(ids, trained, prepared.chunks, feature_index(ids, self._pad, own))
+        return RenderedConversation(ids, trained, prepared.chunks, self._features(ids, prepared.chunks))
 
-    def draw(self, conversation: VisualConversation, rng: np.random.Generator) -> Augmentation | None:
+    def _features(self, ids: np.ndarray, chunks: list[PatchChunk]) -> np.ndarray:
+        """Which feature, counted over the chunks, stands for each token."""
+        ends = np.cumsum([0, *(chunk.features for chunk in chunks)])
+        own = [np.arange(start, stop) for start, stop in itertools.pairwise(ends)]
+        return feature_index(ids, self._pad, own)
+
+    def draw(
+        self, conversation: VisualConversation | SampledConversation, rng: np.random.Generator
+    ) -> Augmentation | None:
         """An augmentation that the conversation permits; None where it permits none.
 
         Beside calls of tools, whose arguments may say where something is in forms of their own, pictures stay in place.

@@ -25,6 +25,7 @@ from k2jax.data.images.conversations import (
 )
 from k2jax.data.images.reading import MediaUnavailableError, ReadLimits
 from k2jax.data.images.rows import VisualRows
+from k2jax.data.images.sampled import SampledConversation, sampled_conversation
 from k2jax.data.images.synthetic import KINDS, LEAST_LINE, LEAST_SIDE, synthetic_sample
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, read_manifest, shard_dtype, write_manifest
 from k2jax.data.records import json_lines
@@ -33,6 +34,8 @@ from k2jax.data.split import adjusted_threshold, document_hash, threshold_for
 from k2jax.errors import UserError
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import Tokenizer
+from k2jax.trajectory.filters import demonstrated_paths
+from k2jax.trajectory.store import read_trajectories
 
 RECORDS, SIZES = "records.jsonl", "sizes.npy"
 SAMPLES = 10_000
@@ -68,8 +71,8 @@ class VisualSplit:
         self.tokens, self.patches = sizes[:, 0], sizes[:, 1]
         self.targets, self.bytes = int(sizes[:, 2].sum()), int(sizes[:, 3].sum())
 
-    def conversation(self, number: int) -> VisualConversation:
-        """Conversation ``number``, its images decoded.
+    def conversation(self, number: int) -> VisualConversation | SampledConversation:
+        """Conversation ``number``, its images decoded unless they are in its messages.
 
         Raises:
             UserError: an image is not what it was when the corpus was measured.
@@ -110,13 +113,15 @@ class VisualCorpus:
         augment = config.images.augment if name == TRAIN else 0.0
         return VisualRows(self.split(name), config.sequence_length, patches=config.images.patches, augment=augment)
 
-    def conversation(self, number: int) -> VisualConversation:
+    def conversation(self, number: int) -> VisualConversation | SampledConversation:
         """Conversation ``number`` of both splits."""
         with self._records.open("rb") as file:
             file.seek(int(self.sizes[number, 4]))
             line = json.loads(file.readline())
         if "synthetic" in line:
             return _synthetic(picture_size(self._source), *line["synthetic"])
+        if "sampled" in line:
+            return SampledConversation.from_json(line["sampled"])
         found = read_conversation(line["record"], line["folder"], self._limits)
         if list(found.digests) != line["digests"]:
             raise UserError(
@@ -194,6 +199,9 @@ def _conversations(
     if source.kind == "synthetic_images":
         yield from _synthetic_conversations(source, config, renderer)
         return
+    if source.kind == "image_trajectories":
+        yield from _sampled_conversations(name, config, renderer, report)
+        return
     kept = 0
     for file in files(name, source):
         for _, where, record, _ in json_lines(file, report):
@@ -211,6 +219,29 @@ def _conversations(
             line = {"record": record, "folder": str(file.parent), "digests": found.digests, "where": where}
             digest = document_hash("".join(sorted(found.digests)).encode() or rendered.ids.tobytes())
             yield _Kept(json.dumps(line).encode(), rendered, digest), None
+
+
+def _sampled_conversations(
+    name: str, config: DataConfig, renderer: ConversationRenderer, report: CorruptRecords
+) -> Iterator[tuple[_Kept, None]]:
+    """The paths of a trajectory store that pass the source's filters; what each shows is kept in the cache."""
+    source = config.sources[name]
+    chosen = {"filters": source.filters} if source.filters else {}
+    kept = 0
+    for file in files(name, source):
+        trajectories = read_trajectories(file, lambda line, file=file: report(str(file), line))
+        for demonstrated in demonstrated_paths(trajectories, **chosen):
+            if source.max_documents and kept == source.max_documents:
+                return
+            conversation = sampled_conversation(demonstrated)
+            try:
+                rendered = _checked(renderer.render(conversation), config)
+            except UserError as error:
+                report(f"{file}, trajectory {tuple(demonstrated.trajectory.key)}", str(error))
+                continue
+            kept += 1
+            line = json.dumps({"sampled": conversation.to_json()})
+            yield _Kept(line.encode(), rendered, conversation.digest), None
 
 
 def _synthetic_conversations(

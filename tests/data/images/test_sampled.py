@@ -1,0 +1,144 @@
+"""Stored episodes with images as training data: the ids that were sampled, and the images shown between them."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from k2jax.client import Sampling, ScriptedClient
+from k2jax.config import defaults, resolve, source
+from k2jax.config.presets import vision_preset
+from k2jax.data.images.corpus import prepare_visual
+from k2jax.data.images.placement import PatchRows
+from k2jax.data.images.processor import ImageProcessor
+from k2jax.data.images.synthetic import synthetic_sample
+from k2jax.data.training_data import ImageShape, prepare_data
+from k2jax.data.vocabulary import MEDIA_TOKENS
+from k2jax.env.environment import Observation, Step
+from k2jax.env.rollout import run_episode
+from k2jax.env.task import Task
+from k2jax.errors import UserError
+from k2jax.inference.media_reader import ImageReader
+from k2jax.rl.pictures import data_url
+from k2jax.text.chat import ChatBuilder, configured_chat
+from k2jax.text.media import MEDIA_PAD
+from k2jax.text.tokenizer import byte_tokenizer
+from k2jax.trajectory import Reward, TrajectoryStore
+
+TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
+CHAT, PAD = configured_chat(TOKENIZER, "plain"), TOKENIZER.special_id(MEDIA_PAD)
+VISION = vision_preset("nano_vision")
+PROCESSOR = ImageProcessor(VISION)
+ANSWER = [PAD, 70, PAD]
+
+
+def picture(number):
+    return synthetic_sample(3, number, kind="count", size=(64, 64)).image
+
+
+def asked(number, text):
+    shown = {"type": "image_url", "image_url": {"url": data_url(picture(number))}}
+    return {"role": "user", "content": [shown, {"type": "text", "text": text}]}
+
+
+class TwoPictures:
+    """Shows a second picture after the first answer, and ends with the next one."""
+
+    async def reset(self, task, seed):
+        self._second = asked(task.metadata["second"], "And here?")
+        return Observation(task.instruction)
+
+    async def step(self, action):
+        second, self._second = self._second, None
+        return Step(Observation((second,)) if second else Observation(), terminated=second is None)
+
+    async def close(self):
+        pass
+
+
+class Seeing(ScriptedClient):
+    async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
+        return await super().generate(prompt, sampling, resume=resume, on_token=on_token)
+
+
+def episode(first, second, sample=0, value=1.0):
+    about = Task("t", "d", (asked(first, "How many?"),), "", metadata={"second": second})
+    client = Seeing(lambda prompt, sampling: [*ANSWER, 80 + sample, CHAT.end])
+    options = {"key": (0, first, sample), "seed": 0, "sampling": Sampling(8)}
+    options["media"] = ImageReader(PROCESSOR, TOKENIZER)
+    trajectory = asyncio.run(run_episode(about, client, CHAT, TOKENIZER, TwoPictures(), **options))
+    assert trajectory.status == "finished", trajectory.error
+    trajectory.reward = Reward(value)
+    return trajectory
+
+
+def tokens_of(message):
+    builder = ChatBuilder(CHAT)
+    builder.add(PROCESSOR.prepare([message]).messages[0])
+    builder.open_assistant()
+    return builder.tokens
+
+
+def data_config(folder, **fields):
+    config = defaults("sft", model="micro")
+    config.data.sources = {"sampled": source(kind="image_trajectories", path=str(folder / "trajectories"), **fields)}
+    config.data.tokenizer.kind = "bytes"
+    config.data.tokenizer.media = True
+    config.data.chat_format = "plain"
+    config.data.sequence_length = 128
+    config.data.images.patches = 72
+    config.data.held_out = 0.3
+    config.data.cache_dir = str(folder / "cache")
+    config.model.vocab = TOKENIZER.vocab_size
+    config.model.vision.layers = 1
+    return resolve(config).data
+
+
+def corpus_of(folder, trajectories, **fields):
+    TrajectoryStore(folder / "trajectories").write(0, trajectories)
+    return prepare_visual("sampled", data_config(folder, **fields), TOKENIZER, VISION)
+
+
+def test_ids_are_those_sampled_and_every_image_stands_where_it_was_shown(tmp_path):
+    kept = [episode(first, first + 1, sample) for first in (0, 2, 4, 6) for sample in (0, 1)]
+    corpus = corpus_of(tmp_path, [*kept, episode(8, 9, value=0.0)])
+    assert len(corpus.sizes) == len(kept) and corpus.manifest["skipped"]["count"] == 0
+    for number, trajectory in enumerate(kept):
+        rendered = corpus.renderer.render(corpus.conversation(number))
+        path = trajectory.path(trajectory.leaves()[0])
+        np.testing.assert_array_equal(rendered.ids, trajectory.path_tokens(path[-1]))
+        sampled = np.concatenate(
+            [np.full(len(trajectory.nodes[i].tokens), trajectory.nodes[i].turn >= 0) for i in path]
+        )
+        np.testing.assert_array_equal(rendered.trained, sampled)
+        first = trajectory.key[1]
+        for chunk, shown in zip(rendered.chunks, (first, first + 1), strict=True):
+            np.testing.assert_array_equal(chunk.pixels, PROCESSOR.image(picture(shown)).pixels)
+        seen = np.flatnonzero(rendered.feature >= 0)
+        np.testing.assert_array_equal(rendered.feature[seen], np.arange(sum(c.features for c in rendered.chunks)))
+        np.testing.assert_array_equal(seen, np.flatnonzero((rendered.ids == PAD) & ~sampled))
+        assert (rendered.ids[sampled] == PAD).sum() == 4  # which the model wrote
+    held_out = corpus.sizes[:, 5].reshape(4, 2)
+    assert (held_out[:, 0] == held_out[:, 1]).all() and 0 < held_out.sum() < 8  # both answers to a prompt on one side
+
+
+def test_a_path_that_no_row_holds_is_reported_and_a_limit_of_records_holds(tmp_path):
+    large = episode(0, 1)
+    message = large.nodes[0].message
+    third = {**message, "content": [*message["content"], *asked(2, "")["content"][:1]]}
+    tokens = tokens_of(third)
+    large.nodes[0] = type(large.nodes[0]).observed(-1, tokens, third)
+    corpus = corpus_of(tmp_path, [large, *(episode(first, first + 1) for first in (2, 4, 6))], max_documents=2)
+    assert len(corpus.sizes) == 2 and "108 patches, more than the 72" in corpus.manifest["skipped"]["first"][0]
+
+
+def test_batches_hold_the_images(tmp_path):
+    TrajectoryStore(tmp_path / "trajectories").write(0, [episode(first, first + 1) for first in range(0, 16, 2)])
+    images = ImageShape(VISION, PatchRows(2, 2, 72, 1))
+    data = prepare_data(data_config(tmp_path), batch_size=2, seed=0, steps=2, images=images)
+    batch = data.loader.batch(0)
+    assert (np.asarray(batch.media.feature) >= 0).sum() == 4 * PROCESSOR.image(picture(0)).features
+    weights, tokens = np.asarray(batch.targets["weights"]), np.asarray(batch.tokens)
+    assert (tokens[weights > 0] == 70).sum() == 4
+    with pytest.raises(UserError, match="the model no vision"):
+        prepare_data(data_config(tmp_path), batch_size=2, seed=0, steps=2)
