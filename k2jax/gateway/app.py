@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,6 +24,7 @@ from k2jax.web.errors import EXCEPTION_HANDLERS
 from k2jax.web.http import EventStream, json_response, on_disconnect, read_json
 from k2jax.web.keys import ApiKeys, given_key
 from k2jax.web.models import list_models, show_model
+from k2jax.web.threads import RequestReaders
 
 
 def make_gateway_app(
@@ -66,6 +66,7 @@ class AgentEndpoints:
 
     def __init__(self, gateway: Gateway, max_body_bytes: int, max_running: int):
         self._gateway, self._max_body_bytes, self._max_running = gateway, max_body_bytes, max_running
+        self._readers = RequestReaders(images=gateway.card.media is not None)
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models`` and ``GET /v1/models/NAME``."""
@@ -77,8 +78,8 @@ class AgentEndpoints:
         """``POST /v1/messages/count_tokens``: counted as if the history were encoded anew."""
         self._session(request)
         body = await read_json(request, self._max_body_bytes)
-        conversation = await run_in_threadpool(anthropic.read_messages, body, self._gateway.card, True)
-        rendered = await run_in_threadpool(render, conversation, self._gateway.card)
+        conversation = await self._readers.run(anthropic.read_messages, body, self._gateway.card, True)
+        rendered = await self._readers.run(render, conversation, self._gateway.card)
         return json_response({"input_tokens": len(rendered.prompts[0])})
 
     def generation(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
@@ -89,7 +90,7 @@ class AgentEndpoints:
             if self._gateway.closing:
                 raise unavailable("the gateway is shutting down")
             body = await read_json(request, self._max_body_bytes)
-            conversation, keys = await run_in_threadpool(_read, dialect, body, self._gateway)
+            conversation, keys = await self._readers.run(_read, dialect, body, self._gateway)
             prepared = await self._prepare(session, dialect, conversation, keys)
             if self._gateway.running >= self._max_running:
                 message = "too many answers are being generated; try again later"
@@ -107,7 +108,7 @@ class AgentEndpoints:
         # Encoding long messages takes a while, in which the event loop serves others; the match stays valid, because
         # histories only grow.
         with api_errors():
-            encoded = await run_in_threadpool(encode_history, match, history.resumed(match), self._gateway.card)
+            encoded = await self._readers.run(encode_history, match, history.resumed(match), self._gateway.card)
         return PreparedRequest(session, number, match, encoded, dialect.path)
 
     async def _respond(self, dialect: Dialect, exchange: Exchange, request: Request) -> Response:

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +20,7 @@ from k2jax.web.errors import EXCEPTION_HANDLERS
 from k2jax.web.http import EventStream, json_response, on_disconnect, read_json
 from k2jax.web.keys import ApiKeys
 from k2jax.web.models import list_models, show_model
+from k2jax.web.threads import RequestReaders
 
 PUBLIC_PATHS = ("/health",)  # these need no API key
 
@@ -58,6 +58,7 @@ class Endpoints:
         """Serves the model of ``service``; longer request bodies than ``max_body_bytes`` are rejected."""
         self.metrics = metrics
         self._service, self._max_body_bytes = service, max_body_bytes
+        self._readers = RequestReaders(images=service.card.media is not None)
 
     async def health(self, request: Request) -> Response:
         """``GET /health``: 200 while the engine accepts requests, otherwise 503."""
@@ -79,7 +80,7 @@ class Endpoints:
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``."""
         body = await read_json(request, self._max_body_bytes)
-        return json_response(await run_in_threadpool(anthropic.count_tokens, body, self._service.card))
+        return json_response(await self._readers.run(anthropic.count_tokens, body, self._service.card))
 
     def generation(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         """Returns the handler of a dialect's endpoint."""
@@ -88,7 +89,7 @@ class Endpoints:
             self._service.check()
             body = await read_json(request, self._max_body_bytes)
             # Encoding a long prompt takes a while, in which the event loop serves other clients.
-            parsed = await run_in_threadpool(dialect.parse, body, self._service.card)
+            parsed = await self._readers.run(dialect.parse, body, self._service.card)
             return await self._respond(dialect, self._service.start(parsed), request)
 
         return generate

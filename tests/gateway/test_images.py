@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import threading
+import time
 
 import jax
 import numpy as np
@@ -19,6 +21,7 @@ from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.trajectory import verify
 from k2jax.web.readers import media_reader
+from k2jax.web.threads import READERS
 from tests.gateway.scripted import CARD, DIALECTS, TOKENIZER, Bench, post, reply_ids, spec
 from tests.serve.test_images import PAD, PROCESSOR, SEEING, data_url, picture, png
 
@@ -104,6 +107,43 @@ def test_a_pad_that_the_model_sampled_stands_for_no_image():
     assert prompt.count(PAD) == sum(features) + 2 and [placed.chunk.features for placed in media] == features
     assert all(set(prompt[placed.start : placed.stop]) == {PAD} for placed in media)
     assert [media[0].start] == [placed.start for placed in shown[0][1]]
+
+
+class Slow:
+    """Reads no image, and counts how many requests it reads at a time."""
+
+    def __init__(self):
+        self._lock, self.now, self.most = threading.Lock(), 0, 0
+
+    def start(self):
+        return self
+
+    def read(self, message):
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.05)
+        with self._lock:
+            self.now -= 1
+        return message
+
+    def place(self, tokens):
+        return ()
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages/count_tokens"])
+def test_few_requests_with_images_are_read_at_a_time(path):
+    slow, body = Slow(), {"model": "x", "max_tokens": 5, "messages": [{"role": "user", "content": "?"}]}
+    card = dataclasses.replace(CARD, media=slow)
+    bench = Bench(lambda prompt, sampling: reply_ids("", "Yes."), card=card)
+    accesses = [bench.gateway.open(spec(sampling=GREEDY)) for _ in range(12)]
+
+    async def ask_all():
+        async with bench.http() as http:
+            return await asyncio.gather(*(post(http, access, path, body) for access in accesses))
+
+    answers = asyncio.run(ask_all())
+    assert {answer.status_code for answer in answers} == {200} and slow.most == READERS == 4
 
 
 def test_another_image_in_an_old_message_is_a_branch(worker):
