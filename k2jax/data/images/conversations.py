@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from k2jax.config.schema import ImagesConfig, VisionConfig
-from k2jax.data.chat import messages_and_tools
+from k2jax.data.chat import branches, messages_and_tools
 from k2jax.data.images.augment import IN_PLACE, OPERATIONS, Augmentation, draw_augmentation, has_direction
 from k2jax.data.images.frames import Clip, read_clip
 from k2jax.data.images.labels import is_label, label_points, label_text
@@ -27,7 +27,7 @@ from k2jax.data.images.reading import ReadLimits, decode_data_url, is_data_url, 
 from k2jax.data.images.sampled import SampledConversation
 from k2jax.data.images.synthetic import VisualSample
 from k2jax.errors import UserError, abbreviate
-from k2jax.text.chat import ChatFormat, render_history
+from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD
 from k2jax.text.tokenizer import Tokenizer
 
@@ -44,12 +44,14 @@ class VisualConversation:
         tools: tools to declare, or None.
         permitted: augmentations that leave it true.
         digests: sha256 of every image's bytes, in order.
+        branch: which of the sequences it is that it is trained as, see ``ConversationRenderer.branches``.
     """
 
     messages: list[Any]
     tools: list[Any] | None
     permitted: tuple[str, ...]
     digests: tuple[str, ...]
+    branch: int = 0
 
 
 class RenderedConversation(NamedTuple):
@@ -140,7 +142,7 @@ class ConversationRenderer:
     def render(
         self, conversation: VisualConversation | SampledConversation, augmentation: Augmentation | None = None
     ) -> RenderedConversation:
-        """Renders a conversation, transformed or as it is; a sampled one keeps its ids.
+        """Renders a conversation, or its branch, transformed or as it is; a sampled one keeps its ids.
 
         Raises:
             UserError: a message is malformed, or the chat format does not support it.
@@ -150,13 +152,29 @@ class ConversationRenderer:
             return RenderedConversation(
                 conversation.ids, conversation.trained, chunks, self._features(conversation.shown_T, chunks)
             )
+        return self.branches(conversation, augmentation)[conversation.branch]
+
+    def branches(
+        self, conversation: VisualConversation, augmentation: Augmentation | None = None
+    ) -> list[RenderedConversation]:
+        """The sequences that a conversation is trained as, each with the images up to its end; see ``chat.branches``.
+
+        Raises:
+            UserError: a message is malformed, or the chat format does not support it.
+        """
         parts = lambda part: _rendered_part(part, augmentation)  # noqa: E731
         messages = [_with_reasoning(message, augmentation) for message in conversation.messages]
         prepared = self._processor.prepare(_with_parts(messages, parts))
-        builder = render_history(self._chat, prepared.messages, conversation.tools, strip=False)
+        found = branches(prepared.messages, conversation.tools, self._chat)
+        return [self._rendered(builder, prepared.chunks) for builder in found]
+
+    def _rendered(self, builder: ChatBuilder, chunks: list[PatchChunk]) -> RenderedConversation:
+        """A sequence with those of a conversation's chunks that it comes to."""
         ids = np.array(builder.tokens, np.int32)
+        features = np.cumsum([chunk.features for chunk in chunks])
+        shown = chunks[: int(np.searchsorted(features, (ids == self._pad).sum(), side="right"))]
         trained = np.array(builder.by_assistant, bool) & ~np.isin(ids, self._markup)
-        return RenderedConversation(ids, trained, prepared.chunks, self._features(ids, prepared.chunks))
+        return RenderedConversation(ids, trained, shown, self._features(ids, shown))
 
     def _features(self, ids: np.ndarray, chunks: list[PatchChunk]) -> np.ndarray:
         """Which feature, counted over the chunks, stands for each token."""

@@ -7,6 +7,7 @@ must then have the bytes that it had.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -40,7 +41,7 @@ from k2jax.trajectory.store import read_trajectories
 RECORDS, SIZES = "records.jsonl", "sizes.npy"
 SAMPLES = 10_000
 """Synthetic samples where ``max_documents`` names no number."""
-_RENDERING = 5  # raised when the tokens or patches of the same record change
+_RENDERING = 6  # raised when the tokens or patches of the same record change
 
 
 class _Kept(NamedTuple):
@@ -128,7 +129,7 @@ class VisualCorpus:
                 f"an image of {line['where']} is not the one that was measured; put it back, or delete "
                 f"{self._records.parent} to have the corpus measured again in a new --workdir"
             )
-        return found
+        return dataclasses.replace(found, branch=line["branch"])
 
 
 def prepare_visual(
@@ -209,7 +210,7 @@ def _conversations(
                 return
             try:
                 found = read_conversation(record, file.parent, limits)
-                rendered = _checked(renderer.render(found), config)
+                branches = [_checked(rendered, config) for rendered in renderer.branches(found)]
             except MediaUnavailableError:  # not the record's fault: a corpus without it would be kept for good
                 raise
             except UserError as error:
@@ -217,8 +218,9 @@ def _conversations(
                 continue
             kept += 1
             line = {"record": record, "folder": str(file.parent), "digests": found.digests, "where": where}
-            digest = document_hash("".join(sorted(found.digests)).encode() or rendered.ids.tobytes())
-            yield _Kept(json.dumps(line).encode(), rendered, digest), None
+            digest = document_hash("".join(sorted(found.digests)).encode() or branches[0].ids.tobytes())
+            for branch, rendered in enumerate(branches):
+                yield _Kept(json.dumps(line | {"branch": branch}).encode(), rendered, digest), None
 
 
 def _sampled_conversations(

@@ -1,6 +1,7 @@
 """What an augmentation changes of a conversation: everything that says where something is, or nothing of it."""
 
 import base64
+import dataclasses
 import io
 import json
 
@@ -63,3 +64,26 @@ def test_pictures_stay_in_place_beside_calls_of_tools():
 def test_what_may_be_done_is_a_list_of_operations(permitted):
     with pytest.raises(UserError, match=r"augment is .*; it may list flip, turn"):
         conversation({"role": "assistant", "content": "left"}, permitted)
+
+
+def test_reasoning_is_trained_in_its_own_cycle_after_a_history_without_it_and_with_the_images_so_far():
+    image = {"type": "image", "image": picture_url()}
+    messages = [
+        {"role": "user", "content": [image, {"type": "text", "text": "One?"}]},
+        {"role": "assistant", "reasoning_content": "I thought first.", "content": "One."},
+        {"role": "user", "content": [image, {"type": "text", "text": "Two?"}]},
+        {"role": "assistant", "reasoning_content": "I thought then.", "content": "Two."},
+    ]
+    read = read_conversation({"messages": messages}, ".", FILE_LIMITS)
+    texts, trained = [], []
+    for branch, count in ((0, 1), (1, 2)):
+        rendered = RENDERER.render(dataclasses.replace(read, branch=branch))
+        assert len(rendered.chunks) == count and (rendered.feature >= 0).sum() == count * rendered.chunks[0].features
+        texts.append(tokenizer().decode(rendered.ids.tolist()))
+        trained.append(tokenizer().decode(rendered.ids[rendered.trained].tolist()))
+    assert "thought first" in texts[0] and "Two" not in texts[0]
+    assert "thought first" not in texts[1] and "thought then" in texts[1]
+    assert "One." in trained[0] and "One." not in trained[1] and "Two." in trained[1]
+    assert len(RENDERER.branches(read)) == 2
+    plain = [message | {"reasoning_content": ""} if message["role"] == "assistant" else message for message in messages]
+    assert len(RENDERER.branches(dataclasses.replace(read, messages=plain))) == 1
