@@ -7,7 +7,7 @@ a shorter run of the former, after descriptions of all shapes, and one row in fo
 characters, with the answers of a teacher. Its rate stays constant to its end: it stops while it still learns to count.
 Reinforcement learning goes on with pictures alone, from one start on three seeds. Before and after, held-out questions
 about pictures are rewarded by kind, and held-out problems of text are solved.
-Expected: the task asks for ten points of reward and more; docs/reproductions.md has what it was.
+Expected: 15 points of the mean reward of sampled answers and 7 of greedy ones (docs/reproductions.md).
 
     python -m k2jax.reproduce visual_rl --workdir=runs/visual_rl
 """
