@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-import json
-import os
-from pathlib import Path
 import signal
-import subprocess
-import sys
 import tempfile
 from typing import Any, NamedTuple
 
 from PIL import Image
 
-from k2jax.data.images import video_process
+from k2jax.data.images.decoders import DECODERS
 from k2jax.data.images.reading import FILE_LIMITS, ImageError, MediaUnavailableError, ReadLimits, check_size
 from k2jax.data.images.video_process import HEADER, sampled_frames
 from k2jax.errors import UserError, abbreviate
@@ -52,7 +47,7 @@ def sample_clip(frames: Sequence[Image.Image], rate: float) -> Clip:
 def read_clip(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video") -> Clip:
     """Decodes a video file by PyAV (extra ``vision``) and keeps its sampled frames.
 
-    A process does so (``video_process``), which starts in about half a second.
+    A process of its own does so (``video_process``).
 
     Args:
         data: the file's bytes.
@@ -60,31 +55,29 @@ def read_clip(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video"
         name: what messages call it.
 
     Raises:
-        MediaUnavailableError: PyAV is not installed.
+        MediaUnavailableError: PyAV is not installed, or the program that uses it does not run.
         ImageError: the file is damaged, beyond the limits, has no picture or too many frames.
     """
     check_size(data, limits, name)
     if find_spec("av") is None:
         raise MediaUnavailableError("videos are decoded by PyAV; install it with pip install 'k2jax[vision]'")
-    arguments = json.dumps({"megapixels": limits.megapixels, "seconds": limits.seconds})
-    command = [sys.executable, "-P", str(Path(video_process.__file__)), arguments]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its threads would take of the process' memory
     kept, pixels = [], 0.0
     with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as errors:
         file.write(data)
         file.seek(0)
-        with subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=errors, env=environment) as process:
-            for time, frame in _frames(process.stdout):
+        arguments = {"megapixels": limits.megapixels, "seconds": limits.seconds}
+        with DECODERS.decoder(arguments, file, errors) as decoder:
+            for time, frame in _frames(decoder.output):
                 pixels += frame.width * frame.height / 1e6
                 if pixels > limits.clip_megapixels:
-                    process.kill()
+                    decoder.kill()
                     raise ImageError(
                         f"{name} has more than {limits.clip_megapixels:,g} megapixels in its sampled frames; make "
                         "them smaller or the video shorter"
                     )
                 kept.append((time, frame))
         errors.seek(0)
-        why = _failure(process.returncode, errors.read().decode(errors="replace"), limits)
+        why = _failure(decoder.code, errors.read().decode(errors="replace"), limits)
     if why or not kept or len({frame.size for _, frame in kept}) > 1:
         why = why or ("its frames differ in size" if kept else "it has no frame")
         raise ImageError(f"{name} cannot be decoded as a video: {abbreviate(why)}")

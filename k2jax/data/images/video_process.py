@@ -2,8 +2,11 @@
 
 A kilobyte of MP4 can claim samples whose index takes gigabytes, and decoders are large programs that meet files of
 strangers: what becomes of them ends this process alone. It reads the file from its standard input and writes each
-sampled frame, its ``HEADER`` first, to its standard output; the reason of a failure is on its standard error. It is run
-as a script and imports nothing of k2jax, so that it starts in a fraction of a second.
+sampled frame, its ``HEADER`` first, to its standard output; the reason of a failure is on its standard error.
+
+This file is run as a script, which loads PyAV once and forks a process for each video (``serve``): to load it takes
+half a second, to fork a few milliseconds. What a video does to its process ends with it. The script imports nothing of
+k2jax.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 import io
 import json
+import os
 import resource
+import socket
 import struct
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +32,10 @@ REFUSED = 3
 """Exit code where the file is at fault."""
 HEADER = struct.Struct("<dII")
 """Time of a frame [seconds], its height and its width; RGB bytes row by row follow."""
+NUMBER = struct.Struct("<q")
+"""The answers to a request: the number of the process that was forked, and its exit code when it has ended."""
+MOST_ARGUMENTS = 1024
+"""Bytes of a request."""
 CONTAINERS = "mov,matroska,avi,mpegts,mpeg,ogg,flv,gif,asf,apng"
 """FFmpeg's names of containers that hold their frames themselves; playlists name other files or addresses."""
 
@@ -112,6 +120,40 @@ def main(megapixels: float, seconds: int) -> int:
     return 0
 
 
+def serve(connection: socket.socket) -> None:
+    """Forks a process for each request until the other end is closed.
+
+    A request is the arguments of ``main`` in JSON, with three open files: the video, and where frames and the reason of
+    a failure go.
+
+    Args:
+        connection: of a pair of sockets.
+    """
+    import av  # noqa: F401  # once for all processes
+
+    while True:
+        request, files, _, _ = socket.recv_fds(connection, MOST_ARGUMENTS, 3)
+        if not request:
+            return
+        process = os.fork()
+        if not process:
+            code = 1
+            try:
+                connection.close()
+                for standard, file in enumerate(files):
+                    os.dup2(file, standard)
+                    os.close(file)
+                code = main(**json.loads(request))
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+        for file in files:
+            os.close(file)
+        connection.sendall(NUMBER.pack(process))
+        _, status = os.waitpid(process, 0)
+        connection.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+
+
 if __name__ == "__main__":
-    arguments: dict[str, Any] = json.loads(sys.argv[1])
-    sys.exit(main(**arguments))
+    with socket.socket(fileno=int(sys.argv[1])) as parent:
+        serve(parent)

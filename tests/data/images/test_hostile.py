@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from k2jax.data.images import video_process
+from k2jax.data.images import frames, video_process
+from k2jax.data.images.decoders import DecoderProgram
 from k2jax.data.images.frames import read_clip
 from k2jax.data.images.jpeg_tiff import jpeg_scans, tiff_strips
-from k2jax.data.images.reading import FILE_LIMITS, ImageError
+from k2jax.data.images.reading import FILE_LIMITS, ImageError, MediaUnavailableError
 from k2jax.errors import UserError
 from tests.data.images import hostile
 from tests.data.images.test_corpus import prepared, source
@@ -25,6 +27,7 @@ OWN_BYTES, DECODER_BYTES = 800e6, 2.2e9
 
 READING = """
 import json, re, resource, sys
+from k2jax.data.images.decoders import DECODERS
 from k2jax.data.images.frames import read_clip
 from k2jax.data.images.reading import FILE_LIMITS, ImageError, read_file, read_image
 
@@ -34,6 +37,7 @@ for name, kind in json.loads(sys.argv[1]).items():
         {"image": read_image, "video": read_clip}[kind](read_file(name, FILE_LIMITS, name), name=name)
     except ImageError as error:
         said[name] = str(error)
+DECODERS.close()
 own = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 decoders = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 print(json.dumps([said, own * 1024, decoders * 1024]))
@@ -114,14 +118,33 @@ def test_a_video_that_takes_long_or_is_long_is_refused(change, words):
         read_clip(hostile.movie(), FILE_LIMITS._replace(**change))
 
 
-def test_a_decoder_that_dies_is_one_line(monkeypatch):
-    monkeypatch.setattr(video_process, "__file__", os.devnull)
-    with pytest.raises(ImageError, match="has no frame"):
+def test_a_program_that_ends_is_one_line_and_no_fault_of_the_video(monkeypatch):
+    for script, words in ((os.devnull, "has ended"), (str(ROOT / "nowhere.py"), "can't open file")):
+        monkeypatch.setattr(video_process, "__file__", script)
+        monkeypatch.setattr(frames, "DECODERS", DecoderProgram())
+        with pytest.raises(MediaUnavailableError, match=words) as error:
+            read_clip(hostile.movie())
+        assert "\n" not in str(error.value)
+
+
+def test_one_program_decodes_all_videos_each_in_a_process_of_its_own_and_is_started_again(monkeypatch):
+    monkeypatch.setattr(frames, "DECODERS", DecoderProgram())
+    clip = read_clip(hostile.movie())
+    program = frames.DECODERS._program
+    with pytest.raises(ImageError, match="0 s of processor time"):
+        read_clip(hostile.movie(), FILE_LIMITS._replace(seconds=0))
+    with pytest.raises(ImageError, match="shorter"):
+        read_clip(hostile.movie(), FILE_LIMITS._replace(clip_megapixels=1e-3))
+    again = read_clip(hostile.movie())
+    assert frames.DECODERS._program is program and program.poll() is None
+    assert again.times == clip.times and all(map(np.array_equal, again.frames, clip.frames))
+    program.kill()
+    with pytest.raises(MediaUnavailableError, match="has ended"):
         read_clip(hostile.movie())
-    monkeypatch.setattr(video_process, "__file__", str(ROOT / "nowhere.py"))
-    with pytest.raises(ImageError, match="can't open file") as error:
-        read_clip(hostile.movie())
-    assert "\n" not in str(error.value)
+    assert read_clip(hostile.movie()).times == clip.times and frames.DECODERS._program is not program
+    program = frames.DECODERS._program
+    frames.DECODERS.close()
+    assert program.returncode == 0
 
 
 def test_scans_of_a_jpeg_and_strips_of_a_tiff_are_counted():
