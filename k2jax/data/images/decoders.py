@@ -22,7 +22,7 @@ from k2jax.data.images.video_process import NUMBER
 from k2jax.errors import abbreviate
 
 
-class Decoder:
+class VideoDecoder:
     """A process that decodes one video.
 
     Attributes:
@@ -50,7 +50,7 @@ class DecoderProgram:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the program
 
     @contextlib.contextmanager
-    def decoder(self, arguments: dict[str, Any], file: IO[bytes], errors: IO[bytes]) -> Iterator[Decoder]:
+    def decoder(self, arguments: dict[str, Any], file: IO[bytes], errors: IO[bytes]) -> Iterator[VideoDecoder]:
         """A decoder that has begun; it has ended when this is left.
 
         Args:
@@ -73,7 +73,7 @@ class DecoderProgram:
                     raise self._ended() from None
                 finally:
                     os.close(writer)
-                decoder = Decoder(process, output)
+                decoder = VideoDecoder(process, output)
                 try:
                     yield decoder
                 finally:
