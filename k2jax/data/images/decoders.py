@@ -91,6 +91,7 @@ class DecoderProgram:
     def _running(self) -> socket.socket:
         """The connection to the program, which is started where it does not run; a forked process has its own."""
         if self._connection is None or self._owner != os.getpid():
+            self._errors.truncate(0)  # what an earlier program said is not this one's
             self._connection, other = socket.socketpair()
             command = [sys.executable, "-P", str(Path(video_process.__file__)), str(other.fileno())]
             environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its threads would take of a decoder's memory

@@ -11,19 +11,16 @@ from k2jax.config.presets import vision_preset
 from k2jax.data.images.corpus import prepare_visual
 from k2jax.data.images.placement import PatchRows
 from k2jax.data.images.processor import ImageProcessor
-from k2jax.data.images.synthetic import synthetic_sample
 from k2jax.data.training_data import ImageShape, prepare_data
 from k2jax.data.vocabulary import MEDIA_TOKENS
-from k2jax.env.environment import Observation, Step
 from k2jax.env.rollout import run_episode
-from k2jax.env.task import Task
 from k2jax.errors import UserError
 from k2jax.inference.media_reader import ImageReader
-from k2jax.rl.pictures import data_url
 from k2jax.text.chat import ChatBuilder, configured_chat
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.trajectory import Reward, TrajectoryStore
+from tests.rl.test_images import TwoPictures, asked, picture, two_pictures
 
 TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
 CHAT, PAD = configured_chat(TOKENIZER, "plain"), TOKENIZER.special_id(MEDIA_PAD)
@@ -32,37 +29,13 @@ PROCESSOR = ImageProcessor(VISION)
 ANSWER = [PAD, 70, PAD]
 
 
-def picture(number):
-    return synthetic_sample(3, number, kind="count", size=(64, 64)).image
-
-
-def asked(number, text):
-    shown = {"type": "image_url", "image_url": {"url": data_url(picture(number))}}
-    return {"role": "user", "content": [shown, {"type": "text", "text": text}]}
-
-
-class TwoPictures:
-    """Shows a second picture after the first answer, and ends with the next one."""
-
-    async def reset(self, task, seed):
-        self._second = asked(task.metadata["second"], "And here?")
-        return Observation(task.instruction)
-
-    async def step(self, action):
-        second, self._second = self._second, None
-        return Step(Observation((second,)) if second else Observation(), terminated=second is None)
-
-    async def close(self):
-        pass
-
-
 class Seeing(ScriptedClient):
     async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
         return await super().generate(prompt, sampling, resume=resume, on_token=on_token)
 
 
 def episode(first, second, sample=0, value=1.0):
-    about = Task("t", "d", (asked(first, "How many?"),), "", metadata={"second": second})
+    about = two_pictures(first, second)
     client = Seeing(lambda prompt, sampling: [*ANSWER, 80 + sample, CHAT.end])
     options = {"key": (0, first, sample), "seed": 0, "sampling": Sampling(8)}
     options["media"] = ImageReader(PROCESSOR, TOKENIZER)
@@ -125,7 +98,7 @@ def test_ids_are_those_sampled_and_every_image_stands_where_it_was_shown(tmp_pat
 def test_a_path_that_no_row_holds_is_reported_and_a_limit_of_records_holds(tmp_path):
     large = episode(0, 1)
     message = large.nodes[0].message
-    third = {**message, "content": [*message["content"], *asked(2, "")["content"][:1]]}
+    third = {**message, "content": [*message["content"], *asked(picture(2), "")["content"][:1]]}
     tokens = tokens_of(third)
     large.nodes[0] = type(large.nodes[0]).observed(-1, tokens, third)
     corpus = corpus_of(tmp_path, [large, *(episode(first, first + 1) for first in (2, 4, 6))], max_documents=2)
