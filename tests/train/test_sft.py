@@ -201,7 +201,7 @@ def test_a_run_that_was_interrupted_ends_at_the_same_step(folder, impatient, tmp
         ({"data.sources.two.kind": "text"}, "stage sft trains on chat, trajectories, image_chat"),
         ({"stage": "pretrain"}, "config.data.sources.two.kind is 'chat', which is for stage sft"),
         ({"data.tokenizer.kind": "bpe"}, "bpe is trained on texts"),
-        ({"data.sources.two.filters": ("correct",)}, "filters are for kind trajectories"),
+        ({"data.sources.two.filters": ("correct",)}, "filters are for the kinds trajectories and image_trajectories"),
     ],
 )
 def test_data_that_do_not_fit_the_stage_are_refused(folder, overrides, words):
