@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from k2jax.batch import PatchBatch
@@ -22,6 +23,10 @@ from k2jax.model.vision.specs import MERGED
 from pallas_kernels.mla_attention import mla_attention
 
 NORM_EPS = 1e-5
+QKV, ATTENDED, HIDDEN = "vision_qkv", "vision_attended", "vision_hidden"
+KEPT = QKV, "attention_output", "attention_lse", ATTENDED, HIDDEN
+"""What a layer keeps for its backward pass, besides its input: the results of its products. Norms, GELU and the shares
+of both that differentiation would keep are computed again, which takes less time on XLA:CPU than to store them."""
 
 
 class VisionOutput(NamedTuple):
@@ -49,6 +54,8 @@ def vision_features(params: dict, patches: PatchBatch, config: ModelConfig) -> V
     x_RPD = _embed(params, patches, vision)
     rotary = rotary_angles(patches.y, patches.x, vision.width // vision.heads, vision.rope_theta)
     layer = functools.partial(_layer, patches=patches, rotary=rotary, config=config)
+    kept = jax.checkpoint_policies.save_only_these_names(*KEPT)
+    layer = jax.checkpoint(layer, policy=kept, prevent_cse=False)  # a scan's body; XLA merges nothing across its end
     x_RPD, max_logit = lax.scan(layer, x_RPD, params["layers"])
     x_RPD = layer_norm(x_RPD, params["final_norm"], NORM_EPS)
     rows, length, width = x_RPD.shape
@@ -90,19 +97,20 @@ def _layer(
     cos, sin = (table[:, None] for table in rotary)
     rows, heads, length, head_dim = q.shape
     out, stats = mla_attention(
-        rotate_neighbours(q, cos, sin),
+        checkpoint_name(rotate_neighbours(q, cos, sin), QKV),
         jnp.zeros((rows, heads, length, 0), q.dtype),  # no channels whose key all heads share
-        rotate_neighbours(k, cos, sin),
+        checkpoint_name(rotate_neighbours(k, cos, sin), QKV),
         jnp.zeros((rows, length, 0), q.dtype),
-        v,
+        checkpoint_name(v, QKV),
         start=patches.start,
         exit=patches.exit,
         scale=head_dim**-0.5,
         impl=config.kernels,
     )
-    x_RPD = x_RPD + from_heads(out, weights["o"]) + weights["o_bias"]
+    x_RPD = checkpoint_name(x_RPD + from_heads(out, weights["o"]) + weights["o_bias"], ATTENDED)
     ffn = params["ffn"]
-    hidden = linear(layer_norm(x_RPD, params["ffn_norm"], NORM_EPS), ffn["up"]) + ffn["up_bias"]
+    hidden = linear(layer_norm(x_RPD, params["ffn_norm"], NORM_EPS), ffn["up"])
+    hidden = checkpoint_name(hidden + ffn["up_bias"], HIDDEN)
     out_RPD = linear(jax.nn.gelu(hidden, approximate=True), ffn["down"]) + ffn["down_bias"]
     return x_RPD + out_RPD, stats.max_logit
 
