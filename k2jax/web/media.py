@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from k2jax.config.schema import VisionConfig
-from k2jax.data.images.frames import Clip, sampled_frames
+from k2jax.data.images.frames import Clip, frame_numbers, listed_clip
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.reading import ImageError, ReadLimits, decode_data_url, is_data_url, read_image
@@ -22,8 +22,6 @@ from k2jax.web.download import DownloadLimits, download
 
 DECODERS = 2
 """Images that are decoded at a time, each of which may need tens of bytes a pixel."""
-FRAME_RATES = (0.001, 1000.0)
-"""Lowest and highest number of frames per second of a video [1/s]."""
 
 
 class MediaLimits(NamedTuple):
@@ -103,17 +101,9 @@ class RequestMedia:
 
     def _clip(self, urls: Any, rate: Any) -> Clip:
         """The sampled frames of a video; the others are not decoded."""
-        if not isinstance(urls, list) or not urls:
-            raise ImageError("video must be a list with the URL of each frame")
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not FRAME_RATES[0] <= rate <= FRAME_RATES[1]:
-            low, high = FRAME_RATES
-            raise ImageError(f"a video needs its number of frames per second in fps, from {low:g} to {high:g}")
-        numbers = sampled_frames(len(urls), rate).tolist()
+        numbers = frame_numbers(urls, rate)
         self._check_count(len(numbers))  # before the first is decoded
-        frames = [self._image(urls[number]) for number in numbers]
-        if len({frame.size for frame in frames}) > 1:
-            raise ImageError("the frames of a video must have one size")
-        return Clip(frames, [number / rate for number in numbers])
+        return listed_clip([self._image(urls[number]) for number in numbers], numbers, rate)
 
     def _check_count(self, new: int) -> None:
         most = self._reader.limits.images

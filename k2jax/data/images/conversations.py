@@ -1,7 +1,8 @@
 """Conversations with images before they are tokens: read from a record or drawn, augmented, and rendered.
 
 A record is a JSON object of ``messages`` whose content may have parts ``image``, ``image_url``, ``video``, and labels
-(``boxes``, ``points``, ``polygons``). ``augment`` lists what may be done to its pictures (``augment.OPERATIONS``).
+(``boxes``, ``points``, ``polygons``). A video is a file, or the list of its frames with their number per second in
+``fps``. ``augment`` lists what may be done to its pictures (``augment.OPERATIONS``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from PIL import Image
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.chat import branches, messages_and_tools
 from k2jax.data.images.augment import IN_PLACE, OPERATIONS, Augmentation, draw_augmentation, has_direction
-from k2jax.data.images.frames import Clip, read_clip
+from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
 from k2jax.data.images.labels import is_label, label_points, label_text
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.processor import MEDIA_TYPES, feature_index, run_processor
@@ -99,6 +100,10 @@ def read_conversation(record: Any, folder: str | Path, limits: ReadLimits) -> Vi
             return part
         value = part.get(kind)
         value = value.get("url") if kind == "image_url" and isinstance(value, Mapping) else value
+        if kind == "video" and isinstance(value, list):
+            clip, digest = _listed(value, part.get("fps"), folder, limits)
+            digests.append(digest)
+            return {"type": kind, kind: clip}
         name = f"image {len(digests) + 1}" if kind != "video" else "video"
         data = _bytes(value, folder, limits, name)
         digests.append(hashlib.sha256(data).hexdigest())
@@ -265,6 +270,18 @@ def _sizes(part: Any) -> list[tuple[int, int]]:
     values = part.values() if isinstance(part, Mapping) else ()
     pictures = [value for value in values if isinstance(value, Image.Image)]
     return [picture.size for picture in [*pictures, *(v.frames[0] for v in values if isinstance(v, Clip))]]
+
+
+def _listed(files: list[Any], rate: Any, folder: str | Path, limits: ReadLimits) -> tuple[Clip, str]:
+    """The sampled frames of a video that is a list of images, and a digest of their files."""
+    numbers, digest, frames, left = frame_numbers(files, rate), hashlib.sha256(), [], limits.clip_megapixels
+    for number in numbers:
+        name = f"frame {number + 1} of the video"
+        data = _bytes(files[number], folder, limits, name)
+        digest.update(hashlib.sha256(data).digest())
+        frames.append(read_image(data, limits._replace(megapixels=min(limits.megapixels, left)), name))
+        left -= frames[-1].width * frames[-1].height / 1e6
+    return listed_clip(frames, numbers, rate), digest.hexdigest()
 
 
 def _bytes(value: Any, folder: str | Path, limits: ReadLimits, name: str) -> bytes:

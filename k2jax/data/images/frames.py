@@ -15,6 +15,9 @@ from k2jax.data.images.reading import FILE_LIMITS, ImageError, MediaUnavailableE
 from k2jax.data.images.video_process import HEADER, sampled_frames
 from k2jax.errors import UserError, abbreviate
 
+FRAME_RATES = (0.001, 1000.0)
+"""Lowest and highest number of frames per second of a video that is a list of frames [1/s]."""
+
 
 class Clip(NamedTuple):
     """Sampled frames of a video.
@@ -42,6 +45,40 @@ def sample_clip(frames: Sequence[Image.Image], rate: float) -> Clip:
         raise UserError("a video needs frames of one size and a positive number of frames per second")
     numbers = sampled_frames(len(frames), rate)
     return Clip([frames[i].convert("RGB") for i in numbers], [i / rate for i in numbers])
+
+
+def frame_numbers(files: Any, rate: Any) -> list[int]:
+    """Which frames are sampled of a video that comes as a list of frames; the others need not be read.
+
+    Args:
+        files: the path or URL of each.
+        rate: frames per second.
+
+    Raises:
+        ImageError: it is no list or empty, or the rate is no number within ``FRAME_RATES``.
+    """
+    if not isinstance(files, list) or not files:
+        raise ImageError("video must be a list with the URL of each frame")
+    low, high = FRAME_RATES
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not low <= rate <= high:
+        raise ImageError(f"a video needs its number of frames per second in fps, from {low:g} to {high:g}")
+    return sampled_frames(len(files), rate).tolist()
+
+
+def listed_clip(frames: Sequence[Image.Image], numbers: Sequence[int], rate: float) -> Clip:
+    """The clip of the sampled frames of a list.
+
+    Args:
+        frames: in RGB, those that were sampled.
+        numbers: their places in the list, see ``frame_numbers``.
+        rate: frames per second.
+
+    Raises:
+        ImageError: the frames differ in size.
+    """
+    if len({frame.size for frame in frames}) > 1:
+        raise ImageError("the frames of a video must have one size")
+    return Clip(frames, [number / rate for number in numbers])
 
 
 def read_clip(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video") -> Clip:

@@ -12,7 +12,7 @@ import pytest
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.images.augment import OPERATIONS, Augmentation
 from k2jax.data.images.conversations import ConversationRenderer, read_conversation
-from k2jax.data.images.reading import FILE_LIMITS
+from k2jax.data.images.reading import FILE_LIMITS, ImageError
 from k2jax.errors import UserError
 from tests.text.test_thinking_chat import CHAT, tokenizer
 
@@ -20,9 +20,10 @@ RENDERER = ConversationRenderer(CHAT, tokenizer(), VisionConfig(layers=1, patch=
 CALL = {"id": "c", "type": "function", "function": {"name": "crop", "arguments": json.dumps({"side": "left"})}}
 
 
-def picture_url():
+def picture_url(first=0, side=8):
     file = io.BytesIO()
-    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(file, "PNG")
+    pixels = (first + np.arange(3 * side * side)).astype(np.uint8).reshape(side, side, 3)
+    Image.fromarray(pixels).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
@@ -87,3 +88,32 @@ def test_reasoning_is_trained_in_its_own_cycle_after_a_history_without_it_and_wi
     assert len(RENDERER.branches(read)) == 2
     plain = [message | {"reasoning_content": ""} if message["role"] == "assistant" else message for message in messages]
     assert len(RENDERER.branches(dataclasses.replace(read, messages=plain))) == 1
+
+
+def clip(frames, fps, limits=FILE_LIMITS):
+    content = [{"type": "video", "video": frames} | ({} if fps is None else {"fps": fps})]
+    return read_conversation({"messages": [{"role": "user", "content": content}]}, ".", limits)
+
+
+def test_a_video_may_be_a_list_of_frames_of_which_two_a_second_are_read():
+    urls = [picture_url(first) for first in range(9)]
+    read = clip([urls[0], "no file", urls[2], "no file", "no file", urls[5]], 4)
+    frames, times = read.messages[0]["content"][0]["video"]
+    assert [np.asarray(frame)[0, 0, 0] for frame in frames] == [0, 2, 5] and list(times) == [0.0, 0.5, 1.25]
+    assert clip([urls[0], urls[2], urls[5]], 2).digests == read.digests != clip(urls[:3], 2).digests
+
+
+@pytest.mark.parametrize(
+    ("frames", "fps", "limits", "words"),
+    [
+        ([picture_url()], None, {}, "frames per second in fps"),
+        ([picture_url()], 0, {}, "frames per second in fps"),
+        ([], 2, {}, "a list with the URL of each frame"),
+        ([picture_url(), picture_url(side=4)], 2, {}, "one size"),
+        ([picture_url(), "data:image/png;base64,AAAA"], 2, {}, "frame 2 of the video"),
+        ([picture_url()] * 3, 2, {"clip_megapixels": 150e-6}, "frame 3 of the video"),
+    ],
+)
+def test_a_list_of_frames_that_is_no_clip_is_refused(frames, fps, limits, words):
+    with pytest.raises(ImageError, match=words):
+        clip(frames, fps, FILE_LIMITS._replace(**limits))
