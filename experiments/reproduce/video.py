@@ -5,8 +5,8 @@ attend to each other and whose features are averaged over time, so that four tim
 at the scale of a laptop. Clips of 28 x 28 pixels show a square that jumps once (which way?), or two squares for a frame
 each (which came first?). Three ways spend the same tokens on a clip, those of four chunks: clips of four frames, each a
 chunk of its own; clips of sixteen frames in chunks of four; and every fourth frame of the latter, each a chunk of its
-own, which misses what happens between them. Everything else is equal: steps, rows, clips, seeds. An answer first says what each
-chunk shows. A clip is a list of frames, not a file that a decoder reads.
+own, which misses what happens between them. Everything else is equal: steps, rows, clips, seeds. An answer first
+says what each chunk shows. A clip is a list of frames, not a file that a decoder reads.
 Left out: sixteen frames in sixteen chunks, which need four times the tokens; so a difference between the first two ways
 is that of averaging and of the longer clip together.
 Expected: what docs/reproductions.md has, whichever way it fell.

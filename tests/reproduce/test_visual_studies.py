@@ -95,6 +95,22 @@ def test_the_three_ways_of_video_spend_equal_tokens_on_a_clip_and_show_what_they
             assert (chunk.pixels[:4] == frame.pixels).all()
 
 
+@pytest.mark.parametrize("name", video.LABELS)
+def test_an_answer_about_a_clip_says_first_what_each_chunk_shows(name):
+    for index in range(40):
+        sample, _ = video.clip_of(name, index)
+        seen, _, answer = video.told(sample).partition(": ")
+        chunks = seen.split(",")
+        assert answer == sample.answer and len(chunks) == video.CHUNKS
+        if sample.kind == "way":
+            first, last = sample.shown[0], sample.shown[-1]
+            assert chunks[-1] == "{} {}".format(*next(iter(last.values()))[:2])
+            assert (chunks[0] == chunks[-1]) == (sample.shown[len(sample.shown) // video.CHUNKS - 1] == last != first)
+        else:
+            colours = [colour for chunk in chunks if chunk != "-" for colour in chunk.split("+")]
+            assert colours[0] == answer and sorted(colours) == sorted(sample.question.split()[:3:2])
+
+
 def test_two_clips_fill_a_row_under_both_budgets(monkeypatch):
     monkeypatch.setattr(video, "CLIPS", 8)
     for run, config in list(configs(video))[: len(video.LABELS)]:
