@@ -128,8 +128,8 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     rows.append(("guesses", *(f"{GUESSES[kind]:.3f}" for kind in KINDS), None))
     gain = lambda kind, other: measured.gain("pooled", kind, other)  # noqa: E731
     sentences = [
-        f"Asked {what}, clips four times as long in as many tokens are answered {gain(kind, 'short')} points better "
-        f"than the short ones, and {gain(kind, 'sampled')} better than from every {POOLED}th frame."
+        f"*{what}*: clips four times as long in as many tokens gain {gain(kind, 'short')} points over the short ones, "
+        f"and {gain(kind, 'sampled')} over every {POOLED}th frame."
         for kind, what in KINDS.items()
     ]
     text = (

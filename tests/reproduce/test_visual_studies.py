@@ -127,8 +127,8 @@ def test_video_is_compared_seed_by_seed():
         share = shares[run.partition("_")[2]] + 0.01 * config.train.seed
         made[run] = RunResult(config, [{"step": 1, "val_loss": 0.5}], 0, {"way": share, "first": share - 0.1})
     text = video.summarize(made).markdown
-    assert "Asked which way" in text and text.count("-10.0 (-10.0 to -10.0) points better than the short ones") == 2
-    assert text.count("+30.0 (+30.0 to +30.0) better than from every 4th frame") == 2
+    assert "*which way*: " in text and text.count("gain -10.0 (-10.0 to -10.0) points over the short ones") == 2
+    assert text.count("and +30.0 (+30.0 to +30.0) over every 4th frame") == 2
 
 
 def test_every_run_of_zero_vision_learns_from_a_file_of_the_study_and_starts_from_the_joint_one(tmp_path, monkeypatch):
