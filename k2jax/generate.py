@@ -73,6 +73,7 @@ def main(values: flags.FlagValues) -> None:
 
 def _prompt(values: flags.FlagValues, tokenizer: Any) -> tuple[list[int], tuple[Any, ...]]:
     """Token ids of the prompt, and its images and videos; reading these needs the extra ``vision``."""
+    from k2jax.convert.image_limits import processor_limits
     from k2jax.convert.loading import open_pretrained
     from k2jax.text.chat import chat_format, render_history
 
@@ -94,9 +95,10 @@ def _prompt(values: flags.FlagValues, tokenizer: Any) -> tuple[list[int], tuple[
     content = [{"type": "image", "image": path} for path in values.image]
     content += [{"type": "video", "video": path} for path in values.video]
     content += [{"type": "text", "text": values.prompt}]
+    processor = ImageProcessor(vision, limits=processor_limits(values.checkpoint, vision))
     if values.chat:
-        return chat_prompt([{"role": "user", "content": content}], tokenizer, ImageProcessor(vision))
-    return document_prompt(content, tokenizer, ImageProcessor(vision))
+        return chat_prompt([{"role": "user", "content": content}], tokenizer, processor)
+    return document_prompt(content, tokenizer, processor)
 
 
 def _speed(prompt: int, began: float, times: list[float]) -> str:

@@ -181,14 +181,9 @@ display(Picture(f"{run}/plots/loss.png"))
 # other's pictures: what a model answers rightly there it knows without seeing.
 
 # %%
-from k2jax.convert.loading import tokenizer_of
-from k2jax.evaluate.pictures import greedy_answers
-from k2jax.inference.loading import load_engine
-from k2jax.text.chat import configured_chat
+from k2jax.evaluate.pictures import greedy_answers, load_picture_reader
 
-tokenizer = tokenizer_of(run)
-chat = configured_chat(tokenizer, "plain")
-engine = load_engine(run, np.float32, vision=True, max_length=128, slots=32)
+reader = load_picture_reader(run, experiment, max_tokens=24, slots=32)
 
 
 def ask(pictures, questions):
@@ -197,7 +192,7 @@ def ask(pictures, questions):
         [{"type": "image", "image": shown.image}, {"type": "text", "text": f"{asked.color}?"}]
         for shown, asked in zip(pictures, questions, strict=True)
     ]
-    return greedy_answers(engine, tokenizer, chat, contents, 24)
+    return greedy_answers(reader, contents, 24)
 
 
 def boxes_of(answers):
@@ -250,7 +245,6 @@ import jax.numpy as jnp
 
 import k2jax
 from k2jax.data.images.packing import pack_chunks
-from k2jax.data.images.processor import ImageProcessor
 from k2jax.inference.media_prompt import chat_prompt
 from k2jax.model.decoder import place_features, run_layers
 from k2jax.model.linear import from_heads, to_heads
@@ -285,14 +279,13 @@ def attention_weights(tokens, packed):
     return stats.extra
 
 
-pad = tokenizer.special_id("<|media_pad|>")
-processor = ImageProcessor(model.config.vision, open_urls=False)
+tokenizer, pad = reader.tokenizer, reader.tokenizer.special_id("<|media_pad|>")
 looks = []
 for sample in unseen[:6]:
     content = [{"type": "image", "image": sample.image}, {"type": "text", "text": f"{sample.color}?"}]
-    prompt = chat_prompt([{"role": "user", "content": content}], tokenizer, processor, chat=chat)
+    prompt = chat_prompt([{"role": "user", "content": content}], tokenizer, reader.processor, chat=reader.chat)
     tokens = np.array([*prompt.tokens, *tokenizer.encode("[")])
-    chunks = processor.prepare([{"role": "user", "content": content}]).chunks
+    chunks = reader.processor.prepare([{"role": "user", "content": content}]).chunks
     weights = attention_weights(tokens, pack_chunks(chunks, rows=1, length=112, patch=model.config.vision.patch))
     looks.append(np.asarray(weights[:, :, -1][..., tokens == pad]))  # of "[", which predicts the first coordinate
 looks = np.array(looks)  # [samples, layers, heads, cells]

@@ -13,6 +13,7 @@ import numpy as np
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import ModelConfig
 from k2jax.convert.hf_config import TEXT_PREFIX, write_config
+from k2jax.convert.image_limits import copy_limits
 from k2jax.convert.loading import Opened, open_pretrained, tokenizer_folder, tokenizer_of
 from k2jax.convert.mapping import Block, blocks, hf_shape, to_rows
 from k2jax.convert.packaged import PACKAGED
@@ -72,6 +73,8 @@ def export_checkpoint(
     _write_weights(opened, specs, dtypes, to, shard_bytes)
     if tokenizer:
         tokenizer.save(to)
+    if opened.model.vision.layers:
+        copy_limits(checkpoint, to, opened.model.vision)
     write_atomic(to / "config.json", json.dumps(values, indent=2) + "\n")  # last: without it nothing loads the folder
     print(f"exported to {to}")
 

@@ -11,6 +11,7 @@ from k2jax.checkpoint.streaming import ParamsWriter, StoredArray
 from k2jax.config.build import to_json
 from k2jax.config.identity import fixed_keys
 from k2jax.config.schema import Config, OptimizerConfig
+from k2jax.convert.image_limits import copy_limits
 from k2jax.convert.loading import open_source, tokenizer_of
 from k2jax.convert.mapping import blocks, chunks, to_region
 from k2jax.convert.source import Source
@@ -56,6 +57,8 @@ def import_folder(folder: str | Path, workdir: str | Path) -> None:
     config = Config(model=source.model, optimizer=optimizer)
     writer = _begin(source, workdir, {"identity": identity, "config": fixed_keys(config)})
     write_atomic(workdir / "config.json", to_json(config))
+    if source.model.vision.layers:
+        copy_limits(folder, workdir, source.model.vision)
     _copy(source, writer)
     writer.commit(workdir)
     print(f"imported {filesize.decimal(source.size)} into {workdir}")

@@ -9,6 +9,7 @@ with the pictures exchanged among them: what the model knows without seeing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 import re
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from k2jax.client import Sampling
 from k2jax.config.schema import Config
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.images.corpus import picture_size
-from k2jax.data.images.processor import ImageProcessor
+from k2jax.data.images.processor import ImageProcessor, run_processor
 from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
 from k2jax.env.tasks.visual_rewards import box_f1, text_similarity
 from k2jax.errors import UserError
@@ -64,37 +65,47 @@ def score_answer(sample: VisualSample, answer: str) -> float:
     return box_f1(sample.boxes, np.array(boxes, float).reshape(-1, 4))
 
 
-def answer_pictures(
-    engine: Engine, tokenizer: Tokenizer, chat: ChatFormat, samples: Sequence[VisualSample], max_tokens: int
-) -> list[str]:
-    """Greedy answers to questions about pictures.
+class PictureReader(NamedTuple):
+    """A run with images that answers questions.
 
-    Args:
-        engine: a model that reads images.
+    Attributes:
+        engine: the model.
         tokenizer: its vocabulary, with the special tokens of media.
         chat: the chat format that it was trained in.
-        samples: pictures and questions, of whose answers nothing is read.
-        max_tokens: most tokens of an answer.
+        processor: of its images, which are reduced as in its training.
     """
-    contents = [
-        [{"type": "image", "image": sample.image}, {"type": "text", "text": sample.question}] for sample in samples
-    ]
-    return greedy_answers(engine, tokenizer, chat, contents, max_tokens)
+
+    engine: Engine
+    tokenizer: Tokenizer
+    chat: ChatFormat
+    processor: ImageProcessor
 
 
-def greedy_answers(
-    engine: Engine, tokenizer: Tokenizer, chat: ChatFormat, contents: Sequence[Sequence[Any]], max_tokens: int
-) -> list[str]:
+def load_picture_reader(checkpoint: str | Path, config: Config, max_tokens: int, slots: int = 64) -> PictureReader:
+    """Loads a checkpoint for prompts that are at most as long as its rows.
+
+    Args:
+        checkpoint: a workdir, or one of its steps.
+        config: of its run.
+        max_tokens: most tokens of an answer.
+        slots: questions that are answered at a time.
+    """
+    tokenizer = tokenizer_of(checkpoint)
+    sizes = {"max_length": config.data.sequence_length + max_tokens, "slots": slots}
+    engine = load_engine(checkpoint, np.float32, vision=True, **sizes)
+    processor = run_processor(engine.model.vision, config.data.images)
+    return PictureReader(engine, tokenizer, configured_chat(tokenizer, config.data.chat_format), processor)
+
+
+def greedy_answers(reader: PictureReader, contents: Sequence[Sequence[Any]], max_tokens: int) -> list[str]:
     """Greedy answers to messages with images and clips.
 
     Args:
-        engine: a model that reads images.
-        tokenizer: its vocabulary, with the special tokens of media.
-        chat: the chat format that it was trained in.
+        reader: the model.
         contents: parts of each message, as ``ImageProcessor.prepare`` takes them.
         max_tokens: most tokens of an answer.
     """
-    processor = ImageProcessor(engine.model.vision, open_urls=False)
+    engine, tokenizer, chat, processor = reader
     messages = [[{"role": "user", "content": content}] for content in contents]
     prompts = [chat_prompt(message, tokenizer, processor, chat=chat) for message in messages]
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop_tokens=(chat.end,))
@@ -121,18 +132,13 @@ def evaluate_pictures(checkpoint: str, config: Config, questions: int, max_token
     drawn = [source for source in config.data.sources.values() if source.kind == "synthetic_images"]
     if not drawn:
         raise UserError(f"{checkpoint} trained on no source of kind synthetic_images: there is nothing to ask about")
-    tokenizer = tokenizer_of(checkpoint)
-    chat = configured_chat(tokenizer, config.data.chat_format)
-    sizes = {"max_length": config.data.sequence_length + max_tokens, "slots": 64}
-    engine = load_engine(checkpoint, np.float32, vision=True, **sizes)
+    reader = load_picture_reader(checkpoint, config, max_tokens)
     scores = []
     size_of = {kind: picture_size(source) for source in reversed(drawn) for kind in source.pictures or KINDS}
     for kind in sorted(size_of):
         options = {"kind": kind, "split": "held_out", "size": size_of[kind]}
         samples = [synthetic_sample(SEED, index, **options) for index in range(questions)]
-        answers = [
-            answer_pictures(engine, tokenizer, chat, shown, max_tokens) for shown in (samples, exchanged(samples))
-        ]
+        answers = [greedy_answers(reader, _asked(shown), max_tokens) for shown in (samples, exchanged(samples))]
         means = [np.mean([score_answer(*pair) for pair in zip(samples, given, strict=True)]) for given in answers]
         scores.append(PictureScore(kind, *map(float, means), questions))
     return scores
@@ -142,6 +148,11 @@ def exchanged(samples: Sequence[VisualSample]) -> list[VisualSample]:
     """The same questions, each about the picture of the next one."""
     pictures = [*samples[1:], samples[0]]
     return [sample._replace(image=other.image) for sample, other in zip(samples, pictures, strict=True)]
+
+
+def _asked(samples: Sequence[VisualSample]) -> list[list[dict[str, Any]]]:
+    """Parts of the messages that show a picture and ask about it."""
+    return [[{"type": "image", "image": sample.image}, {"type": "text", "text": sample.question}] for sample in samples]
 
 
 def define(values: flags.FlagValues) -> None:

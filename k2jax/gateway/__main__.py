@@ -80,7 +80,8 @@ def main(values: flags.FlagValues) -> None:
     chat = chat_format(tokenizer)  # said before the weights are loaded
     sizes = {"slots": values.slots, "max_length": values.max_length}
     engine = load_engine(values.checkpoint, values.dtype, vision=True, **sizes)
-    name, media = run_folder(values.checkpoint).name, media_reader(engine.model.vision, tokenizer)
+    name = run_folder(values.checkpoint).name
+    media = media_reader(values.checkpoint, engine.model.vision, tokenizer)
     card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat, media=media)
     worker = Worker(engine)
     gateway = Gateway(EngineClient(worker), card, folder, answer_seconds=values.answer_seconds)

@@ -46,15 +46,6 @@ def checkpoint_answers(
         contents: parts of each message.
         max_tokens: most tokens of an answer.
     """
-    import numpy as np
+    from k2jax.evaluate.pictures import greedy_answers, load_picture_reader
 
-    from k2jax.convert.loading import tokenizer_of
-    from k2jax.evaluate.pictures import greedy_answers
-    from k2jax.inference.loading import load_engine
-    from k2jax.text.chat import configured_chat
-
-    tokenizer = tokenizer_of(checkpoint)
-    chat = configured_chat(tokenizer, config.data.chat_format)
-    sizes = {"max_length": config.data.sequence_length + max_tokens, "slots": 64}
-    engine = load_engine(checkpoint, np.float32, vision=True, **sizes)
-    return greedy_answers(engine, tokenizer, chat, contents, max_tokens)
+    return greedy_answers(load_picture_reader(checkpoint, config, max_tokens), contents, max_tokens)

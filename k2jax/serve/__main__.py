@@ -106,7 +106,9 @@ def _open_model(values: flags.FlagValues) -> tuple[Worker, ModelCard]:
         tokenizer = tokenizer_of(values.checkpoint)
         name = values.model_name or run_folder(values.checkpoint).name
         files = DownloadLimits(frozenset(values.image_hosts), values.max_image_megabytes, values.image_seconds)
-        media = media_reader(engine.model.vision, tokenizer, values.max_images, values.max_megapixels, files)
+        media = media_reader(
+            values.checkpoint, engine.model.vision, tokenizer, values.max_images, values.max_megapixels, files
+        )
         chat = chat_format_or_none(tokenizer)
         card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat, media=media)
     if not engine.has_kept_programs:

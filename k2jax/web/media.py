@@ -10,6 +10,7 @@ from PIL import Image
 
 from k2jax.config.schema import VisionConfig
 from k2jax.data.images.frames import Clip, frame_numbers, listed_clip
+from k2jax.data.images.limits import PUBLISHED, ProcessorLimits
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.reading import ImageError, ReadLimits, decode_data_url, is_data_url, read_image
@@ -45,11 +46,18 @@ class ServedMedia:
         vision: sizes of patches and chunks.
         pad: id of the token that stands for a feature.
         limits: of a request.
+        reduced: what images and frames are reduced to.
     """
 
-    def __init__(self, vision: VisionConfig, pad: int, limits: MediaLimits):
+    def __init__(
+        self,
+        vision: VisionConfig,
+        pad: int,
+        limits: MediaLimits,
+        reduced: ProcessorLimits = PUBLISHED,
+    ):
         self.vision, self.pad, self.limits = vision, pad, limits
-        self.processor = ImageProcessor(vision, open_urls=False)
+        self.processor = ImageProcessor(vision, limits=reduced, open_urls=False)
         self.decoders = threading.BoundedSemaphore(DECODERS)
 
     def start(self) -> RequestMedia:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from k2jax.config.schema import VisionConfig
 from k2jax.errors import UserError
 from k2jax.text.media import MEDIA_PAD
@@ -11,6 +13,7 @@ from k2jax.web.download import DownloadLimits
 
 
 def media_reader(
+    checkpoint: str | Path,
     vision: VisionConfig,
     tokenizer: Tokenizer,
     images: int = 64,
@@ -20,6 +23,7 @@ def media_reader(
     """Returns the reader of a model's images; None for a model or a vocabulary without them.
 
     Args:
+        checkpoint: the model's, which says what images are reduced to.
         vision: the model's tower.
         tokenizer: its vocabulary.
         images: most images and frames of video of a request.
@@ -27,7 +31,7 @@ def media_reader(
         files: largest file, and the hosts that files are downloaded from; by default none.
 
     Raises:
-        UserError: the extra ``vision`` is not installed.
+        UserError: the extra ``vision`` is not installed, or the checkpoint's images are prepared in another way.
     """
     if not (vision.layers and tokenizer.has_special(MEDIA_PAD)):
         return None
@@ -35,4 +39,7 @@ def media_reader(
         from k2jax.web.media import MediaLimits, ServedMedia
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve,vision]"') from None
-    return ServedMedia(vision, tokenizer.special_id(MEDIA_PAD), MediaLimits(images, megapixels, files))
+    from k2jax.convert.image_limits import processor_limits
+
+    limits = MediaLimits(images, megapixels, files)
+    return ServedMedia(vision, tokenizer.special_id(MEDIA_PAD), limits, processor_limits(checkpoint, vision))

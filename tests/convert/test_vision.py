@@ -11,6 +11,7 @@ from transformers import Kimi_K25Config, Kimi_K25ForConditionalGeneration
 
 from k2jax.config.presets import vision_preset
 from k2jax.convert.exporting import export_checkpoint
+from k2jax.convert.image_limits import CLIPS_FILE, IMAGES_FILE
 from k2jax.convert.importing import import_folder
 from k2jax.convert.source import open_folder
 from k2jax.convert.vision_config import read_vision
@@ -71,6 +72,8 @@ def assert_equal_tensors(some, others):
 def test_a_published_folder_comes_back_bit_for_bit_and_transformers_reads_it(folder, tmp_path):
     import_folder(folder / "published", tmp_path / "run")
     export_checkpoint(tmp_path / "run", tmp_path / "back")
+    for name in (IMAGES_FILE, CLIPS_FILE):
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert_equal_tensors(load_file(folder / "published" / "model.safetensors"), back)
     loaded, info = Kimi_K25ForConditionalGeneration.from_pretrained(tmp_path / "back", output_loading_info=True)

@@ -20,7 +20,7 @@ from k2jax.inference.media import place_chunks
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.trajectory import verify
-from k2jax.web.readers import media_reader
+from k2jax.web.media import MediaLimits, ServedMedia
 from k2jax.web.threads import READERS
 from tests.gateway.scripted import CARD, DIALECTS, TOKENIZER, Bench, post, reply_ids, spec
 from tests.serve.test_images import PAD, PROCESSOR, SEEING, data_url, picture, png
@@ -33,7 +33,7 @@ class SeeingBench(Bench):
     """A gateway over an engine whose model has a tower."""
 
     def __init__(self, client):
-        card = dataclasses.replace(CARD, max_length=512, media=media_reader(SEEING.vision, TOKENIZER))
+        card = dataclasses.replace(CARD, max_length=512, media=ServedMedia(SEEING.vision, PAD, MediaLimits()))
         self.gateway = Gateway(client, card)
         self.app = make_gateway_app(self.gateway)
 

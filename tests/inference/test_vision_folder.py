@@ -1,5 +1,7 @@
 """A K2.5 folder in an engine and in ``generate``: the tower is loaded where it is wanted, and reads files."""
 
+import json
+
 from absl import flags
 import numpy as np
 from PIL import Image
@@ -8,6 +10,7 @@ import pytest
 import k2jax
 from k2jax import generate
 from k2jax.client import Sampling
+from k2jax.convert.image_limits import IMAGES_FILE
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
@@ -73,6 +76,20 @@ def test_generate_answers_with_images_as_an_engine_does(folder, capsys):
         + len(tokenizer.encode("\nWhat is this?"))
     )
     assert f"{tokens} prompt tokens" in capsys.readouterr().err
+
+
+def test_generate_reduces_images_as_the_folder_says(folder, capsys):
+    limits = {"patch_size": oracle.PATCH, "in_patch_limit": 4}
+    (folder / IMAGES_FILE).write_text(json.dumps({"media_proc_cfg": limits}))
+    try:
+        options = ("--prompt=", "--max_tokens=1", f"--image={folder / 'photo.png'}")
+        generate.main(values(f"--checkpoint={folder}", *options))
+    finally:
+        (folder / IMAGES_FILE).unlink()
+    tokenizer = k2jax.load_tokenizer(folder)
+    texts = (tokenizer.encode_document(""), tokenizer.encode("image"), tokenizer.encode("\n"))
+    pads = 1 * 2  # 5 x 7 whole patches of 4 pixels shrink to 6 x 10 pixels, which are padded to 8 x 16
+    assert f"{sum(map(len, texts)) + 3 + pads} prompt tokens" in capsys.readouterr().err
 
 
 def test_generate_refuses_images_of_a_model_of_text_and_damaged_files(folder, tmp_path):

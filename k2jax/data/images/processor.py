@@ -10,6 +10,7 @@ from PIL import Image
 
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.images.frames import Clip, read_clip, sample_clip
+from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, run_limits
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.reading import (
     FILE_LIMITS,
@@ -20,7 +21,7 @@ from k2jax.data.images.reading import (
     read_file,
     read_image,
 )
-from k2jax.data.images.resize import FRAME_LIMITS, IMAGE_LIMITS, MERGE, ResizeLimits, padded_size, to_patches
+from k2jax.data.images.resize import padded_size, to_patches
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.media import MediaSpan
 from k2jax.text.messages import Message
@@ -45,8 +46,7 @@ class ImageProcessor:
 
     Args:
         vision: sizes of patches and chunks.
-        images: what images are reduced to.
-        frames: what frames of clips are reduced to.
+        limits: what images and frames are reduced to; ``convert.image_limits`` finds those of a checkpoint.
         files: what is decoded at all.
         open_urls: whether paths and URLs are opened (through fsspec); without it an image must come in a data URL or
             in memory, as a server wants it.
@@ -57,19 +57,18 @@ class ImageProcessor:
         self,
         vision: VisionConfig,
         *,
-        images: ResizeLimits = IMAGE_LIMITS,
-        frames: ResizeLimits = FRAME_LIMITS,
+        limits: ProcessorLimits = PUBLISHED,
         files: ReadLimits = FILE_LIMITS,
         open_urls: bool = True,
         most: int | None = None,
     ):
         self._most = most
-        self._vision, self._images, self._frames = vision, images, frames
+        self._vision, self._limits = vision, limits
         self._files, self._open_urls = files, open_urls
 
     def image(self, image: Image.Image) -> PatchChunk:
         """Patches of one image; it is converted to RGB."""
-        patches, height, width = to_patches(image.convert("RGB"), self._vision.patch, self._images)
+        patches, height, width = to_patches(image.convert("RGB"), self._vision.patch, self._limits.images)
         return PatchChunk(patches, (1, height, width))
 
     def clip(self, clip: Clip) -> list[PatchChunk]:
@@ -79,7 +78,7 @@ class ImageProcessor:
             UserError: there are more than ``most``.
         """
         together, patch, chunks = self._vision.frames, self._vision.patch, []
-        size = padded_size(clip.frames[0].height, clip.frames[0].width, patch, self._frames)
+        size = padded_size(clip.frames[0].height, clip.frames[0].width, patch, self._limits.frames)
         patches = len(clip.frames) * size.padded_height * size.padded_width // patch**2
         if self._most is not None and patches > self._most:
             raise UserError(
@@ -87,7 +86,7 @@ class ImageProcessor:
                 "config.data.images.patches"
             )
         for start in range(0, len(clip.frames), together):
-            cut = [to_patches(frame, patch, self._frames) for frame in clip.frames[start : start + together]]
+            cut = [to_patches(frame, patch, self._limits.frames) for frame in clip.frames[start : start + together]]
             patches = np.concatenate([patches for patches, _, _ in cut])
             chunks.append(PatchChunk(patches, (len(cut), *cut[0][1:])))
         return chunks
@@ -163,9 +162,8 @@ def run_processor(vision: VisionConfig, images: ImagesConfig) -> ImageProcessor:
         vision: sizes of patches and chunks.
         images: limits; one image, or one chunk of a clip, fits ``images.patches``.
     """
-    limits = ResizeLimits(images.image_patches, padded=images.patches)
-    frames = ResizeLimits(images.frame_patches, padded=max(MERGE**2, images.patches // vision.frames))
-    return ImageProcessor(vision, images=limits, frames=frames, open_urls=False, most=images.patches)
+    limits = run_limits(images, vision.frames)
+    return ImageProcessor(vision, limits=limits, open_urls=False, most=images.patches)
 
 
 def feature_index(tokens: Sequence[int] | np.ndarray, pad: int, features: Sequence[np.ndarray]) -> np.ndarray:

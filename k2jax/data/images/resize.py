@@ -8,25 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-MERGE = 2
-"""Patches along each side of the square that becomes one feature."""
-
-
-class ResizeLimits(NamedTuple):
-    """What an image is reduced to; it is never enlarged.
-
-    Attributes:
-        patches: most patches before padding.
-        side: most patches of a side.
-        padded: most patches after padding, at least four; None if there is no such limit.
-    """
-
-    patches: int = 16384
-    side: int = 512
-    padded: int | None = None
-
-
-IMAGE_LIMITS, FRAME_LIMITS = ResizeLimits(), ResizeLimits(patches=4096)
+from k2jax.data.images.limits import MERGE, PUBLISHED, ResizeLimits
 
 
 class PaddedSize(NamedTuple):
@@ -45,7 +27,7 @@ class PaddedSize(NamedTuple):
     padded_width: int
 
 
-def padded_size(height: int, width: int, patch: int, limits: ResizeLimits = IMAGE_LIMITS) -> PaddedSize:
+def padded_size(height: int, width: int, patch: int, limits: ResizeLimits = PUBLISHED.images) -> PaddedSize:
     """Sizes of an image within the limits; both sides shrink by the same factor.
 
     Whole patches are counted before padding, which may therefore exceed ``limits.patches`` a little: an image of
@@ -71,7 +53,7 @@ def padded_size(height: int, width: int, patch: int, limits: ResizeLimits = IMAG
         scale *= math.sqrt(limits.padded / patches)
 
 
-def to_patches(image: Image.Image, patch: int, limits: ResizeLimits = IMAGE_LIMITS) -> tuple[np.ndarray, int, int]:
+def to_patches(image: Image.Image, patch: int, limits: ResizeLimits = PUBLISHED.images) -> tuple[np.ndarray, int, int]:
     """Resamples, pads and cuts an image.
 
     Args:

@@ -13,7 +13,8 @@ from PIL import Image
 import pytest
 import transformers
 
-from k2jax.data.images.resize import FRAME_LIMITS, IMAGE_LIMITS, ResizeLimits, padded_size, to_patches
+from k2jax.data.images.limits import PUBLISHED, ResizeLimits
+from k2jax.data.images.resize import padded_size, to_patches
 
 
 def transformers_size():
@@ -32,7 +33,7 @@ ORACLE = transformers_size()
     height=st.integers(1, 20000),
     width=st.integers(1, 20000),
     patch=st.sampled_from([2, 14]),
-    limits=st.sampled_from([IMAGE_LIMITS, FRAME_LIMITS]),
+    limits=st.sampled_from(PUBLISHED),
 )
 def test_sizes_are_those_of_transformers(height, width, patch, limits):
     inner, padded = ORACLE(height, width, patch, 2, limits.patches, limits.side)
@@ -89,7 +90,7 @@ def test_patches_reassemble_to_the_picture_with_black_on_the_right_and_below():
 def test_shrinking_is_bicubic():
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8))
-    limits = IMAGE_LIMITS._replace(side=8)
+    limits = PUBLISHED.images._replace(side=8)
     patches, rows, columns = to_patches(image, 4, limits)
     expected = np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC), np.float32) / 127.5 - 1
     assert (rows, columns) == (8, 8)

@@ -1,0 +1,141 @@
+"""What a checkpoint's images are reduced to: files of both dialects, runs, copies, and what reads images with them."""
+
+import ast
+import json
+from pathlib import Path
+
+from PIL import Image
+import pytest
+import transformers
+
+from k2jax.config import defaults
+from k2jax.config.build import resolve, to_json
+from k2jax.config.schema import VisionConfig
+from k2jax.convert.image_limits import CLIPS_FILE, IMAGES_FILE, copy_limits, processor_limits
+from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, ResizeLimits
+from k2jax.data.images.processor import ImageProcessor, run_processor
+from k2jax.errors import UserError
+from k2jax.web.readers import media_reader
+from tests.text.kimi import thinking_tokenizer
+
+VISION = VisionConfig(layers=1, patch=14)
+GROUP = {  # as Kimi K2.5 publishes it
+    "in_patch_limit": 16384, "patch_size": 14, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+    "merge_kernel_size": 2, "fixed_output_tokens": None, "patch_limit_on_one_side": 512,
+    "in_patch_limit_each_frame": 4096, "in_patch_limit_video": None, "sample_fps": 2.0,
+    "max_num_frames_each_video": None, "temporal_merge_kernel_size": 4, "timestamp_mode": "hh:mm:ss.fff",
+}  # fmt: skip
+
+
+def write(folder, **changes):
+    (folder / IMAGES_FILE).write_text(json.dumps({"media_proc_cfg": GROUP | changes}))
+    return folder
+
+
+def write_run(workdir, patches=64):
+    """A workdir whose rows have so many patches, without weights."""
+    config = defaults("pretrain", model="micro", vision="nano_vision")
+    config.data.images.patches = patches
+    (workdir / "checkpoints").mkdir(parents=True)
+    (workdir / "config.json").write_text(to_json(resolve(config)))
+    return resolve(config)
+
+
+def test_the_published_group_is_read_and_a_folder_without_a_file_has_its_values(tmp_path):
+    assert processor_limits(tmp_path, VISION) == PUBLISHED
+    assert processor_limits(write(tmp_path), VISION) == PUBLISHED
+    changed = write(tmp_path, in_patch_limit=900, patch_limit_on_one_side=60, in_patch_limit_each_frame=400)
+    assert processor_limits(changed, VISION) == (ResizeLimits(900, 60), ResizeLimits(400, 60))
+    frames_as_images = write(tmp_path, in_patch_limit=900, in_patch_limit_each_frame=None)
+    assert processor_limits(frames_as_images, VISION).frames.patches == 900
+
+
+def test_the_files_of_transformers_are_read(tmp_path):
+    size = {"max_height": 60, "max_width": 60}
+    (tmp_path / IMAGES_FILE).write_text(json.dumps({"max_patches": 900, "size": size, "fps": None}))
+    assert processor_limits(tmp_path, VISION) == (ResizeLimits(900, 60), PUBLISHED.frames)
+    (tmp_path / CLIPS_FILE).write_text(json.dumps({"max_patches": 400, "size": size}))
+    assert processor_limits(tmp_path, VISION) == (ResizeLimits(900, 60), ResizeLimits(400, 60))
+    (tmp_path / CLIPS_FILE).write_text(json.dumps({"max_patches": 400, "fps": 8}))
+    with pytest.raises(UserError, match=f"fps 8 in .*{CLIPS_FILE} is not supported, only 2.0 is"):
+        processor_limits(tmp_path, VISION)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"sample_fps": 8.0}, "sample_fps 8.0 in .* is not supported, only 2.0 is"),
+        ({"in_patch_limit_video": 655360}, "in_patch_limit_video 655360 in .* is not supported, only None is"),
+        ({"patch_size": 16}, "patch_size 16 in .* is not supported, only 14 is"),
+        ({"image_mean": [0.48, 0.46, 0.41]}, "image_mean .* is not supported"),
+        ({"in_patch_limit": "many"}, "in_patch_limit in .* must be a positive number of patches, not 'many'"),
+        ({"in_patch_limit": True}, "in_patch_limit in .* must be a positive number of patches, not True"),
+        ({"patch_limit_on_one_side": 0}, "patch_limit_on_one_side in .* must be a positive number of patches, not 0"),
+    ],
+)
+def test_other_pixels_and_frames_are_refused_by_the_name_of_the_key(tmp_path, change, error):
+    with pytest.raises(UserError, match=error):
+        processor_limits(write(tmp_path, **change), VISION)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "\x00"])
+def test_a_damaged_file_is_one_line(tmp_path, text):
+    (tmp_path / IMAGES_FILE).write_text(text)
+    with pytest.raises(UserError, match=IMAGES_FILE):
+        processor_limits(tmp_path, VISION)
+
+
+def test_a_run_reduces_images_as_it_trained_and_says_so_to_others(tmp_path):
+    config = write_run(tmp_path / "run", patches=64)
+    vision = config.model.vision
+    limits = processor_limits(tmp_path / "run", vision)
+    photo = Image.new("RGB", (14 * 30, 14 * 20))
+    trained = run_processor(vision, config.data.images).image(photo)
+    assert ImageProcessor(vision, limits=limits).image(photo).grid == trained.grid
+    assert trained.patches <= 64 < 30 * 20
+
+    copy_limits(tmp_path / "run", tmp_path / "copy", vision)
+    assert processor_limits(tmp_path / "copy", vision) == (ResizeLimits(64), ResizeLimits(16))
+    (tmp_path / "copy" / IMAGES_FILE).write_text(
+        json.dumps(json.loads((tmp_path / "copy" / IMAGES_FILE).read_text()) | {"media_proc_cfg": None})
+    )
+    assert processor_limits(tmp_path / "copy", vision) == (ResizeLimits(64), ResizeLimits(16))  # transformers' dialect
+
+
+def test_a_copy_keeps_the_files_that_are_there_also_where_they_are_not_supported(tmp_path):
+    given, copy = tmp_path / "given", tmp_path / "copy"
+    given.mkdir()
+    write(given, sample_fps=8.0)
+    (given / CLIPS_FILE).write_text("{}")
+    copy_limits(given, copy, VISION)
+    for name in (IMAGES_FILE, CLIPS_FILE):
+        assert (copy / name).read_bytes() == (given / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [(IMAGES_FILE, "image_processing_kimi_k25"), (CLIPS_FILE, "video_processing_kimi_k25")],
+)
+def test_what_is_written_are_the_keys_and_defaults_of_transformers_classes(tmp_path, name, module):
+    """Their source is read: the classes do not load without torchvision."""
+    copy_limits(tmp_path, tmp_path / "copy", VISION)
+    written = json.loads((tmp_path / "copy" / name).read_text())
+    group, kind = written.pop("media_proc_cfg", GROUP), written.pop(next(key for key in written if "type" in key))
+    assert group == GROUP
+    source = Path(transformers.__file__).parent / f"models/kimi_k25/{module}.py"
+    (found,) = (node for node in ast.parse(source.read_text()).body if getattr(node, "name", None) == kind)
+    defaults = {node.targets[0].id: ast.unparse(node.value) for node in found.body if isinstance(node, ast.Assign)}
+    for key, value in written.items():
+        theirs = "[0.5, 0.5, 0.5]" if defaults[key].startswith("IMAGENET_STANDARD") else defaults[key]
+        assert ast.literal_eval(theirs) == value, key
+
+
+def test_the_reader_of_requests_reduces_images_as_the_checkpoint_says(tmp_path):
+    write(tmp_path, in_patch_limit=100)
+    reader = media_reader(tmp_path, VISION, thinking_tokenizer())
+    photo = Image.new("RGB", (14 * 30, 14 * 20))
+    assert (
+        reader.processor.image(photo).grid
+        == ImageProcessor(VISION, limits=ProcessorLimits(images=ResizeLimits(100))).image(photo).grid
+    )
+    assert reader.processor.image(photo).patches < 150
