@@ -1,7 +1,7 @@
 """What the images of a checkpoint are reduced to, in the two dialects of files beside its weights.
 
 Kimi K2.5 publishes ``preprocessor_config.json`` with a group ``media_proc_cfg``. transformers writes keys of its own,
-and those of clips to a second file. An export has both.
+and those of clips to a second file, or both as groups of ``processor_config.json``, which it reads before the others.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from k2jax import checkpoint
-from k2jax.config.schema import VisionConfig
+from k2jax.config.schema import IMAGE_SOURCES, VisionConfig
 from k2jax.convert.loading import is_run
 from k2jax.data.images.limits import MERGE, PUBLISHED, ProcessorLimits, ResizeLimits, run_limits
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 from k2jax.report.files import write_atomic
 
 IMAGES_FILE, CLIPS_FILE = "preprocessor_config.json", "video_preprocessor_config.json"
+PROCESSOR_FILE = "processor_config.json"
 _GROUP = "media_proc_cfg"
-_MEAN = [0.5, 0.5, 0.5]
+_HALVES = [0.5, 0.5, 0.5]
+_LARGEST = 2**31 - 1
 
 
 def processor_limits(path: str | Path, vision: VisionConfig) -> ProcessorLimits:
@@ -34,13 +36,17 @@ def processor_limits(path: str | Path, vision: VisionConfig) -> ProcessorLimits:
         UserError: a file cannot be read, or asks for other pixels or frames than those that are made here.
     """
     folder = _folder(path)
-    if (folder / IMAGES_FILE).is_file():
+    if _files(folder):
         return _read(folder, vision)
-    return run_limits(checkpoint.run_config(folder).data.images, vision.frames) if is_run(path) else PUBLISHED
+    if not is_run(path):
+        return PUBLISHED
+    config = checkpoint.run_config(folder)
+    seen = config.stage == "rl" or any(source.kind in IMAGE_SOURCES for source in config.data.sources.values())
+    return run_limits(config.data.images, vision.frames) if seen else PUBLISHED
 
 
 def copy_limits(path: str | Path, to: Path, vision: VisionConfig) -> None:
-    """Gives a copy of a model the files of the limits of its images: the same ones, or new ones where it has none.
+    """Gives a copy of a model the limits of its images in both dialects; files that are not supported stay as they are.
 
     Neither dialect can say that an image must fit a row with its padding: the limit of a run's images, before padding,
     is then the row.
@@ -50,12 +56,10 @@ def copy_limits(path: str | Path, to: Path, vision: VisionConfig) -> None:
         to: folder of the copy.
         vision: the model's tower.
     """
-    folder = _folder(path)
-    if not (folder / IMAGES_FILE).is_file():
+    try:
         _write(to, vision, processor_limits(path, vision))
-        return
-    for file in (folder / IMAGES_FILE, folder / CLIPS_FILE):
-        if file.is_file():
+    except UserError:
+        for file in _files(_folder(path)):
             write_atomic(to / file.name, file.read_bytes())
 
 
@@ -63,39 +67,51 @@ def _folder(path: str | Path) -> Path:
     return checkpoint.run_folder(path) if is_run(path) else Path(path)
 
 
+def _files(folder: Path) -> list[Path]:
+    return [folder / name for name in (PROCESSOR_FILE, IMAGES_FILE, CLIPS_FILE) if (folder / name).is_file()]
+
+
 def _write(folder: Path, vision: VisionConfig, limits: ProcessorLimits) -> None:
     """Writes both dialects."""
     images, frames = (min(limit.patches, limit.padded or limit.patches) for limit in limits)
-    side, fixed = limits.images.side, _fixed_by_transformers(vision)
-    clips_alone = {key: fixed.pop(key) for key in ("temporal_patch_size", "fps")}
-    common = {"size": {"max_height": side, "max_width": side}, **fixed}
+    common = {
+        "image_mean": _HALVES,
+        "image_std": _HALVES,
+        "patch_size": vision.patch,
+        "merge_size": MERGE,
+    }
     published = {
         **_fixed(vision),
         "in_patch_limit": images,
         "in_patch_limit_each_frame": frames,
-        "patch_limit_on_one_side": side,
+        "patch_limit_on_one_side": limits.images.side,
     }
-    of_images = {"image_processor_type": "Kimi_K25ImageProcessor", "max_patches": images, **common, _GROUP: published}
-    of_clips = {"video_processor_type": "Kimi_K25VideoProcessor", "max_patches": frames, **common, **clips_alone}
-    for name, values in ((IMAGES_FILE, of_images), (CLIPS_FILE, of_clips)):
-        write_atomic(folder / name, json.dumps(values, indent=2) + "\n")
+    of_images = {"image_processor_type": "Kimi_K25ImageProcessor", "max_patches": images, _GROUP: published}
+    of_clips = {"video_processor_type": "Kimi_K25VideoProcessor", "max_patches": frames, "fps": 2.0}
+    of_clips["temporal_patch_size"] = vision.frames
+    for name, limit, values in ((IMAGES_FILE, limits.images, of_images), (CLIPS_FILE, limits.frames, of_clips)):
+        size = {"max_height": limit.side, "max_width": limit.side}
+        write_atomic(folder / name, json.dumps({**values, "size": size, **common}, indent=2) + "\n")
 
 
 def _read(folder: Path, vision: VisionConfig) -> ProcessorLimits:
-    images = _json(folder / IMAGES_FILE)
-    if isinstance(published := images.get(_GROUP), Mapping):
-        _check(folder / IMAGES_FILE, published, _fixed(vision))
-        side = _number(folder / IMAGES_FILE, published, "patch_limit_on_one_side", PUBLISHED.images.side)
-        most = _number(folder / IMAGES_FILE, published, "in_patch_limit", PUBLISHED.images.patches)
-        each = _number(folder / IMAGES_FILE, published, "in_patch_limit_each_frame", most)
+    """Reads the files that are there; transformers' keys count where both dialects are, since it keeps the others."""
+    both, images, clips = (_json(folder / name) for name in (PROCESSOR_FILE, IMAGES_FILE, CLIPS_FILE))
+    images = _group(both, "image_processor") or images
+    clips = _group(both, "video_processor") or clips or images
+    if (published := _group(images, _GROUP)) and "max_patches" not in images:
+        _check(folder, published, _fixed(vision))
+        side = _number(folder, published, "patch_limit_on_one_side", PUBLISHED.images.side)
+        most = _number(folder, published, "in_patch_limit", PUBLISHED.images.patches)
+        each = _number(folder, published, "in_patch_limit_each_frame", most)
         return ProcessorLimits(ResizeLimits(most, side), ResizeLimits(each, side))
-    clips = _json(folder / CLIPS_FILE) if (folder / CLIPS_FILE).is_file() else {}
     found = []
-    for name, values, limits in zip((IMAGES_FILE, CLIPS_FILE), (images, clips), PUBLISHED, strict=True):
-        _check(folder / name, values, _fixed_by_transformers(vision))
-        size = values.get("size") if isinstance(values.get("size"), Mapping) else {}
-        side = _number(folder / name, size, "max_height", limits.side)
-        found.append(ResizeLimits(_number(folder / name, values, "max_patches", limits.patches), side))
+    for values, limits in zip((images, clips), PUBLISHED, strict=True):
+        _check(folder, values, _fixed_by_transformers(vision))
+        size = _group(values, "size")
+        side = _number(folder, size, "max_height", limits.side)
+        _check(folder, size, {"max_width": side})
+        found.append(ResizeLimits(_number(folder, values, "max_patches", limits.patches), side))
     return ProcessorLimits(*found)
 
 
@@ -103,8 +119,8 @@ def _fixed(vision: VisionConfig) -> dict[str, Any]:
     """The value of each published key in a file that has it; another value means other pixels or other frames."""
     return {
         "patch_size": vision.patch,
-        "image_mean": _MEAN,
-        "image_std": _MEAN,
+        "image_mean": _HALVES,
+        "image_std": _HALVES,
         "merge_kernel_size": MERGE,
         "fixed_output_tokens": None,
         "in_patch_limit_video": None,
@@ -119,34 +135,50 @@ def _fixed_by_transformers(vision: VisionConfig) -> dict[str, Any]:
     """As ``_fixed``, of transformers' keys."""
     return {
         "patch_size": vision.patch,
-        "image_mean": _MEAN,
-        "image_std": _MEAN,
+        "image_mean": _HALVES,
+        "image_std": _HALVES,
         "merge_size": MERGE,
         "temporal_patch_size": vision.frames,
         "fps": 2.0,
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "do_convert_rgb": True,
+        "do_sample_frames": True,
+        "num_frames": None,
+        "resample": 3,  # bicubic
+        "rescale_factor": 1 / 255,
     }
 
 
-def _check(file: Path, values: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+def _check(folder: Path, values: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     for key, wanted in fixed.items():
         if values.get(key) not in (None, wanted):
-            raise UserError(f"{key} {values[key]!r} in {file} is not supported, only {wanted!r} is")
+            raise UserError(f"{key} {values[key]!r} of the images in {folder} is not supported, only {wanted!r} is")
 
 
-def _number(file: Path, values: Mapping[str, Any], key: str, default: int) -> int:
+def _number(folder: Path, values: Mapping[str, Any], key: str, default: int) -> int:
     """A positive number of patches; the default where the key is missing or null."""
     value = values.get(key)
     if value is None:
         return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{key} in {file} must be a positive number of patches, not {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
+        raise UserError(f"{key} of the images in {folder} must be a number of patches, not {abbreviate(value)}")
     return value
 
 
+def _group(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A group of keys; empty where it is missing or null."""
+    return group if isinstance(group := values.get(key), Mapping) else {}
+
+
 def _json(file: Path) -> dict[str, Any]:
+    """The object in a file, empty if there is no file."""
+    if not file.is_file():
+        return {}
     try:
-        values = json.loads(file.read_text())
-    except (ValueError, OSError) as error:
+        values = json.loads(file.read_text("utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{file} holds no JSON object")

@@ -8,10 +8,10 @@ from PIL import Image
 import pytest
 import transformers
 
-from k2jax.config import defaults
+from k2jax.config import defaults, source
 from k2jax.config.build import resolve, to_json
 from k2jax.config.schema import VisionConfig
-from k2jax.convert.image_limits import CLIPS_FILE, IMAGES_FILE, copy_limits, processor_limits
+from k2jax.convert.image_limits import CLIPS_FILE, IMAGES_FILE, PROCESSOR_FILE, copy_limits, processor_limits
 from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, ResizeLimits
 from k2jax.data.images.processor import ImageProcessor, run_processor
 from k2jax.errors import UserError
@@ -32,9 +32,10 @@ def write(folder, **changes):
     return folder
 
 
-def write_run(workdir, patches=64):
+def write_run(workdir, patches=64, kind="synthetic_images"):
     """A workdir whose rows have so many patches, without weights."""
     config = defaults("pretrain", model="micro", vision="nano_vision")
+    config.data.sources = {"some": source(kind=kind, side=28)}
     config.data.images.patches = patches
     (workdir / "checkpoints").mkdir(parents=True)
     (workdir / "config.json").write_text(to_json(resolve(config)))
@@ -53,24 +54,67 @@ def test_the_published_group_is_read_and_a_folder_without_a_file_has_its_values(
 def test_the_files_of_transformers_are_read(tmp_path):
     size = {"max_height": 60, "max_width": 60}
     (tmp_path / IMAGES_FILE).write_text(json.dumps({"max_patches": 900, "size": size, "fps": None}))
-    assert processor_limits(tmp_path, VISION) == (ResizeLimits(900, 60), PUBLISHED.frames)
+    assert processor_limits(tmp_path, VISION) == (ResizeLimits(900, 60),) * 2  # of clips too, where no file has theirs
     (tmp_path / CLIPS_FILE).write_text(json.dumps({"max_patches": 400, "size": size}))
     assert processor_limits(tmp_path, VISION) == (ResizeLimits(900, 60), ResizeLimits(400, 60))
     (tmp_path / CLIPS_FILE).write_text(json.dumps({"max_patches": 400, "fps": 8}))
-    with pytest.raises(UserError, match=f"fps 8 in .*{CLIPS_FILE} is not supported, only 2.0 is"):
+    with pytest.raises(UserError, match=r"fps 8 of .* is not supported, only 2.0 is"):
+        processor_limits(tmp_path, VISION)
+
+
+def test_the_one_file_of_a_processor_of_transformers_counts_before_the_others(tmp_path):
+    write(tmp_path)
+    groups = {"image_processor": {"max_patches": 900}, "video_processor": {"max_patches": 400}}
+    (tmp_path / PROCESSOR_FILE).write_text(json.dumps(groups))
+    assert processor_limits(tmp_path, VISION) == (ResizeLimits(900), ResizeLimits(400))
+    (tmp_path / PROCESSOR_FILE).write_text(json.dumps({"processor_class": "Kimi_K25Processor"}))
+    assert processor_limits(tmp_path, VISION) == PUBLISHED
+
+
+def test_keys_of_transformers_count_before_a_group_that_it_keeps(tmp_path):
+    group = GROUP | {"in_patch_limit": 100}
+    (tmp_path / IMAGES_FILE).write_text(json.dumps({"max_patches": 900, "media_proc_cfg": group}))
+    assert processor_limits(tmp_path, VISION).images.patches == 900
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"do_normalize": False}, "do_normalize False"),
+        ({"resample": 0}, "resample 0"),
+        ({"rescale_factor": 1.0}, "rescale_factor 1.0"),
+        ({"size": {"max_height": 60, "max_width": 50}}, "max_width 50"),
+    ],
+)
+def test_other_pixels_are_refused_in_files_of_transformers_too(tmp_path, change, error):
+    (tmp_path / IMAGES_FILE).write_text(json.dumps({"max_patches": 900, "rescale_factor": 1 / 255} | change))
+    with pytest.raises(UserError, match=error):
         processor_limits(tmp_path, VISION)
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"sample_fps": 8.0}, "sample_fps 8.0 in .* is not supported, only 2.0 is"),
-        ({"in_patch_limit_video": 655360}, "in_patch_limit_video 655360 in .* is not supported, only None is"),
-        ({"patch_size": 16}, "patch_size 16 in .* is not supported, only 14 is"),
+        ({"sample_fps": 8.0}, "sample_fps 8.0 of .* is not supported, only 2.0 is"),
+        (
+            {"in_patch_limit_video": 655360},
+            "in_patch_limit_video 655360 of .* is not supported, only None is",
+        ),
+        ({"patch_size": 16}, "patch_size 16 of .* is not supported, only 14 is"),
         ({"image_mean": [0.48, 0.46, 0.41]}, "image_mean .* is not supported"),
-        ({"in_patch_limit": "many"}, "in_patch_limit in .* must be a positive number of patches, not 'many'"),
-        ({"in_patch_limit": True}, "in_patch_limit in .* must be a positive number of patches, not True"),
-        ({"patch_limit_on_one_side": 0}, "patch_limit_on_one_side in .* must be a positive number of patches, not 0"),
+        (
+            {"in_patch_limit": "many"},
+            "in_patch_limit of .* must be a number of patches, not 'many'",
+        ),
+        ({"in_patch_limit": True}, "in_patch_limit of .* must be a number of patches, not True"),
+        (
+            {"in_patch_limit": 10**400},
+            "in_patch_limit of .* must be a number of patches, not 1000",
+        ),
+        (
+            {"patch_limit_on_one_side": 0},
+            "patch_limit_on_one_side of .* must be a number of patches, not 0",
+        ),
     ],
 )
 def test_other_pixels_and_frames_are_refused_by_the_name_of_the_key(tmp_path, change, error):
@@ -78,7 +122,7 @@ def test_other_pixels_and_frames_are_refused_by_the_name_of_the_key(tmp_path, ch
         processor_limits(write(tmp_path, **change), VISION)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", "\x00"])
+@pytest.mark.parametrize("text", ["[]", "{", "\x00", "[" * 100_000], ids=["list", "open", "null", "deep"])
 def test_a_damaged_file_is_one_line(tmp_path, text):
     (tmp_path / IMAGES_FILE).write_text(text)
     with pytest.raises(UserError, match=IMAGES_FILE):
@@ -102,7 +146,23 @@ def test_a_run_reduces_images_as_it_trained_and_says_so_to_others(tmp_path):
     assert processor_limits(tmp_path / "copy", vision) == (ResizeLimits(64), ResizeLimits(16))  # transformers' dialect
 
 
-def test_a_copy_keeps_the_files_that_are_there_also_where_they_are_not_supported(tmp_path):
+def test_a_run_that_read_no_images_has_the_limits_of_kimi(tmp_path):
+    config = write_run(tmp_path / "run", patches=64, kind="stdlib")
+    assert processor_limits(tmp_path / "run", config.model.vision) == PUBLISHED
+
+
+def test_a_copy_has_both_dialects_of_what_is_published(tmp_path):
+    given, copy = tmp_path / "given", tmp_path / "copy"
+    given.mkdir()
+    limits = processor_limits(write(given, in_patch_limit=900, in_patch_limit_each_frame=400), VISION)
+    copy_limits(given, copy, VISION)
+    images, clips = (json.loads((copy / name).read_text()) for name in (IMAGES_FILE, CLIPS_FILE))
+    assert (images["max_patches"], clips["max_patches"]) == (900, 400)
+    assert images["media_proc_cfg"] == GROUP | {"in_patch_limit": 900, "in_patch_limit_each_frame": 400}
+    assert processor_limits(copy, VISION) == limits
+
+
+def test_a_copy_keeps_files_that_are_not_supported(tmp_path):
     given, copy = tmp_path / "given", tmp_path / "copy"
     given.mkdir()
     write(given, sample_fps=8.0)
