@@ -177,9 +177,12 @@ def test_each_policy_objective_takes_its_own_keys():
 def test_keys_of_the_other_attention_are_not_read():
     config = defaults("pretrain")
     config.model.gqa.update({"kv_heads": 3, "head_dim": 31})
-    resolve(config)
+    assert resolve(config).model.attention == "mla"
     config.model.update({"attention": "gqa", "gqa": {"kv_heads": 2, "head_dim": 32}, "mla": {"qk_rope_dim": 31}})
-    resolve(config)
+    assert resolve(config).model.attention == "gqa"
+    with pytest.raises(UserError, match="31"):
+        config.model.attention = "mla"
+        resolve(config)
 
 
 def test_a_missing_file_names_the_nearest(config_file):
