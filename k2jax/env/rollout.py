@@ -6,7 +6,8 @@ from its trajectory with the same random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -143,6 +144,7 @@ class Rollout:
             The last of the new nodes.
 
         Raises:
+            EpisodeTruncatedError: the images of the messages are more than the reader allows.
             UserError: an image is damaged, or the model reads none.
             ValueError: there is no message.
         """
@@ -151,7 +153,8 @@ class Rollout:
         builder, reading = self._conversation(node), start_reading(self.media)
         for index, message in enumerate(messages):
             known = 0 if node == ROOT else len(builder.tokens)  # the first node begins with the tools
-            builder.add(reading.read(message))
+            with self._truncating():
+                builder.add(reading.read(message))
             if index + 1 == len(messages):
                 builder.open_assistant()
             node = self.trajectory.add(Node.observed(node, builder.tokens[known:], dict(message)))
@@ -202,14 +205,10 @@ class Rollout:
             stop_tokens=(self.chat.end, *sampling.stop_tokens),
         )
         resume = None if begun is None else Completion(*_arrays(begun), begun.finish, self._known_experts(node))
-        try:
+        with self._truncating():
             media = path_media(self.trajectory, self.trajectory.path(parent), self.media)
             images = {"media": media} if media else {}  # which clients of text alone do not take
             completion = await self.client.generate(prompt.tolist(), asked, resume=resume, **images)
-        except PromptTooLongError as error:
-            if not self.trajectory.sampled_tokens:  # the task itself does not fit: a mistake, and no policy's
-                raise
-            raise EpisodeTruncatedError(str(error)) from error
         paused = completion.finish == "cancelled" or (
             completion.finish == "length" and allowed < longest and len(completion.tokens) >= allowed
         )
@@ -224,6 +223,16 @@ class Rollout:
         if paused:
             raise EpisodePausedError
         return node
+
+    @contextlib.contextmanager
+    def _truncating(self) -> Iterator[None]:
+        """Ends the episode where what the model is shown is too long, but not where the task alone is."""
+        try:
+            yield
+        except PromptTooLongError as error:
+            if not self.trajectory.sampled_tokens:  # the task itself does not fit: a mistake, and no policy's
+                raise
+            raise EpisodeTruncatedError(str(error)) from error
 
     def _conversation(self, node: int) -> ChatBuilder:
         """The conversation up to a node, whose tokens are those of its path."""

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from k2jax.api import ModelCard
-from k2jax.client import Sampling
+from k2jax.client import PromptTooLongError, Sampling
 from k2jax.env.environment import OUTCOME, Environment
 from k2jax.env.errors import EnvironmentFailedError
 from k2jax.env.rollout import Rollout
@@ -27,7 +27,7 @@ from k2jax.errors import UserError, nearest
 from k2jax.gateway.agent_entries import AGENTS
 from k2jax.gateway.agents import HOME, BlackBoxAgent, read_agent, shown_folders
 from k2jax.gateway.app import make_gateway_app
-from k2jax.gateway.episode_client import EpisodeClient
+from k2jax.gateway.episode_client import EpisodeClient, EpisodeMedia
 from k2jax.gateway.gateway import Gateway, RolloutAccess
 from k2jax.gateway.socket import rollout_socket
 from k2jax.gateway.spec import GatewayRollout
@@ -101,7 +101,8 @@ class BlackBoxScaffold:
 
         Raises:
             InfrastructureError: the sandbox failed, or the agent did not start.
-            UserError: the environment has no workspace, or the run asks for what no black box can do.
+            UserError: the environment has no workspace, the agent's first request is too long for the model, or the run
+                asks for what no black box can do.
         """
         if rollout.may_pause:
             raise UserError("a black-box agent cannot pause in its midst; set config.rl.rollout.token_cap to 0")
@@ -112,12 +113,15 @@ class BlackBoxScaffold:
             )
         client = EpisodeClient(rollout.client)
         sizes = rollout.tokenizer.vocab_size, self._context
-        card = ModelCard("k2", rollout.tokenizer, *sizes, rollout.chat, media=rollout.media)
+        media = rollout.media and EpisodeMedia(rollout.media, client)
+        card = ModelCard("k2", rollout.tokenizer, *sizes, rollout.chat, media=media)
         gateway = Gateway(client, card)
         access = gateway.open(self._described(rollout, sampling), ROLLOUT)
         result, outcome = await self._work(rollout, environment, gateway, access, client)  # type: ignore[arg-type]
         session = gateway.session(ROLLOUT)
-        if not session.requests and client.refused is None:
+        if not session.requests and client.refused is not None:  # the task itself does not fit: no policy's mistake
+            raise PromptTooLongError(f"the first request of the agent {self.agent.name} is refused: {client.refused}")
+        if not session.requests:
             shown = "" if result is None else result.stderr[-300:] or result.stdout[-300:]
             raise EnvironmentFailedError(f"the agent {self.agent.name} asked its model nothing: {shown!a}")
         over = any(request.get("over_budget") for request in session.requests)

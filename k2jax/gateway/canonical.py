@@ -14,6 +14,7 @@ from typing import Any
 
 from k2jax.api.conversation import arguments_object
 from k2jax.errors import UserError
+from k2jax.text.media_reading import IMAGE_PART, VIDEO_PART
 from k2jax.text.messages import content_text, function_of, split_reasoning, text_field, tool_calls
 
 _KEY_BYTES = 16
@@ -71,12 +72,13 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(message: Mapping[str, Any]) -> Any:
-    """Content as text; as parts where some are images, which the chat format may refuse."""
+    """Content as text; as parts where some are images or videos, which the chat format may refuse."""
     try:
         return content_text(message)
     except UserError:
         parts = message.get("content")
-        if not (isinstance(parts, list) and any(isinstance(p, dict) and p.get("type") == "image_url" for p in parts)):
+        types = [part.get("type") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        if not any(kind in (IMAGE_PART, VIDEO_PART) for kind in types):
             raise
         return parts
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import contextvars
 import time
 from typing import Any
 
-from k2jax.client import Client, Completion, OnToken, Sampling
+from k2jax.client import Client, Completion, OnToken, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
+from k2jax.text.media_reading import MediaReader, MediaReading
+from k2jax.text.messages import Message
 
 
 class EpisodeClient:
@@ -25,7 +27,7 @@ class EpisodeClient:
 
     Attributes:
         failed: gets the exception with which the client failed.
-        refused: why the client has refused a prompt, such as its length; None where it has not.
+        refused: why a prompt was refused, such as its length; None where none was.
     """
 
     def __init__(self, client: Client):
@@ -34,6 +36,15 @@ class EpisodeClient:
         self._waiting, self._since, self._waited = 0, 0.0, 0.0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.refused: str | None = None
+
+    @contextlib.contextmanager
+    def noticing(self, kind: type[UserError]) -> Iterator[None]:
+        """Keeps an error of this kind as the reason why a prompt was refused."""
+        try:
+            yield
+        except kind as error:
+            self.refused = str(error)
+            raise
 
     @property
     def waited(self) -> float:
@@ -56,10 +67,8 @@ class EpisodeClient:
         try:
             async with self._turn:
                 call = self._client.generate(prompt, sampling, resume=resume, on_token=on_token, **images)
-                return await asyncio.create_task(call, context=self._context)
-        except UserError as error:
-            self.refused = str(error)
-            raise
+                with self.noticing(UserError):
+                    return await asyncio.create_task(call, context=self._context)
         except (RuntimeError, InfrastructureError) as error:
             if not self.failed.done():
                 self.failed.set_exception(error)
@@ -69,3 +78,27 @@ class EpisodeClient:
             self._waiting -= 1
             if not self._waiting:
                 self._waited += time.monotonic() - self._since
+
+
+class EpisodeMedia:
+    """Reads the images of an agent's requests; a client notices what is too much. See ``text.media_reading``."""
+
+    def __init__(self, reader: MediaReader, client: EpisodeClient):
+        self._reader, self._client = reader, client
+
+    def start(self) -> MediaReading:
+        """Begins to read the images of a request."""
+        return _EpisodeReading(self._reader.start(), self._client)
+
+
+class _EpisodeReading:
+    def __init__(self, reading: MediaReading, client: EpisodeClient):
+        self._reading, self._client = reading, client
+
+    def read(self, message: Message) -> Message:
+        with self._client.noticing(PromptTooLongError):
+            return self._reading.read(message)
+
+    def place(self, tokens: Sequence[int]) -> tuple[Any, ...]:
+        with self._client.noticing(PromptTooLongError):
+            return self._reading.place(tokens)

@@ -25,6 +25,9 @@ from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 from k2jax.train.run import say
 
+EPISODE_IMAGES, EPISODE_MEGAPIXELS = 4096, 1000.0
+"""Most images of an episode, and most of their pixels before they are reduced [10^6]: its messages may be hostile."""
+
 
 def check_config(config: Config) -> None:
     """Rejects what this loop cannot run, before anything is opened.
@@ -107,10 +110,11 @@ def open_images(model: ModelConfig, images: ImagesConfig, tokenizer: Tokenizer) 
         return None
     try:
         from k2jax.data.images.processor import run_processor
-        from k2jax.inference.media_reader import ImageReader
+        from k2jax.inference.media_reader import ImageReader, MediaLimits
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[vision]"') from None
-    return ImageReader(run_processor(model.vision, images), tokenizer, images.patches)
+    limits = MediaLimits(EPISODE_IMAGES, EPISODE_MEGAPIXELS, patches=images.patches)
+    return ImageReader(run_processor(model.vision, images), tokenizer, limits)
 
 
 @contextlib.contextmanager

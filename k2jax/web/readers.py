@@ -9,7 +9,7 @@ from k2jax.errors import UserError
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
-from k2jax.web.download import DownloadLimits
+from k2jax.web.download import DownloadLimits, download
 
 
 def media_reader(
@@ -36,10 +36,12 @@ def media_reader(
     if not (vision.layers and tokenizer.has_special(MEDIA_PAD)):
         return None
     try:
-        from k2jax.web.media import MediaLimits, ServedMedia
+        from k2jax.data.images.processor import ImageProcessor
+        from k2jax.inference.media_reader import ImageReader, MediaLimits
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve,vision]"') from None
     from k2jax.convert.image_limits import processor_limits
 
-    limits = MediaLimits(images, megapixels, files)
-    return ServedMedia(vision, tokenizer.special_id(MEDIA_PAD), limits, processor_limits(checkpoint, vision))
+    processor = ImageProcessor(vision, limits=processor_limits(checkpoint, vision), open_urls=False)
+    limits = MediaLimits(images, megapixels, files.megabytes)
+    return ImageReader(processor, tokenizer, limits, lambda url, name: download(url, files, name))

@@ -17,13 +17,13 @@ from k2jax.inference import Worker
 from k2jax.inference.client import EngineClient
 from k2jax.inference.engine import Engine
 from k2jax.inference.media import place_chunks
+from k2jax.inference.media_reader import ImageReader
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.trajectory import verify
-from k2jax.web.media import MediaLimits, ServedMedia
 from k2jax.web.threads import READERS
 from tests.gateway.scripted import CARD, DIALECTS, TOKENIZER, Bench, post, reply_ids, spec
-from tests.serve.test_images import PAD, PROCESSOR, SEEING, data_url, picture, png
+from tests.serve.test_images import PAD, PROCESSOR, SEEING, data_url, frames, picture, png
 
 FIRST, SECOND = picture(40, 24, 1), picture(16, 24, 2)
 GREEDY = Sampling(max_tokens=6, temperature=0.0)
@@ -33,7 +33,7 @@ class SeeingBench(Bench):
     """A gateway over an engine whose model has a tower."""
 
     def __init__(self, client):
-        card = dataclasses.replace(CARD, max_length=512, media=ServedMedia(SEEING.vision, PAD, MediaLimits()))
+        card = dataclasses.replace(CARD, max_length=512, media=ImageReader(PROCESSOR, TOKENIZER))
         self.gateway = Gateway(client, card)
         self.app = make_gateway_app(self.gateway)
 
@@ -144,6 +144,24 @@ def test_few_requests_with_images_are_read_at_a_time(path):
 
     answers = asyncio.run(ask_all())
     assert {answer.status_code for answer in answers} == {200} and slow.most == READERS == 4
+
+
+def test_frames_of_a_video_reach_the_model_without_an_image_beside_them(worker):
+    bench = SeeingBench(EngineClient(worker))
+    access = bench.gateway.open(spec(sampling=GREEDY, declares_tools=False))
+    body = {
+        "model": "x",
+        "messages": [{"role": "user", "content": [frames(6), {"type": "text", "text": "What moves?"}]}],
+    }
+
+    async def ask():
+        async with bench.http() as http:
+            return await post(http, access, "chat/completions", body)
+
+    response = asyncio.run(ask())
+    assert response.status_code == 200, response.text
+    trajectory = bench.gateway.session(access.rollout).main.trajectory
+    assert sum(token == PAD for node in trajectory.nodes[:-1] for token in node.tokens) == 2 * 2  # chunks of 4 and of 2
 
 
 def test_another_image_in_an_old_message_is_a_branch(worker):

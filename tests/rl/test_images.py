@@ -25,7 +25,7 @@ from k2jax.env.task import Task
 from k2jax.errors import UserError
 from k2jax.inference import Engine, LockstepClient
 from k2jax.inference.media import content_digest
-from k2jax.inference.media_reader import ImageReader
+from k2jax.inference.media_reader import ImageReader, MediaLimits
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.evaluation import evaluate_checkpoint
 from k2jax.rl.loop import train
@@ -186,7 +186,7 @@ def test_an_episode_ends_where_its_pictures_fill_a_row_and_equal_ones_count_once
     def run(second, most):
         client = Watching(lambda prompt, sampling: [80, CHAT.end])
         client.shown = []
-        options["media"] = ImageReader(processor, TOKENIZER, most)
+        options["media"] = ImageReader(processor, TOKENIZER, MediaLimits(patches=most))
         return asyncio.run(run_episode(two_pictures(0, second), client, CHAT, TOKENIZER, TwoPictures(), **options))
 
     assert run(0, 36).status == run(1, 72).status == "finished"
@@ -196,24 +196,43 @@ def test_an_episode_ends_where_its_pictures_fill_a_row_and_equal_ones_count_once
         run(0, 35)
 
 
-def test_what_an_agent_behind_the_gateway_shows_is_seen_and_trained_on(tmp_path):
-    shown = json.dumps(asked(picture(2))["content"])
-    script = SMALL_AGENT.replace('"content": task}', f'"content": json.loads({shown!r})}}')
+def episode_of_agent(tmp_path, messages, reader):
+    """An episode of an agent whose requests show these contents, and what its client was shown."""
+    script = SMALL_AGENT.replace('"content": task}', f'"content": json.loads({json.dumps(messages[0])!r})}}')
+    if len(messages) > 1:
+        shown = 'done.stdout[-200:] + done.stderr[-200:] + "[%d]" % done.returncode'
+        script = script.replace(shown, f"json.loads({json.dumps(messages[1])!r})")
     agent = small_agent(files={"${home}/agent.py": script.replace("$", "$$")})
     chat, replies = configured_chat(TOKENIZER, "compact"), iter(["$pwd", "ok"])  # plain ones have no system message
     client = Watching(lambda prompt, sampling: [*TOKENIZER.encode(next(replies)), chat.end])
     client.shown = []
-    path, processor = write_agent(tmp_path / "agent.json", agent), ImageProcessor(seeing().model.vision)
-    reader = ImageReader(processor, TOKENIZER)
+    path = write_agent(tmp_path / "agent.json", agent)
     about = dataclasses.replace(repository_task(), scaffold=f"black_box agent={path}")
     options = {"key": (1, 0, 0), "seed": 0, "sampling": Sampling(40), "media": reader}
     ran = run_episode(about, client, chat, TOKENIZER, FilesEnvironment(lambda: backend("bubblewrap")), **options)
-    trajectory = asyncio.run(ran)
-    assert trajectory.status == "finished" and len(client.shown) == 2, trajectory.error
+    return asyncio.run(ran), client.shown
+
+
+def test_what_an_agent_behind_the_gateway_shows_is_seen_and_trained_on(tmp_path):
+    processor = ImageProcessor(seeing().model.vision)
+    reader = ImageReader(processor, TOKENIZER)
+    trajectory, shown = episode_of_agent(tmp_path, [asked(picture(2))["content"]], reader)
+    assert trajectory.status == "finished" and len(shown) == 2, trajectory.error
     digest = content_digest(processor.image(picture(2)))
     (response,) = training_responses(TrainingSample(trajectory, 1.0), "unique", None, reader)
-    for media in (*(media for _, media in client.shown), response.paths[0].media):
-        assert [placed.digest for placed in media] == [digest] and media[0].start == client.shown[0][1][0].start
+    for media in (*(media for _, media in shown), response.paths[0].media):
+        assert [placed.digest for placed in media] == [digest] and media[0].start == shown[0][1][0].start
+
+
+def test_an_agent_that_shows_more_than_a_row_is_truncated_unless_its_task_alone_is_more(tmp_path):
+    contents = [asked(picture(number))["content"] for number in (0, 1)]
+    processor = ImageProcessor(seeing().model.vision)
+    allowed = [ImageReader(processor, TOKENIZER, MediaLimits(patches=most)) for most in (72, 71, 35)]
+    whole, cut = (episode_of_agent(tmp_path, contents, reader)[0] for reader in allowed[:2])
+    assert (whole.status, len(whole.leaves())) == ("finished", 1) and whole.sampled_tokens > cut.sampled_tokens > 0
+    assert cut.status == "truncated" and cut.metadata["agent"]["ended_by"] == "context"
+    with pytest.raises(UserError, match="first request of the agent small is refused: images of 36 patches, more than"):
+        episode_of_agent(tmp_path, contents, allowed[2])
 
 
 def test_a_model_of_text_is_shown_no_picture():

@@ -14,17 +14,18 @@ from PIL import Image
 import pytest
 
 from k2jax.api import media as media_module
-from k2jax.client import Sampling
+from k2jax.client import PromptTooLongError, Sampling
 from k2jax.config.schema import GQAConfig, ModelConfig, VisionConfig
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.reading import ImageError
+from k2jax.inference import media_reader as reader_module
 from k2jax.inference.engine import Engine
 from k2jax.inference.media_prompt import chat_prompt, document_prompt
+from k2jax.inference.media_reader import ImageReader, MediaLimits
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.text.media import MEDIA_PAD
 from k2jax.web.download import DownloadLimits, download
-from k2jax.web.media import MediaLimits, ServedMedia
 from tests.api.sample import NAME
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
@@ -35,7 +36,7 @@ SEEING = ModelConfig(
     layers=2, dense_layers=2, d_model=32, heads=4, attention="gqa", gqa=GQAConfig(kv_heads=2, head_dim=8), dense_ffn=48,
     vocab=TOKENIZER.vocab_size, init_std=0.2, vision=VisionConfig(layers=2, width=24, heads=2, ffn=40, patch=4, grid=6),
 )  # fmt: skip
-LIMITS = MediaLimits(images=6, megapixels=0.05, files=DownloadLimits(megabytes=0.5))
+LIMITS = MediaLimits(images=6, megapixels=0.05, megabytes=0.5)
 PROCESSOR = ImageProcessor(SEEING.vision, open_urls=False)
 PLAIN = {"chat_template_kwargs": {"thinking": False}}
 
@@ -47,7 +48,7 @@ def params():
 
 @pytest.fixture(scope="module")
 def server(params):
-    reader = ServedMedia(SEEING.vision, PAD, LIMITS)
+    reader = ImageReader(PROCESSOR, TOKENIZER, LIMITS, lambda url, name: download(url, DownloadLimits(), name))
     options = {"vocab": SEEING.vocab, "media": reader, "max_body_bytes": 1 << 20}
     with live(Engine(SEEING, params, slots=4, max_length=256), TOKENIZER, **options) as running:
         yield running
@@ -170,10 +171,10 @@ HUGE = png(Image.new("1", (5000, 5000)))
         ([data_url(b"<svg/>")], "image 1 cannot be decoded"),
         ([SMALL, data_url(png(picture(40, 40))[:900])], "image 2 cannot be decoded"),
         ([data_url(HUGE)], "image 1 has 25.0 megapixels; at most 0.05 are decoded"),
-        ([data_url(png(picture(200, 200))), data_url(png(picture(200, 200)))], "at most 0.01 are decoded"),
+        ([data_url(png(picture(200, 200))), data_url(png(picture(200, 200)))], "may have 0.05 megapixels in all"),
         ([data_url(b"\x89PNG" + b"a" * 600_000)], "image 1 has 0.6 MB; at most 0.5 are read"),
-        ([SMALL] * 7, "a request may have 6 images and frames of video, not 7"),
-        ([SMALL, frames(6)], "a request may have 6 images and frames of video, not 7"),
+        ([SMALL] * 7, "a conversation may have 6 images and frames of video, not 7"),
+        ([SMALL, frames(6)], "a conversation may have 6 images and frames of video, not 7"),
         ([{"type": "video", "video": [SMALL]}], "frames per second in fps"),
         ([{"type": "video", "video": [SMALL], "fps": 1e-320}], "frames per second in fps"),
         ([{"type": "video", "video": SMALL, "fps": 1}], "a list with the URL of each frame"),
@@ -201,7 +202,7 @@ def test_a_model_of_text_refuses_images():
 def test_images_that_wait_take_a_limited_amount_of_memory(params, monkeypatch):
     """A second request whose patches do not fit beside the first's is told to come back; alone it is taken."""
     monkeypatch.setattr(media_module, "MOST_MEDIA_BYTES", 1)
-    reader = ServedMedia(SEEING.vision, PAD, LIMITS)
+    reader = ImageReader(PROCESSOR, TOKENIZER, LIMITS)
     slow = FakeEngine(lambda request: [2 + ord("a")], seconds=0.05)
     with live(slow, TOKENIZER, vocab=TOKENIZER.vocab_size, media=reader) as running:
         client = running.openai()
@@ -276,9 +277,28 @@ def test_downloads_from_allowed_hosts_are_limited_in_size_and_time(host):
 
 
 def test_the_server_opens_urls_of_allowed_hosts_alone(host):
-    allowed = LIMITS._replace(files=LIMITS.files._replace(hosts=frozenset([host])))
-    reading = ServedMedia(SEEING.vision, PAD, allowed).start()
+    allowed = DownloadLimits(frozenset([host]), megabytes=0.5)
+    reading = ImageReader(PROCESSOR, TOKENIZER, LIMITS, lambda url, name: download(url, allowed, name)).start()
     [message] = user(f"http://{host}/picture")
     tokens = [1, *[PAD] * reading.read(message)["content"][0].features[0], 2]
     [placed] = reading.place(tokens)
     assert placed.chunk.grid == (1, 2, 2) and placed.start == 1
+    with pytest.raises(ImageError, match=r"image 1 must come in a data URL; 'http://.*' is not opened here"):
+        ImageReader(PROCESSOR, TOKENIZER).start().read(message)
+
+
+def test_images_of_one_message_beyond_the_patches_of_a_run_are_not_all_decoded(monkeypatch):
+    decoded, read_image = [], reader_module.read_image
+
+    def counting(data, limits, name):
+        decoded.append(name)
+        return read_image(data, limits, name)
+
+    monkeypatch.setattr(reader_module, "read_image", counting)
+    reader = ImageReader(PROCESSOR, TOKENIZER, LIMITS._replace(images=100, patches=8))
+    same, others = [SMALL] * 30, [data_url(png(picture(8, 8, seed))) for seed in range(1, 30)]
+    assert len(reader.start().read(*user(*same))["content"]) == 30  # equal ones count once
+    decoded.clear()
+    with pytest.raises(PromptTooLongError, match=r"images of 12 patches, more than the 8 of config\.data"):
+        reader.start().read(*user(*same[:1], *others))
+    assert decoded == ["image 1", "image 2", "image 3"]

@@ -91,6 +91,10 @@ class ImageProcessor:
             chunks.append(PatchChunk(patches, (len(cut), *cut[0][1:])))
         return chunks
 
+    def timed_clip(self, clip: Clip) -> tuple[list[PatchChunk], tuple[float, ...]]:
+        """Chunks of a clip as ``clip`` cuts them, and the time of the first frame of each [seconds]."""
+        return self.clip(clip), tuple(clip.times[:: self._vision.frames])
+
     def prepare(self, messages: Sequence[Message]) -> PreparedMessages:
         """Reads the images and clips of a conversation.
 
@@ -121,9 +125,7 @@ class ImageProcessor:
             value = value.get("url")
         name = f"image {len(chunks) + 1}" if kind != "video" else "video"
         if kind == "video":
-            clip = self._read_clip(value, part.get("fps"), name)
-            new = self.clip(clip)
-            times = tuple(clip.times[:: self._vision.frames])
+            new, times = self.timed_clip(self._read_clip(value, part.get("fps"), name))
         else:
             new, times = [self.image(self._read_image(value, name))], ()
         chunks += new
