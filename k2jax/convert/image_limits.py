@@ -57,10 +57,16 @@ def copy_limits(path: str | Path, to: Path, vision: VisionConfig) -> None:
         vision: the model's tower.
     """
     try:
-        _write(to, vision, processor_limits(path, vision))
+        limits = processor_limits(path, vision)
     except UserError:
-        for file in _files(_folder(path)):
-            write_atomic(to / file.name, file.read_bytes())
+        kept = {file.name: file.read_bytes() for file in _files(_folder(path))}
+    else:
+        kept = {name: text.encode() for name, text in _texts(vision, limits).items()}
+    for file in _files(to):  # of an earlier copy, which would count before these
+        if file.name not in kept:
+            file.unlink()
+    for name, content in kept.items():
+        write_atomic(to / name, content)
 
 
 def _folder(path: str | Path) -> Path:
@@ -71,8 +77,8 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in (PROCESSOR_FILE, IMAGES_FILE, CLIPS_FILE) if (folder / name).is_file()]
 
 
-def _write(folder: Path, vision: VisionConfig, limits: ProcessorLimits) -> None:
-    """Writes both dialects."""
+def _texts(vision: VisionConfig, limits: ProcessorLimits) -> dict[str, str]:
+    """The files of both dialects, by their names."""
     images, frames = (min(limit.patches, limit.padded or limit.patches) for limit in limits)
     common = {
         "image_mean": _HALVES,
@@ -89,30 +95,51 @@ def _write(folder: Path, vision: VisionConfig, limits: ProcessorLimits) -> None:
     of_images = {"image_processor_type": "Kimi_K25ImageProcessor", "max_patches": images, _GROUP: published}
     of_clips = {"video_processor_type": "Kimi_K25VideoProcessor", "max_patches": frames, "fps": 2.0}
     of_clips["temporal_patch_size"] = vision.frames
+    texts = {}
     for name, limit, values in ((IMAGES_FILE, limits.images, of_images), (CLIPS_FILE, limits.frames, of_clips)):
         size = {"max_height": limit.side, "max_width": limit.side}
-        write_atomic(folder / name, json.dumps({**values, "size": size, **common}, indent=2) + "\n")
+        texts[name] = json.dumps({**values, "size": size, **common}, indent=2) + "\n"
+    return texts
 
 
 def _read(folder: Path, vision: VisionConfig) -> ProcessorLimits:
-    """Reads the files that are there; transformers' keys count where both dialects are, since it keeps the others."""
+    """Reads the files that are there, images and clips each in its dialect.
+
+    Transformers' keys count where both dialects are, since it keeps the others. Clips without keys of their own are
+    reduced as the published group says, or else as images are.
+    """
     both, images, clips = (_json(folder / name) for name in (PROCESSOR_FILE, IMAGES_FILE, CLIPS_FILE))
-    images = _group(both, "image_processor") or images
-    clips = _group(both, "video_processor") or clips or images
-    if (published := _group(images, _GROUP)) and "max_patches" not in images:
-        _check(folder, published, _fixed(vision))
-        side = _number(folder, published, "patch_limit_on_one_side", PUBLISHED.images.side)
-        most = _number(folder, published, "in_patch_limit", PUBLISHED.images.patches)
-        each = _number(folder, published, "in_patch_limit_each_frame", most)
-        return ProcessorLimits(ResizeLimits(most, side), ResizeLimits(each, side))
-    found = []
-    for values, limits in zip((images, clips), PUBLISHED, strict=True):
-        _check(folder, values, _fixed_by_transformers(vision))
-        size = _group(values, "size")
-        side = _number(folder, size, "max_height", limits.side)
-        _check(folder, size, {"max_width": side})
-        found.append(ResizeLimits(_number(folder, values, "max_patches", limits.patches), side))
-    return ProcessorLimits(*found)
+    images = _group(folder, both, "image_processor") or images
+    clips = _group(folder, both, "video_processor") or clips
+    published = {} if "max_patches" in images else _group(folder, images, _GROUP)
+    if not published:
+        return ProcessorLimits(
+            _read_transformers(folder, images, vision, PUBLISHED.images),
+            _read_transformers(folder, clips or images, vision, PUBLISHED.frames),
+        )
+    _check(folder, published, _fixed(vision))
+    side = _number(folder, published, "patch_limit_on_one_side", PUBLISHED.images.side)
+    most = _number(folder, published, "in_patch_limit", PUBLISHED.images.patches)
+    each = _number(folder, published, "in_patch_limit_each_frame", most)
+    frames = _read_transformers(folder, clips, vision, PUBLISHED.frames) if clips else ResizeLimits(each, side)
+    return ProcessorLimits(ResizeLimits(most, side), frames)
+
+
+def _read_transformers(
+    folder: Path, values: Mapping[str, Any], vision: VisionConfig, default: ResizeLimits
+) -> ResizeLimits:
+    """What images, or frames, are reduced to, by transformers' keys; ``default`` where they are missing."""
+    if stray := [key for key in ("in_patch_limit", "in_patch_limit_each_frame", "sample_fps") if key in values]:
+        raise UserError(f"{stray[0]} of the images in {folder} must stand in {_GROUP}")
+    _check(folder, values, _fixed_by_transformers(vision))
+    size = _group(folder, values, "size")
+    if size and not {"max_height", "max_width"} <= size.keys():
+        raise UserError(
+            f"size of the images in {folder} needs max_height and max_width; {abbreviate(dict(size))} is not supported"
+        )
+    side = _number(folder, size, "max_height", default.side)
+    _check(folder, size, {"max_width": side})
+    return ResizeLimits(_number(folder, values, "max_patches", default.patches), side)
 
 
 def _fixed(vision: VisionConfig) -> dict[str, Any]:
@@ -145,6 +172,7 @@ def _fixed_by_transformers(vision: VisionConfig) -> dict[str, Any]:
         "do_normalize": True,
         "do_convert_rgb": True,
         "do_sample_frames": True,
+        "do_center_crop": False,
         "num_frames": None,
         "resample": 3,  # bicubic
         "rescale_factor": 1 / 255,
@@ -154,7 +182,8 @@ def _fixed_by_transformers(vision: VisionConfig) -> dict[str, Any]:
 def _check(folder: Path, values: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     for key, wanted in fixed.items():
         if values.get(key) not in (None, wanted):
-            raise UserError(f"{key} {values[key]!r} of the images in {folder} is not supported, only {wanted!r} is")
+            shown = abbreviate(values[key])
+            raise UserError(f"{key} {shown} of the images in {folder} is not supported, only {wanted!r} is")
 
 
 def _number(folder: Path, values: Mapping[str, Any], key: str, default: int) -> int:
@@ -167,9 +196,12 @@ def _number(folder: Path, values: Mapping[str, Any], key: str, default: int) -> 
     return value
 
 
-def _group(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _group(folder: Path, values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """A group of keys; empty where it is missing or null."""
-    return group if isinstance(group := values.get(key), Mapping) else {}
+    group = values.get(key)
+    if group is not None and not isinstance(group, Mapping):
+        raise UserError(f"{key} of the images in {folder} must be an object, not {abbreviate(group)}")
+    return group or {}
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -20,9 +20,10 @@ from k2jax import cli, runtime
 from k2jax.checkpoint import run_config, run_folder
 from k2jax.client import Sampling
 from k2jax.config.schema import Config
+from k2jax.convert.image_limits import processor_limits
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.images.corpus import picture_size
-from k2jax.data.images.processor import ImageProcessor, run_processor
+from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
 from k2jax.env.tasks.visual_rewards import box_f1, text_similarity
 from k2jax.errors import UserError
@@ -93,7 +94,8 @@ def load_picture_reader(checkpoint: str | Path, config: Config, max_tokens: int,
     tokenizer = tokenizer_of(checkpoint)
     sizes = {"max_length": config.data.sequence_length + max_tokens, "slots": slots}
     engine = load_engine(checkpoint, np.float32, vision=True, **sizes)
-    processor = run_processor(engine.model.vision, config.data.images)
+    vision = engine.model.vision
+    processor = ImageProcessor(vision, limits=processor_limits(checkpoint, vision), open_urls=False)
     return PictureReader(engine, tokenizer, configured_chat(tokenizer, config.data.chat_format), processor)
 
 

@@ -84,6 +84,10 @@ def test_keys_of_transformers_count_before_a_group_that_it_keeps(tmp_path):
         ({"resample": 0}, "resample 0"),
         ({"rescale_factor": 1.0}, "rescale_factor 1.0"),
         ({"size": {"max_height": 60, "max_width": 50}}, "max_width 50"),
+        ({"size": {"shortest_edge": 224}}, "needs max_height and max_width"),
+        ({"size": 5}, "size of .* must be an object, not 5"),
+        ({"do_center_crop": True}, "do_center_crop True"),
+        ({"image_mean": [0.1] * 10_000}, "^image_mean .{,600}$"),
     ],
 )
 def test_other_pixels_are_refused_in_files_of_transformers_too(tmp_path, change, error):
@@ -120,6 +124,32 @@ def test_other_pixels_are_refused_in_files_of_transformers_too(tmp_path, change,
 def test_other_pixels_and_frames_are_refused_by_the_name_of_the_key(tmp_path, change, error):
     with pytest.raises(UserError, match=error):
         processor_limits(write(tmp_path, **change), VISION)
+
+
+@pytest.mark.parametrize(
+    ("file", "error"),
+    [
+        (GROUP, "in_patch_limit of .* must stand in media_proc_cfg"),
+        ({"media_proc_cfg": [1]}, "media_proc_cfg of .* must be an object"),
+    ],
+    ids=["no group", "a list"],
+)
+def test_published_keys_stand_in_their_group(tmp_path, file, error):
+    (tmp_path / IMAGES_FILE).write_text(json.dumps(file))
+    with pytest.raises(UserError, match=error):
+        processor_limits(tmp_path, VISION)
+
+
+@pytest.mark.parametrize("name", [CLIPS_FILE, PROCESSOR_FILE])
+def test_clips_in_transformers_dialect_count_beside_images_as_published(tmp_path, name):
+    write(tmp_path, in_patch_limit=900)
+    for clips, frames in (({"max_patches": 100}, ResizeLimits(100)), ({"max_patches": 100, "fps": 8}, None)):
+        (tmp_path / name).write_text(json.dumps(clips if name == CLIPS_FILE else {"video_processor": clips}))
+        if frames:
+            assert processor_limits(tmp_path, VISION) == (ResizeLimits(900), frames)
+        else:
+            with pytest.raises(UserError, match="fps 8 of"):
+                processor_limits(tmp_path, VISION)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "\x00", "[" * 100_000], ids=["list", "open", "null", "deep"])
@@ -160,6 +190,16 @@ def test_a_copy_has_both_dialects_of_what_is_published(tmp_path):
     assert (images["max_patches"], clips["max_patches"]) == (900, 400)
     assert images["media_proc_cfg"] == GROUP | {"in_patch_limit": 900, "in_patch_limit_each_frame": 400}
     assert processor_limits(copy, VISION) == limits
+
+
+def test_a_copy_into_a_folder_of_another_replaces_its_files(tmp_path):
+    given, copy = tmp_path / "given", tmp_path / "copy"
+    for folder in (given, copy):
+        folder.mkdir()
+    write(given, in_patch_limit=900)
+    (copy / PROCESSOR_FILE).write_text(json.dumps({"image_processor": {"max_patches": 7}}))
+    copy_limits(given, copy, VISION)
+    assert processor_limits(copy, VISION) == processor_limits(given, VISION) and not (copy / PROCESSOR_FILE).exists()
 
 
 def test_a_copy_keeps_files_that_are_not_supported(tmp_path):

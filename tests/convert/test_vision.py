@@ -10,11 +10,13 @@ import torch
 from transformers import Kimi_K25Config, Kimi_K25ForConditionalGeneration
 
 from k2jax.config.presets import vision_preset
+from k2jax.config.schema import VisionConfig
 from k2jax.convert.exporting import export_checkpoint
-from k2jax.convert.image_limits import CLIPS_FILE, IMAGES_FILE
+from k2jax.convert.image_limits import IMAGES_FILE, processor_limits
 from k2jax.convert.importing import import_folder
 from k2jax.convert.source import open_folder
 from k2jax.convert.vision_config import read_vision
+from k2jax.data.images.limits import ResizeLimits
 from k2jax.errors import UserError
 from tests.convert.test_quantized import INT4
 from tests.model.vision.oracle import network
@@ -55,6 +57,8 @@ def folder(tmp_path_factory):
     (root / "published").mkdir()
     save_file(published(load_file(root / "saved" / "model.safetensors")), root / "published" / "model.safetensors")
     (root / "published" / "config.json").write_text((root / "saved" / "config.json").read_text())
+    limits = {"in_patch_limit": 900, "in_patch_limit_each_frame": 400, "patch_limit_on_one_side": 60}
+    (root / "published" / IMAGES_FILE).write_text(json.dumps({"media_proc_cfg": limits}))
     return root
 
 
@@ -72,8 +76,10 @@ def assert_equal_tensors(some, others):
 def test_a_published_folder_comes_back_bit_for_bit_and_transformers_reads_it(folder, tmp_path):
     import_folder(folder / "published", tmp_path / "run")
     export_checkpoint(tmp_path / "run", tmp_path / "back")
-    for name in (IMAGES_FILE, CLIPS_FILE):
-        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    vision = VisionConfig(layers=1, patch=network().config.vision_config.patch_size)
+    for place in ("published", "run", "back"):
+        limits = processor_limits((folder if place == "published" else tmp_path) / place, vision)
+        assert limits == (ResizeLimits(900, 60), ResizeLimits(400, 60)), place
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert_equal_tensors(load_file(folder / "published" / "model.safetensors"), back)
     loaded, info = Kimi_K25ForConditionalGeneration.from_pretrained(tmp_path / "back", output_loading_info=True)

@@ -104,6 +104,9 @@ class VisualCorpus:
             raise damaged(folder / SIZES, "missing or not readable", folder) from None
         if _sha256(self.sizes.tobytes()) != self.manifest["files"][SIZES]["sha256"]:
             raise damaged(folder / SIZES, "not as it was written", folder)
+        # Its content is read line by line; a sum over it would read gigabytes at every start.
+        if not self._records.is_file() or self._records.stat().st_size != self.manifest["files"][RECORDS]["bytes"]:
+            raise damaged(self._records, "missing or not as long as it was", folder)
 
     def split(self, name: str) -> VisualSplit:
         """The conversations of ``train`` or ``held_out``."""
@@ -115,10 +118,18 @@ class VisualCorpus:
         return VisualRows(self.split(name), config.sequence_length, patches=config.images.patches, augment=augment)
 
     def conversation(self, number: int) -> VisualConversation | SampledConversation:
-        """Conversation ``number`` of both splits."""
+        """Conversation ``number`` of both splits.
+
+        Raises:
+            UserError: its line is damaged, or an image is not what it was when the corpus was measured.
+        """
         with self._records.open("rb") as file:
             file.seek(int(self.sizes[number, 4]))
-            line = json.loads(file.readline())
+            text = file.readline()
+        try:
+            line = json.loads(text)
+        except ValueError:
+            raise damaged(self._records, "not as it was written", self._records.parent) from None
         if "synthetic" in line:
             return _synthetic(picture_size(self._source), *line["synthetic"])
         if "sampled" in line:

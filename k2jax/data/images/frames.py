@@ -13,7 +13,7 @@ from PIL import Image
 from k2jax.data.images.decoders import DECODERS
 from k2jax.data.images.reading import FILE_LIMITS, ImageError, MediaUnavailableError, ReadLimits, check_size
 from k2jax.data.images.video_process import HEADER, sampled_frames
-from k2jax.errors import UserError, abbreviate
+from k2jax.errors import abbreviate
 
 FRAME_RATES = (0.001, 1000.0)
 """Lowest and highest number of frames per second of a video that is a list of frames [1/s]."""
@@ -31,33 +31,17 @@ class Clip(NamedTuple):
     times: Sequence[float]
 
 
-def sample_clip(frames: Sequence[Image.Image], rate: float) -> Clip:
-    """Samples the frames of a video that are in memory.
-
-    Args:
-        frames: all of them.
-        rate: frames per second.
-
-    Raises:
-        UserError: there is no frame, they differ in size, or the rate is not positive.
-    """
-    if not frames or rate <= 0 or len({frame.size for frame in frames}) > 1:
-        raise UserError("a video needs frames of one size and a positive number of frames per second")
-    numbers = sampled_frames(len(frames), rate)
-    return Clip([frames[i].convert("RGB") for i in numbers], [i / rate for i in numbers])
-
-
 def frame_numbers(files: Any, rate: Any) -> list[int]:
     """Which frames are sampled of a video that comes as a list of frames; the others need not be read.
 
     Args:
-        files: the path or URL of each.
+        files: each of them, or the path or URL of each.
         rate: frames per second.
 
     Raises:
         ImageError: it is no list or empty, or the rate is no number within ``FRAME_RATES``.
     """
-    if not isinstance(files, list) or not files:
+    if not isinstance(files, list | tuple) or not files:
         raise ImageError("video must be a list with the URL of each frame")
     low, high = FRAME_RATES
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not low <= rate <= high:

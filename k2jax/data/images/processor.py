@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from k2jax.config.schema import ImagesConfig, VisionConfig
-from k2jax.data.images.frames import Clip, read_clip, sample_clip
+from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
 from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, run_limits
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.reading import (
@@ -100,7 +100,7 @@ class ImageProcessor:
 
         Parts of content are ``{"type": "image_url", "image_url": {"url": …}}`` as in OpenAI's format,
         ``{"type": "image", "image": …}`` and ``{"type": "video", "video": …}``. An image is a path, a URL, bytes or a
-        Pillow image; a video the same or a ``Clip``, or a list of Pillow images with their rate in ``fps``.
+        Pillow image; a video a path, a URL, bytes, a ``Clip``, or a list of images with their rate in ``fps``.
 
         Raises:
             ImageError: a file is damaged or beyond the limits.
@@ -140,9 +140,9 @@ class ImageProcessor:
         if isinstance(value, Clip):
             return value
         if isinstance(value, list | tuple):
-            if not isinstance(rate, int | float):
-                raise UserError("a video given as frames needs their number per second in fps")
-            return sample_clip(value, rate)
+            numbers = frame_numbers(value, rate)
+            frames = [self._read_image(value[number], f"frame {number + 1} of the video") for number in numbers]
+            return listed_clip([frame.convert("RGB") for frame in frames], numbers, rate)
         return read_clip(self._bytes(value, name), self._files, name)
 
     def _bytes(self, value: Any, name: str) -> bytes:

@@ -25,6 +25,9 @@ from k2jax.errors import UserError, abbreviate
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _DATA_URL = "data:"
+# About oddities of files, and about sizes beyond a limit that is less strict than the one below. Once for the process:
+# images are decoded in several threads, which would restore each other's filters.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class ImageError(UserError):
@@ -71,14 +74,12 @@ def read_image(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "image
     if too_many := excess(data):
         raise ImageError(f"{name} has {too_many}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow, about oddities of files; its own limit is less strict
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
-            pixels = image.width * image.height / 1e6
-            if pixels > limits.megapixels:
-                raise ImageError(f"{name} has {pixels:,.1f} megapixels; at most {limits.megapixels:g} are decoded")
-            image.load()
-            return _to_rgb(ImageOps.exif_transpose(image))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        pixels = image.width * image.height / 1e6
+        if pixels > limits.megapixels:
+            raise ImageError(f"{name} has {pixels:,.1f} megapixels; at most {limits.megapixels:g} are decoded")
+        image.load()
+        return _to_rgb(ImageOps.exif_transpose(image))
     except ImageError:
         raise
     except Exception as error:  # Pillow's decoders raise a dozen types on damaged files

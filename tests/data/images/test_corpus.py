@@ -117,6 +117,19 @@ def drawn(tmp_path_factory):
     return {"drawn": source(kind="synthetic_images", max_documents=24, side=64)}, tmp_path_factory.mktemp("drawn")
 
 
+def test_a_damaged_cache_of_records_is_one_line(tmp_path):
+    sources = {"drawn": source(kind="synthetic_images", max_documents=20, side=64)}
+    prepared(tmp_path, sources)
+    (records,) = (tmp_path / "cache").rglob("records.jsonl")
+    whole = records.read_bytes()
+    for damage in (whole[: len(whole) // 2], None, b"?" * len(whole)):
+        records.unlink(missing_ok=True)
+        if damage is not None:
+            records.write_bytes(damage)
+        with pytest.raises(UserError, match=r"records.jsonl is .* delete the folder .* to have it built again"):
+            prepared(tmp_path, sources).loader.batch(0)
+
+
 def test_batches_are_a_function_of_seed_and_step_and_augmentation_changes_from_step_to_step(drawn):
     sources, folder = drawn
     one, two, plain = (prepared(folder, sources, **{"images.augment": share}) for share in (1.0, 1.0, 0.0))

@@ -91,6 +91,33 @@ def test_clips_are_written_as_transformers_writes_them(count):
     assert expected.startswith("01:02:05.250<|media_begin|>")
 
 
+def test_frames_of_a_list_are_read_as_images_are():
+    frames = [picture(8, 16, seed) for seed in range(5)]
+    urls = ["data:image/png;base64," + base64.b64encode(png(frame)).decode() for frame in frames]
+    expected = PROCESSOR.prepare([{"content": [{"type": "video", "video": Clip(frames, [0, 0.5, 1, 1.5, 2])}]}])
+    for given in (frames, urls, tuple(png(frame) for frame in frames)):
+        prepared = PROCESSOR.prepare([{"content": [{"type": "video", "video": given, "fps": 2}]}])
+        assert prepared.messages == expected.messages
+        for chunk, other in zip(prepared.chunks, expected.chunks, strict=True):
+            np.testing.assert_array_equal(chunk.pixels, other.pixels)
+
+
+@pytest.mark.parametrize(
+    ("video", "fps", "error"),
+    [
+        ([picture(8, 8)], float("nan"), "frames per second in fps"),
+        ([picture(8, 8)], None, "frames per second in fps"),
+        ([picture(8, 8)], 0, "frames per second in fps"),
+        ([], 2, "a list with the URL of each frame"),
+        ([picture(8, 8), 5], 2, "frame 2 of the video must be a path, a URL, bytes or an image, not 5"),
+        ([picture(8, 8), picture(8, 16)], 2, "must have one size"),
+    ],
+)
+def test_lists_that_are_no_video_are_refused(video, fps, error):
+    with pytest.raises(UserError, match=error):
+        PROCESSOR.prepare([{"content": [{"type": "video", "video": video, "fps": fps}]}])
+
+
 def test_frames_are_sampled_twice_a_second_with_the_first_and_the_last():
     assert sampled_frames(10, 4.0).tolist() == [0, 2, 4, 7, 9]
     assert sampled_frames(3, 1.0).tolist() == [0, 1, 2]  # never more than there are
