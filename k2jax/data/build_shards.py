@@ -24,7 +24,7 @@ from k2jax.text.tokenizer import Tokenizer
 
 TOKENS_PER_SHARD = 64 * 2**20
 LOG_SECONDS = 5.0
-CHAT_FORMAT = 1  # number of the encoding of conversations, raised when the tokens of the same record change
+CHAT_FORMAT = 2  # number of the encoding of conversations, raised when tokens or split of the same record change
 Log = Callable[[str], None]
 
 

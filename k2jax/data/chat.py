@@ -22,7 +22,7 @@ from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat, render_his
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.messages import split_reasoning
 from k2jax.text.tokenizer import Tokenizer
-from k2jax.trajectory.filters import demonstrations
+from k2jax.trajectory.filters import demonstrated_paths
 from k2jax.trajectory.store import read_trajectories
 
 
@@ -72,14 +72,16 @@ def tokenised_trajectories(
     pad = tokenizer.special_id(MEDIA_PAD) if tokenizer.has_special(MEDIA_PAD) else None
     for file in files(name, source):
         trajectories = read_trajectories(file, lambda line, file=file: report(str(file), line))
-        for record in demonstrations(trajectories, **chosen):
-            ids, trained = np.array(record["tokens"]), np.array(record["mask"])
+        for demonstrated in demonstrated_paths(trajectories, **chosen):
+            (trajectory, row), written = demonstrated, demonstrated.written
+            ids, prompt = row.tokens, row.tokens[: np.argmax(written)]
             try:
-                if pad is not None and (ids[~trained] == pad).any():
+                if pad is not None and (ids[~written] == pad).any():
                     raise UserError("it shows images; a source of kind image_trajectories reads them")
-                yield checked(ids, trained, ids.astype(np.int32).nbytes, config.sequence_length, tokenizer)
+                size = ids.astype(np.int32).nbytes
+                yield checked(ids, row.mask, prompt, size, config.sequence_length, tokenizer)
             except UserError as error:
-                report(f"{file}, trajectory {tuple(record['key'])}", str(error))
+                report(f"{file}, trajectory {tuple(trajectory.key)}", str(error))
 
 
 def messages_and_tools(record: Any) -> tuple[list[Any], list[Any] | None]:
@@ -137,19 +139,21 @@ def checked_branches(
     prompt = first.tokens[: first.by_assistant.index(True)] if any(first.by_assistant) else first.tokens
     if prompt[-len(chat.direct_prompt) :] == chat.direct_prompt:  # a prompt is one with or without reasoning after it
         prompt = prompt[: len(prompt) - len(chat.direct_prompt) + len(chat.generation_prompt)]
-    digest = document_hash(np.array(prompt, "<i4").tobytes())
     return [
-        checked(np.array(part.tokens), np.array(part.by_assistant), size, longest, tokenizer)._replace(digest=digest)
+        checked(np.array(part.tokens), np.array(part.by_assistant), np.array(prompt), size, longest, tokenizer)
         for part in parts
     ]
 
 
-def checked(ids: np.ndarray, trained: np.ndarray, size: int, longest: int, tokenizer: Tokenizer) -> Tokenised:
+def checked(
+    ids: np.ndarray, trained: np.ndarray, prompt: np.ndarray, size: int, longest: int, tokenizer: Tokenizer
+) -> Tokenised:
     """A conversation to store.
 
     Args:
         ids: token ids ``[tokens]``.
         trained: bool ``[tokens]``, the assistant's.
+        prompt: ids before the first answer, which decide the split.
         size: UTF-8 bytes of its text.
         longest: tokens of a row, which holds whole conversations.
         tokenizer: the vocabulary.
@@ -163,5 +167,4 @@ def checked(ids: np.ndarray, trained: np.ndarray, size: int, longest: int, token
         raise UserError("nothing that the assistant wrote")
     if (wrong := outside_vocabulary(ids, tokenizer)) is not None:
         raise UserError(f"the token {wrong}, which the vocabulary of {tokenizer.vocab_size:,} does not have")
-    prompt = ids[: np.argmax(trained)].astype("<i4").tobytes()
-    return Tokenised(marked(ids, trained), size, document_hash(prompt))
+    return Tokenised(marked(ids, trained), size, document_hash(prompt.astype("<i4").tobytes()))

@@ -216,8 +216,13 @@ class HeldOut:
             parts.append(source.beginning(number - int(ends[index]) + source.stream.documents, tokens))
         return parts
 
-    def bits_per_byte(self, nll: float, targets: float) -> float:
-        """Bits per byte from the negative log-likelihood summed over ``targets`` targets [nats]; see ``packing``."""
+    def bits_per_byte(self, nll: float, targets: float) -> float | None:
+        """Bits per byte from the negative log-likelihood summed over ``targets`` targets [nats]; see ``packing``.
+
+        None where some sources have images, whose records are mostly not text.
+        """
+        if not all(hasattr(source, "beginning") for source in self._sources):
+            return None
         return bits_per_byte(nll, targets, self.targets, self.bytes)
 
     def _batch(self, chosen: list[int], start: int, batch_size: int, local_rows: Sequence[int]) -> PackedBatch:

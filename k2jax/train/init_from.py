@@ -17,18 +17,21 @@ from k2jax.parallel.layout import VISION, Layout
 from k2jax.parallel.resharding import from_logical, logical_partition
 from k2jax.params import Specs, map_specs, named_specs
 
+CONTRAST = "contrast"
+"""Part of the tower's tree with what SigLIP's loss learns."""
+
 
 def pretrained_params(init_from: str, layout: Layout, initial: Any = None) -> tuple[Any, str]:
     """The parameters of a checkpoint argument in float32, as the layout stores them, and a description of the source.
 
     Each process reads what its devices hold of the logical form; the devices convert it to the stored form. A model
-    with vision may start from a decoder alone.
+    with vision may start from a decoder alone, and one with SigLIP's loss from one without and the other way round.
 
     Args:
         init_from: a checkpoint argument.
         layout: of the run.
-        initial: parameters as the layout stores them, of which the tower and the projector stay where the checkpoint
-            has none.
+        initial: parameters as the layout stores them, of which the tower, the projector and what SigLIP's loss learns
+            stay where the checkpoint has none.
 
     Raises:
         UserError: it cannot be read, or is another model than the layout's; then no weight is read.
@@ -37,10 +40,28 @@ def pretrained_params(init_from: str, layout: Layout, initial: Any = None) -> tu
     kept = {VISION: initial[VISION]} if VISION in layout.logical and not opened.model.vision.layers else {}
     layout = layout.text if kept else layout
     given = multimodal_specs(opened.model) if VISION in layout.logical else model_specs(opened.model)
-    _check_shapes(init_from, given, layout.logical)
-    logical = opened.params(layout.shardings(logical_partition(layout)), np.float32)
+    _check_shapes(init_from, _without_contrast(given), _without_contrast(layout.logical))
+    shardings = _without_contrast(layout.shardings(logical_partition(layout)))
+    if CONTRAST in given.get(VISION, {}):  # two numbers, which are read with the rest
+        everywhere = layout.shardings(map_specs(lambda spec: PartitionSpec(), given[VISION][CONTRAST]))
+        shardings[VISION] = {**shardings[VISION], CONTRAST: everywhere}
+    logical = opened.params(shardings, np.float32)
+    if (CONTRAST in layout.logical.get(VISION, {})) != (CONTRAST in given.get(VISION, {})):
+        logical = _without_contrast(logical)
+        if CONTRAST in layout.logical[VISION]:
+            logical[VISION][CONTRAST] = initial[VISION][CONTRAST]
     convert = jax.jit(functools.partial(from_logical, layout), out_shardings=layout.shardings(layout.storage))
     return {**convert(logical), **kept}, opened.origin
+
+
+def _without_contrast(tree: Any) -> dict[str, Any]:
+    """A tree of all weights without those of SigLIP's loss, which a stage has and its neighbours have not."""
+    vision = {VISION: _without(tree[VISION], CONTRAST)} if VISION in tree else {}
+    return {**tree, **vision}
+
+
+def _without(tree: Any, *names: str) -> dict[str, Any]:
+    return {name: part for name, part in tree.items() if name not in names}
 
 
 def pretrained_tower(init_tower_from: str, layout: Layout) -> tuple[Any, str]:
@@ -66,7 +87,7 @@ def pretrained_tower(init_tower_from: str, layout: Layout) -> tuple[Any, str]:
 
 
 def _of_tower(vision: Any) -> Any:
-    return {name: part for name, part in vision.items() if name not in ("projector", "contrast")}
+    return _without(vision, "projector", CONTRAST)
 
 
 def _check_shapes(init_from: str, given: Specs, wanted: Specs, key: str = "init_from") -> None:

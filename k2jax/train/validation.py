@@ -61,6 +61,8 @@ class Validation:
     def _measured(self, nll: float, targets: float) -> tuple[dict[str, float], str]:
         """The record of a summed negative log-likelihood [nats] over targets, and what to say of it."""
         loss, bits = nll / targets, self._data.held_out.bits_per_byte(nll, targets)
+        if bits is None:
+            return {"val_loss": loss}, f"{loss:.4f}"
         return {"val_loss": loss, "val_bits_per_byte": bits}, f"{loss:.4f}, {bits:.4f} bits per byte"
 
     def _prompts_and_end(self) -> tuple[Sequence[SamplePrompt], int]:

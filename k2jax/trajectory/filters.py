@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from k2jax.errors import UserError, nearest
+from k2jax.trajectory.answers import is_answer
 from k2jax.trajectory.rows import TrajectoryRow, sequence_row
 from k2jax.trajectory.types import NO_TURN, Trajectory
 
@@ -122,6 +123,13 @@ class DemonstratedPath(NamedTuple):
 
     trajectory: Trajectory
     row: TrajectoryRow
+
+    @property
+    def written(self) -> np.ndarray:
+        """Bool ``[T]``, what the model wrote, here trained on or not: a token that paths share is trained on once."""
+        nodes = self.row.nodes.tolist()
+        answers = {index: is_answer(self.trajectory, index) for index in set(nodes)}
+        return np.array([answers[index] for index in nodes], np.bool_)
 
 
 def demonstrated_paths(

@@ -1,5 +1,6 @@
 """Stored trajectories as training data: the ids that were sampled, weighted where they were."""
 
+from collections import Counter
 import dataclasses
 
 import numpy as np
@@ -55,6 +56,23 @@ def test_what_was_sampled_is_what_is_trained_on(tmp_path):
     found = [pair for split in (shards.train, shards.held_out) for pair in conversations(ConversationRows(split, 16))]
     expected = [([0, 100 + prompt, 101, 7, 7, prompt, 1], [0.0] * 3 + [1.0] * 4) for prompt in range(20)]
     assert sorted(found) == sorted(expected)
+
+
+def deep(prompt):
+    """An answer after which two others follow: the second path trains on its own end alone."""
+    trajectory = sampled(prompt, [[7, prompt, 1]])
+    for turn in (1, 2):
+        shown = trajectory.add(Node.observed(1, [50 + turn]))
+        for node in sampled(prompt, [[8, turn, 1]]).nodes[1:]:
+            trajectory.add(dataclasses.replace(node, parent=shown, turn=turn))
+    return trajectory
+
+
+def test_all_answers_to_a_prompt_are_on_one_side_of_the_split(tmp_path):
+    _, shards = prepared(tmp_path, [deep(prompt) for prompt in range(40)], held_out=0.5)
+    splits = [conversations(ConversationRows(split, 16)) for split in (shards.train, shards.held_out)]
+    counts = [Counter(ids[1] for ids, _ in split) for split in splits]
+    assert set(counts[0].values()) == set(counts[1].values()) == {2} and not counts[0].keys() & counts[1].keys()
 
 
 def test_a_trajectory_that_a_filter_refuses_is_no_data(tmp_path):

@@ -268,6 +268,15 @@ def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_
     given, read = (params_of(folder / name) for name in ("contrast", "exported"))
     del given["vision"]["contrast"]
     assert not changed(given, read)
+    # A stage with it begins from one without, and the other way round.
+    for name, origin, options in (("with", "exported", overrides), ("without", "contrast", {})):
+        (folder / name).mkdir()
+        program = Program(visual(folder, init_from=f"{folder}/{origin}", **options), loss=NLL())
+        with Run(program, folder / name, {}) as run:
+            begun = jax.tree.map(np.asarray, run.state.params)
+        fresh = begun["vision"].pop("contrast", {})
+        assert bool(fresh) == bool(options) and not any(leaf.any() for leaf in fresh.values())
+        assert not changed(given, begun)
 
 
 def test_a_run_on_text_and_pictures_together_writes_its_report(folder):
@@ -283,6 +292,9 @@ def test_a_run_on_text_and_pictures_together_writes_its_report(folder):
     report = (folder / "together" / "report.md").read_text()
     assert re.search(r"\d+ documents and conversations with [1-9]\d* tokens of the assistant", report)
     assert "| pictures |" in report and "| text     |" in report
+    assert "bits per byte" not in report  # of records with pictures, which are mostly not text
+    last = read_metrics(folder / "together")[-1]
+    assert last["val_loss"] > 0 and "val_bits_per_byte" not in last
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from k2jax.trajectory.store import read_trajectories
 RECORDS, SIZES = "records.jsonl", "sizes.npy"
 SAMPLES = 10_000
 """Synthetic samples where ``max_documents`` names no number."""
-_RENDERING = 6  # raised when the tokens or patches of the same record change
+_RENDERING = 7  # raised when the tokens, the patches or the split of the same record change
 
 
 class _Kept(NamedTuple):

@@ -39,7 +39,7 @@ class SampledConversation:
     @property
     def digest(self) -> int:
         """Decides the split: all answers to one first message, its images included, are on one side."""
-        prompt = self.ids[: int(np.argmax(self.trained))].astype("<i4").tobytes()
+        prompt = self.ids[: int(np.argmax(self.written))].astype("<i4").tobytes()
         return document_hash(prompt + json.dumps(self.messages[:1]).encode())
 
     def to_json(self) -> dict[str, Any]:
@@ -57,8 +57,7 @@ class SampledConversation:
 def sampled_conversation(demonstrated: DemonstratedPath) -> SampledConversation:
     """The conversation of a demonstrated path."""
     trajectory, row = demonstrated
-    path = list(dict.fromkeys(row.nodes.tolist()))
-    answers = {index: is_answer(trajectory, index) for index in path}
-    written = np.array([answers[index] for index in row.nodes.tolist()], np.bool_)
-    messages = [trajectory.nodes[index].message for index in path if not answers[index]]
-    return SampledConversation(row.tokens, row.mask, written, [message for message in messages if message is not None])
+    path = dict.fromkeys(row.nodes.tolist())
+    messages = [trajectory.nodes[index].message for index in path if not is_answer(trajectory, index)]
+    shown = [message for message in messages if message is not None]
+    return SampledConversation(row.tokens, row.mask, demonstrated.written, shown)

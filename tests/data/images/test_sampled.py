@@ -1,6 +1,7 @@
 """Stored episodes with images as training data: the ids that were sampled, and the images shown between them."""
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import pytest
@@ -103,6 +104,18 @@ def test_a_path_that_no_row_holds_is_reported_and_a_limit_of_records_holds(tmp_p
     large.nodes[0] = type(large.nodes[0]).observed(-1, tokens, third)
     corpus = corpus_of(tmp_path, [large, *(episode(first, first + 1) for first in (2, 4, 6))], max_documents=2)
     assert len(corpus.sizes) == 2 and "108 patches, more than the 72" in corpus.manifest["skipped"]["first"][0]
+
+
+def test_paths_of_a_trajectory_are_on_one_side_of_the_split(tmp_path):
+    """Its second leaf trains on its own end alone, after an answer that the first one trains on."""
+    trajectories = [episode(first, first + 1) for first in range(0, 12, 2)]
+    for trajectory in trajectories:
+        shown, answered = trajectory.nodes[2:4]
+        other = trajectory.add(dataclasses.replace(shown))
+        trajectory.add(dataclasses.replace(answered, parent=other, turn=2))
+    corpus = corpus_of(tmp_path, trajectories)
+    held_out = corpus.sizes[:, 5].reshape(6, 2)
+    assert (held_out[:, 0] == held_out[:, 1]).all() and 0 < held_out.sum() < 12
 
 
 def test_batches_hold_the_images(tmp_path):
