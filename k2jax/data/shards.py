@@ -114,6 +114,15 @@ class Shards:
     train: TokenStream
     held_out: TokenStream
 
+    @property
+    def contents(self) -> dict[str, dict]:
+        """What identifies the contents: sizes and checksums of the files.
+
+        The checksums of blocks follow from the contents. They are left out, so that their size may change.
+        """
+        files = self.manifest["files"]
+        return {path: entry for path, entry in files.items() if Path(path).name != BLOCKS}
+
 
 def open_shards(folder: Path) -> Shards:
     """Opens a finished folder and checks all of it but the tokens, and for small data the tokens as well.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from k2jax.config.fields import check_fields
@@ -17,7 +16,6 @@ from k2jax.data.loader import DataLoader, HeldOut, check_shares
 from k2jax.data.manifest import HELD_OUT, TRAIN
 from k2jax.data.packing import RowSource
 from k2jax.data.shards import Shards
-from k2jax.data.split_writer import BLOCKS
 from k2jax.data.vision_share import vision_share
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.errors import UserError
@@ -149,13 +147,7 @@ def _image_batches(images: ImageShape) -> ImageBatches:
 
 
 def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards | VisualCorpus]) -> str:
-    """Hash of contents, not of paths or dates: a corpus may move to another machine before a run is resumed.
-
-    The checksums of blocks follow from the contents. They are left out, so that their size may change.
-    """
-    contents = {
-        name: {path: entry for path, entry in source.manifest["files"].items() if Path(path).name != BLOCKS}
-        for name, source in shards.items()
-    }
+    """Hash of contents, not of paths or dates: a corpus may move to another machine before a run is resumed."""
+    contents = {name: source.contents for name, source in shards.items()}
     parts = [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos, contents]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -108,6 +108,15 @@ class VisualCorpus:
         if not self._records.is_file() or self._records.stat().st_size != self.manifest["files"][RECORDS]["bytes"]:
             raise damaged(self._records, "missing or not as long as it was", folder)
 
+    @property
+    def contents(self) -> list[str]:
+        """What identifies the contents: checksums of tokens and pixels, and of counts and splits.
+
+        The lines of records are left out, which name the folder of the images: it may move.
+        """
+        counts = self.sizes[:, [0, 1, 2, 5]]
+        return [self.manifest["files"][RECORDS]["sha256"], _sha256(counts.tobytes())]
+
     def split(self, name: str) -> VisualSplit:
         """The conversations of ``train`` or ``held_out``."""
         return VisualSplit(self, np.flatnonzero(self.sizes[:, 5] == (name == HELD_OUT)))

@@ -64,6 +64,7 @@ GOOD = {
     "cmyk.jpg": encoded(picture(mode="CMYK"), "JPEG"),
     "sixteen.png": encoded(Image.fromarray(np.full((56, 56), 40_000, np.uint16))),
 }
+ONE_OTHER = encoded(picture(value=91))
 BAD = {
     "truncated.png": encoded(Image.effect_noise((64, 64), 50))[:1500],
     "bomb.png": bomb(),
@@ -115,6 +116,15 @@ def equal(a, b):
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     return {"drawn": source(kind="synthetic_images", max_documents=24, side=64)}, tmp_path_factory.mktemp("drawn")
+
+
+def test_a_corpus_that_moves_is_the_same_and_one_with_other_pixels_is_not(tmp_path):
+    fingerprints = []
+    for folder, images in (("here", GOOD), ("in/a/longer/path", GOOD), ("there", GOOD | {"plain.png": ONE_OTHER})):
+        (tmp_path / folder).mkdir(parents=True)
+        sources = write_chat(tmp_path / folder, images)
+        fingerprints.append(prepared(tmp_path / folder, sources).fingerprint)
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
 def test_a_damaged_cache_of_records_is_one_line(tmp_path):
