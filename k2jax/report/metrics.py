@@ -7,7 +7,7 @@ A run writes the following keys if it has their values; other keys are kept unch
 | `step` | optimizer steps done |
 | `loss`, `val_loss` | cross-entropy [nats per token] |
 | `val_loss/NAME` | the same of a source's held-out data, with `eval.by_source` |
-| `val_bits_per_byte` | held-out cross-entropy [bits per byte of text] |
+| `val_bits_per_byte` | held-out cross-entropy [bits per byte of text], where no source has images |
 | `learning_rate` | peak group's rate at this step |
 | `grad_norm` | global gradient norm before clipping |
 | `update_norm` | global norm of what the step added to the weights |
@@ -15,7 +15,8 @@ A run writes the following keys if it has their values; other keys are kept unch
 | `mfu` | model FLOPs utilisation, a fraction of the device's peak |
 | `max_logit` | largest attention logit of the step, over all layers and heads |
 | `max_logit_heads` | the same for each layer and head: a list over layers of lists over heads |
-| `clipped_heads` | heads that QK-Clip rescaled at this step |
+| `vision_max_logit`, `vision_max_logit_heads` | the same two of the tower |
+| `clipped_heads` | heads of the decoder that QK-Clip rescaled at this step |
 | `max_violation` | largest (load of the busiest expert) / (mean load) - 1 over the MoE layers |
 | `max_violation_layers` | the same for each MoE layer |
 | `expert_tokens` | tokens routed to each expert: a list over MoE layers of lists over experts |

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from k2jax import processes
-from k2jax.config.schema import Config, ImagesConfig, ModelConfig
+from k2jax.config.schema import IMAGE_SOURCES, Config, ImagesConfig, ModelConfig
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.env.scorer import Scorer
@@ -75,6 +75,9 @@ def _check_images(config: Config) -> None:
     }
     if config.model.vision.layers and (used := [key for key, is_used in without.items() if is_used]):
         raise UserError(f"config.{used[0]} is not built for a model with vision (config.model.vision.layers); unset it")
+    shown = [name for name, source in config.data.sources.items() if source.kind in IMAGE_SOURCES]
+    if rl.loss.ptx and shown:
+        raise UserError(f"config.rl.loss.ptx learns from text alone, and config.data.sources.{shown[0]} has images")
 
 
 def open_chat(config: Config, workdir: Path) -> tuple[Tokenizer, ChatFormat]:

@@ -171,6 +171,9 @@ def _summary(metrics: Sequence[StepMetrics]) -> dict[str, Any]:
     }
     if len(shares[0].terms) > 1:
         reduced |= {f"loss/{name}": float(np.mean([share.terms[name] for share in shares])) for name in shares[0].terms}
+    if metrics[0].vision_max_logit is not None:
+        tower = np.max([m.vision_max_logit for m in metrics], 0)
+        reduced |= {"vision_max_logit": float(tower.max()), "vision_max_logit_heads": tower}
     mean, largest = (float(scalars[0][name]) for name in ("tokens/mismatch", "tokens/mismatch_max"))
     return reduced | {
         "loss": float(np.mean([m.loss for m in metrics])),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from k2jax.client import Sampling, ScriptedClient
-from k2jax.config import resolve, task
+from k2jax.config import resolve, source, task
 from k2jax.config.schema import PackingConfig
 from k2jax.convert.loading import load_pretrained
 from k2jax.data.images.processor import ImageProcessor
@@ -96,6 +96,9 @@ def test_the_trainer_sees_what_the_engine_saw_also_after_the_tower_has_learnt(fi
     for record in records[1:]:
         assert record["updates"] and record["tokens/mismatch_max"] < 1e-4, record
         assert {"reward/low", "reward/pictures"} <= record.keys()
+        layers, heads = TOWER["layers"], TOWER["heads"]
+        assert np.shape(record["vision_max_logit_heads"]) == (layers, heads)
+        assert record["vision_max_logit"] == np.max(record["vision_max_logit_heads"]) > 0
     trajectories = list(TrajectoryStore(finished / "trajectories").read(2))
     assert all(not verify(trajectory, TOKENIZER.vocab_size) for trajectory in trajectories)
     shown = [each for each in trajectories if each.domain.startswith("pictures/")]
@@ -356,6 +359,14 @@ def test_pictures_of_one_size_are_different_branches_of_a_tree():
 )
 def test_what_is_not_built_for_images_is_refused_by_its_key(tmp_path, overrides):
     with pytest.raises(UserError, match=r"config\.rl\..* is not built for a model with vision"):
+        train(seeing(**overrides), tmp_path / "run")
+
+
+def test_ptx_on_images_is_refused_by_its_key(tmp_path):
+    config = tiny_config()
+    config.data.sources = {"drawn": source(kind="synthetic_images", side=64)}
+    overrides = {"rl.loss.ptx": 0.1, "rl.loss.ptx_rows": 2, "data.sources": config.data.sources}
+    with pytest.raises(UserError, match=r"config\.rl\.loss\.ptx learns from text alone, and .*\.drawn has images"):
         train(seeing(**overrides), tmp_path / "run")
 
 
