@@ -1,7 +1,8 @@
 """Images of a whole batch on devices: balanced by work, whatever rows of tokens they belong to.
 
 The tower runs on all devices apart from the decoder (the decoupled encoder process, Kimi K2.5, section 4.5.1): a chunk
-goes to the device with the least work that has room for it, the largest chunk first.
+goes to the device with the least work that has room for it, the largest chunk first. Where rows are too full for that,
+the chunks of a row of tokens begin in a row of their own, and ``levelling`` exchanges them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from k2jax.config.schema import VisionConfig
+from k2jax.data.images.levelling import deal_rows, level
 
 
 class PatchRows(NamedTuple):
@@ -47,27 +49,32 @@ def place_chunks(own: Sequence[Sequence[int]], shape: PatchRows, vision: VisionC
         vision: sizes that decide the work of a chunk.
 
     Returns:
-        Numbers of the chunks, counted over all rows of tokens, of each of ``shape.rows`` rows. Where chunks are so
-        large that the balanced order does not fit, each row of tokens keeps its chunks together.
+        Numbers of the chunks, counted over all rows of tokens, of each of ``shape.rows`` rows.
     """
-    sizes = [size for row in own for size in row]
-    filled: list[list[int]] = [[] for _ in range(shape.rows)]
-    free = np.full(shape.rows, shape.length)
-    work = np.zeros(shape.devices)
-    device_of = np.arange(shape.rows) // (shape.rows // shape.devices)
-    for number in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        fits = np.flatnonzero(free >= sizes[number])
-        if not len(fits):
-            return _by_row_of_tokens(own, shape)
-        fits = fits[work[device_of[fits]] == work[device_of[fits]].min()]
-        row = int(fits[free[fits].argmin()])
-        filled[row].append(number)
-        free[row] -= sizes[number]
-        work[device_of[row]] += chunk_load(sizes[number], vision)
+    sizes = np.array([size for row in own for size in row], np.int64)
+    work = np.array([chunk_load(int(size), vision) for size in sizes])
+    filled = _largest_first(sizes, work, shape)
+    if filled is None:  # rows are too full for this order: begin from one that fits
+        ends = np.cumsum([0, *map(len, own)]).tolist()
+        rows = [list(range(start, stop)) for start, stop in itertools.pairwise(ends)]
+        filled = deal_rows(rows + [[] for _ in range(shape.rows - len(rows))], work, shape.devices)
+    level(filled, sizes, work, shape.length, shape.devices)
     return filled
 
 
-def _by_row_of_tokens(own: Sequence[Sequence[int]], shape: PatchRows) -> list[list[int]]:
-    ends = np.cumsum([0, *map(len, own)]).tolist()
-    rows = [list(range(start, stop)) for start, stop in itertools.pairwise(ends)]
-    return rows + [[] for _ in range(shape.rows - len(rows))]
+def _largest_first(sizes: np.ndarray, work: np.ndarray, shape: PatchRows) -> list[list[int]] | None:
+    """Gives each chunk, the largest first, to the device with the least work that has room; None where none has."""
+    filled: list[list[int]] = [[] for _ in range(shape.rows)]
+    free = np.full(shape.rows, shape.length)
+    sums = np.zeros(shape.devices)
+    device_of = np.arange(shape.rows) // (shape.rows // shape.devices)
+    for number in np.argsort(-sizes, kind="stable").tolist():
+        fits = np.flatnonzero(free >= sizes[number])
+        if not len(fits):
+            return None
+        fits = fits[sums[device_of[fits]] == sums[device_of[fits]].min()]
+        row = int(fits[free[fits].argmin()])
+        filled[row].append(number)
+        free[row] -= sizes[number]
+        sums[device_of[row]] += work[number]
+    return filled

@@ -15,7 +15,7 @@ import pytest
 from k2jax.batch import PatchBatch
 from k2jax.config import defaults, resolve, source
 from k2jax.config.presets import vision_preset
-from k2jax.data.images.placement import PatchRows, chunk_load, place_chunks
+from k2jax.data.images.placement import PatchRows
 from k2jax.data.images.rows import fit_two_budgets
 from k2jax.data.training_data import ImageShape, prepare_data
 from k2jax.errors import UserError
@@ -214,25 +214,6 @@ def test_rows_respect_both_budgets_and_hold_every_conversation_once():
     assert sorted(item for row in rows for item in row) == list(range(700))
     assert all(tokens[row].sum() <= 100 and patches[row].sum() <= 64 for row in rows)
     assert len(rows) <= 1.2 * max(tokens.sum() / 100, patches.sum() / 64) + 1
-
-
-def test_work_of_devices_is_balanced_where_no_chunk_is_larger_than_the_mean():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        own = [[int(size) * 4 for size in rng.integers(1, 40, 24)] for _ in range(16)]
-        shape = PatchRows(16, 16, 4096, 8)
-        filled = place_chunks(own, shape, VISION)
-        sizes = [size for row in own for size in row]
-        rows = [sum(chunk_load(sizes[i], VISION) for i in row) for row in filled]
-        sums = np.array(rows).reshape(8, 2).sum(1)
-        assert sorted(i for row in filled for i in row) == list(range(len(sizes)))
-        assert sums.max() / sums.mean() <= 1.05
-
-
-def test_rows_of_tokens_keep_their_chunks_where_the_balanced_order_does_not_fit():
-    own = [[60, 4], [36, 28], [36, 28]]
-    filled = place_chunks(own, PatchRows(3, 3, 64, 3), VISION)
-    assert sorted(map(sorted, filled)) == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_a_conversation_that_no_row_holds_is_reported(tmp_path):

@@ -1,0 +1,61 @@
+"""Placement of images on devices: every chunk once, within the rows, and even work, also where rows are full."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from k2jax.config.presets import vision_preset
+from k2jax.data.images.placement import PatchRows, chunk_load, place_chunks
+from k2jax.data.images.rows import fit_two_budgets
+
+VISION = vision_preset("nano_vision")
+
+
+def loads(own, shape, vision=VISION):
+    """Work of each device, after a check that every chunk is in one row and fits."""
+    sizes = [size for row in own for size in row]
+    filled = place_chunks(own, shape, vision)
+    assert len(filled) == shape.rows and sorted(i for row in filled for i in row) == list(range(len(sizes)))
+    assert all(sum(sizes[i] for i in row) <= shape.length for row in filled)
+    rows = [sum(chunk_load(sizes[i], vision) for i in row) for row in filled]
+    return np.array(rows).reshape(shape.devices, -1).sum(1)
+
+
+def test_work_of_devices_is_balanced_where_no_chunk_is_larger_than_the_mean():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        own = [[int(size) * 4 for size in rng.integers(1, 40, 24)] for _ in range(16)]
+        sums = loads(own, PatchRows(16, 16, 4096, 8))
+        assert sums.max() / sums.mean() <= 1.05
+
+
+@pytest.mark.parametrize(("devices", "rows"), [(8, 1), (8, 2), (64, 2), (16, 4)])
+def test_work_is_balanced_where_images_fill_the_rows(devices, rows):
+    rng, length, vision = np.random.default_rng(0), 8192, vision_preset("moonvit")
+    drawn = np.clip(rng.lognormal(np.log(700), 0.5, devices * rows * 16) // 4 * 4, 16, 4096).astype(int)
+    full = fit_two_budgets(np.ones(len(drawn), int), drawn, 10**6, length)[: devices * rows]
+    own = [drawn[row].tolist() for row in full]
+    assert sum(map(sum, own)) >= 0.95 * devices * rows * length
+    sums, rows_of_tokens = loads(own, PatchRows(len(own), len(own), length, devices), vision), []
+    for row in own:
+        rows_of_tokens.append(sum(chunk_load(size, vision) for size in row))
+    theirs = np.array(rows_of_tokens).reshape(devices, -1).sum(1)
+    assert max(chunk_load(size, vision) for row in own for size in row) <= sums.mean()
+    assert sums.max() / sums.mean() <= 1.05 < theirs.max() / theirs.mean()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.integers(1, 16).map(lambda n: 4 * n), max_size=9), min_size=1, max_size=8), st.data())
+def test_whatever_the_sizes_each_chunk_is_in_one_row_and_fits(own, data):
+    length = max(64, *map(sum, own))
+    devices = data.draw(st.integers(1, 4))
+    rows = -(-len(own) // devices) * devices
+    shape = PatchRows(len(own), rows, length, devices)
+    assert loads(own, shape).tolist() == loads(own, shape).tolist()
+
+
+def test_what_fits_in_one_way_alone_is_placed_in_it():
+    own = [[60, 4], [36, 28], [36, 28]]
+    filled = place_chunks(own, PatchRows(3, 3, 64, 3), VISION)
+    assert sorted(map(sorted, filled)) == [[0, 1], [2, 3], [4, 5]]
