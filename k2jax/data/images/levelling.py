@@ -7,7 +7,7 @@ that out is to exchange a large chunk for several small ones of the same size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import itertools
 from typing import NamedTuple
 
@@ -65,55 +65,71 @@ def level(filled: list[list[int]], sizes: np.ndarray, work: np.ndarray, length: 
         length: patches of a row.
         devices: their number.
     """
-    each = len(filled) // devices
-    sums = np.array([work[list(itertools.chain(*filled[d * each : d * each + each]))].sum() for d in range(devices)])
-    free = np.array([length - sizes[row].sum() for row in filled])
+    rows = _Rows(filled, sizes, work, length, devices)
     for _ in range(100 * devices):
-        heavy = int(sums.argmax())
-        if sums[heavy] <= ENOUGH * sums.mean():
+        heavy = int(rows.sums.argmax())
+        if rows.sums[heavy] <= ENOUGH * rows.sums.mean():
             return
-        pairs = itertools.product([heavy], np.argsort(sums, kind="stable")[:_PARTNERS].tolist())
-        exchanges = (_between(filled, sizes, work, free, sums, pair, each) for pair in pairs if pair[0] != pair[1])
+        partners = np.argsort(rows.sums, kind="stable")[:_PARTNERS].tolist()
+        exchanges = (rows.between(heavy, light) for light in partners if light != heavy)
         found = next((exchange for exchange in exchanges if exchange), None)
         if found is None:
             return
-        (a, b), (out, back), moved = found
+        rows.apply(found)
+
+
+class _Rows:
+    """The rows of all devices.
+
+    Attributes:
+        sums: work of each device.
+    """
+
+    def __init__(self, filled: list[list[int]], sizes: np.ndarray, work: np.ndarray, length: int, devices: int):
+        self._filled, self._sizes, self._work, self._each = filled, sizes, work, len(filled) // devices
+        self._free = np.array([length - sizes[row].sum() for row in filled])
+        self.sums = np.array([work[row].sum() for row in filled]).reshape(devices, -1).sum(1)
+
+    def between(self, heavy: int, light: int) -> _Exchange | None:
+        """The exchange of two devices' rows after which their work differs least; None where none gains enough."""
+        gap = self.sums[heavy] - self.sums[light]
+        best, least = None, 0.95 * gap  # a smaller gain is not worth a move
+        own = (range(device * self._each, (device + 1) * self._each) for device in (heavy, light))
+        for pair in itertools.product(*own):
+            for exchange in (self._of_few(*pair, gap), *self._of_large(*pair)):
+                if (left := abs(gap - 2 * exchange.work)) < least:
+                    best, least = exchange, left
+        return best
+
+    def apply(self, exchange: _Exchange) -> None:
+        """Makes an exchange."""
+        (a, b), (out, back), moved = exchange
+        filled, sizes = self._filled, self._sizes
         filled[a] = [number for number in filled[a] if number not in out] + list(back)
         filled[b] = [number for number in filled[b] if number not in back] + list(out)
-        free[a] += sizes[list(out)].sum() - sizes[list(back)].sum()
-        free[b] += sizes[list(back)].sum() - sizes[list(out)].sum()
-        sums[a // each] -= moved
-        sums[b // each] += moved
+        grown = int(sizes[list(back)].sum() - sizes[list(out)].sum())
+        self._free[a] -= grown
+        self._free[b] += grown
+        self.sums[a // self._each] -= moved
+        self.sums[b // self._each] += moved
 
-
-def _between(
-    filled: Sequence[list[int]],
-    sizes: np.ndarray,
-    work: np.ndarray,
-    free: np.ndarray,
-    sums: np.ndarray,
-    pair: tuple[int, int],
-    each: int,
-) -> _Exchange | None:
-    """The exchange of two devices' rows after which their work differs least; None where all leave as much or more."""
-    gap = sums[pair[0]] - sums[pair[1]]
-    best, least = None, 0.95 * gap  # a smaller gain is not worth a move
-    for a, b in itertools.product(*(range(device * each, device * each + each) for device in pair)):
-        ours, theirs = (_parts(filled[row], sizes, work) for row in (a, b))
+    def _of_few(self, a: int, b: int, gap: float) -> _Exchange:
+        """Up to two chunks of each row; nothing for nothing where no two fit."""
+        ours, theirs = (_parts(self._filled[row], self._sizes, self._work) for row in (a, b))
         moved = ours.work[:, None] - theirs.work[None]
         grown = theirs.sizes[None] - ours.sizes[:, None]
-        left = np.where((grown <= free[a]) & (-grown <= free[b]), np.abs(gap - 2 * moved), np.inf)
-        i, j = np.unravel_index(left.argmin(), left.shape)
-        if left[i, j] < least:
-            best, least = _Exchange((a, b), (ours.members[i], theirs.members[j]), float(moved[i, j])), left[i, j]
-        for number in sorted(filled[a], key=lambda number: -int(sizes[number]))[:_LARGE]:
+        fits = (grown <= self._free[a]) & (-grown <= self._free[b])
+        i, j = np.unravel_index(np.where(fits, np.abs(gap - 2 * moved), np.inf).argmin(), moved.shape)
+        return _Exchange((a, b), (ours.members[i], theirs.members[j]), float(moved[i, j]))
+
+    def _of_large(self, a: int, b: int) -> Iterator[_Exchange]:
+        """A large chunk of the first row for several smaller ones of the second."""
+        sizes, room = self._sizes, (int(self._free[b]), int(self._free[a]))
+        for number in sorted(self._filled[a], key=lambda number: -int(sizes[number]))[:_LARGE]:
             size = int(sizes[number])
-            small = [other for other in filled[b] if sizes[other] < size]
-            back = _of_size(small, sizes, size - int(free[b]), size + int(free[a]))
-            lost = float(work[number] - work[back].sum())
-            if back and abs(gap - 2 * lost) < least:
-                best, least = _Exchange((a, b), ((number,), tuple(back)), lost), abs(gap - 2 * lost)
-    return best
+            smaller = [other for other in self._filled[b] if sizes[other] < size]
+            if back := _of_size(smaller, sizes, size - room[0], size + room[1]):
+                yield _Exchange((a, b), ((number,), tuple(back)), float(self._work[number] - self._work[back].sum()))
 
 
 def _of_size(row: list[int], sizes: np.ndarray, low: int, high: int) -> list[int]:
