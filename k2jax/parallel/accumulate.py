@@ -82,19 +82,18 @@ def accumulate(
     gradient = jax.value_and_grad(total, has_aux=True)
     dtype = ACCUMULATE[config.train.gradient_dtype]
 
-    def micro_batch(part: PackedBatch) -> tuple[LossShares, ModelStats, Any]:
-        (_, (shares, stats)), grads = gradient(params, part)
-        return shares, stats, grads
+    def micro_batch(sums: Any, part: PackedBatch) -> tuple[LossShares, ModelStats, Any]:
+        (_, (shares, stats)), grads = gradient(*_shown(params, part))
+        return shares, stats, add_gradients(sums, grads, part.media)
 
+    zeros = jax.tree.map(lambda p: vary_tree(jnp.zeros(p.shape, dtype), like=(p, batch.tokens)), params)
     first = jax.tree.map(lambda leaf: leaf[0], batch)
     if batch.tokens.shape[0] == 1:
-        shares, stats, grads = micro_batch(first)
-        return shares, stats, jax.tree.map(lambda g: g.astype(dtype), grads)
+        return micro_batch(zeros, first)
 
     def add(sums, part):
-        shares, stats, grads = micro_batch(part)
-        summed = jax.tree.map(lambda a, g: a + g.astype(dtype), sums[2], grads)
-        return (combine_shares(sums[0], shares), combine_stats(sums[1], stats), summed), None
+        shares, stats, grads = micro_batch(sums[2], part)
+        return (combine_shares(sums[0], shares), combine_stats(sums[1], stats), grads), None
 
     like = (params["final_norm"], batch.tokens)
     empty_BSD = functools.partial(jnp.zeros, (*first.tokens.shape, config.model.d_model), params["final_norm"].dtype)
@@ -102,8 +101,41 @@ def accumulate(
     shares = jax.tree.map(lambda share: jnp.zeros(share.shape, share.dtype), shapes)
     shares, stats = vary_tree((shares, empty_stats(config)), like=like)
     stats = stats._replace(max_logit=vary_tree(stats.max_logit, like=params))  # of this device's heads
-    zeros = jax.tree.map(lambda p: vary_tree(jnp.zeros(p.shape, dtype), like=(p, batch.tokens)), params)
     return lax.scan(add, (shares, stats, zeros), batch)[0]
+
+
+def _shown(params: Any, part: PackedBatch) -> tuple[Any, PackedBatch]:
+    """The weights with the features that a micro-batch shows, ``[B S, D]``, in place of the step's table of them.
+
+    A gradient of the table would be as large as the table for every micro-batch, and nearly all zeros.
+    """
+    if part.media is None:
+        return params, part
+    shown = params[FEATURES][jnp.maximum(part.media, 0)].reshape(-1, params[FEATURES].shape[-1])
+    own = jnp.arange(len(shown), dtype=part.media.dtype).reshape(part.media.shape)
+    return {**params, FEATURES: shown}, part.replace(media=jnp.where(part.media >= 0, own, -1))
+
+
+def add_gradients(sums: Any, grads: Any, index: Array | None, first: Array | int = 0) -> Any:
+    """Sums of gradients of weights by name, and the gradients of one micro-batch, which may lack some of them.
+
+    Args:
+        sums: of all micro-batches before.
+        grads: of this one; of ``FEATURES`` ``[..., D]``, of the features that its tokens show.
+        index: int32 ``[B, S]``, which row of the table each token shows, -1 for none.
+        first: number of the table's first row on this device.
+    """
+    added = {}
+    for name, more in grads.items():
+        if name == FEATURES:
+            table = sums[name]
+            row = index.reshape(-1) - first
+            row = jnp.where((row >= 0) & (row < len(table)), row, len(table))  # what is not here is dropped
+            flat = more.reshape(-1, table.shape[-1]).astype(table.dtype)
+            added[name] = table.at[row].add(flat, mode="drop")
+        else:
+            added[name] = jax.tree.map(lambda a, g: a + g.astype(a.dtype), sums[name], more)
+    return {**sums, **added}
 
 
 def empty_stats(config: Config) -> ModelStats:

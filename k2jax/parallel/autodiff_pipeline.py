@@ -17,7 +17,7 @@ from k2jax.batch import PackedBatch
 from k2jax.parallel.objective import LossShares, fold_shares
 from k2jax.parallel.one_f_one_b import Pipeline, PipelineSums
 from k2jax.parallel.schedule import Schedule
-from k2jax.parallel.stage import ChunkStats, micro_batch
+from k2jax.parallel.stage import ChunkStats, micro_batch, shown_features
 from k2jax.sharding import STAGE
 from pallas_kernels.vma import vary_tree
 
@@ -56,7 +56,8 @@ def forward(pipeline: Pipeline, layers: Any, outside: Any, batch: PackedBatch) -
         return lax.cond(index >= 0, mark(function), mark(otherwise), *arguments)
 
     def embed(index: Array) -> tuple[Array, Array]:
-        return stage.embed(outside, micro_batch(batch, index))
+        micro = micro_batch(batch, index)
+        return stage.embed(outside, micro, shown_features(outside, micro))
 
     def no_embedding(index: Array) -> tuple[Array, Array]:
         return jnp.zeros(empty.shape, empty.dtype), jnp.full(empty_max_logit.shape, -jnp.inf)

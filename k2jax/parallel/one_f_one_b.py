@@ -19,9 +19,10 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from k2jax.batch import PackedBatch
+from k2jax.parallel.accumulate import FEATURES, add_gradients
 from k2jax.parallel.objective import LossShares, combine_shares
 from k2jax.parallel.schedule import Phase, Schedule
-from k2jax.parallel.stage import ChunkStats, Stage, micro_batch
+from k2jax.parallel.stage import ChunkStats, Stage, micro_batch, shown_features
 from k2jax.sharding import STAGE
 from pallas_kernels.vma import vary_tree
 
@@ -106,6 +107,8 @@ class _Machine:
     def __init__(self, pipeline: Pipeline, layers: Any, outside: Any, batch: PackedBatch):
         self.schedule, self.stage, self.gradient_dtype, self.axes = pipeline
         self.layers, self.outside, self.batch = layers, outside, batch
+        # Without the table of features, whose gradient is added up row by row.
+        self._weights = {name: part for name, part in outside.items() if name != FEATURES}
         self.rank = lax.axis_index(STAGE)
         self.last = (self.schedule.chunks - 1) % self.schedule.stages  # the stage of the last chunk
 
@@ -114,7 +117,7 @@ class _Machine:
 
         def once() -> tuple[Array, Array, ChunkStats, LossShares]:
             micro = micro_batch(self.batch, jnp.int32(-1))
-            x_BSD, max_logit = vary_tree(self.stage.embed(self.outside, micro), axes=self.axes)
+            x_BSD, max_logit = vary_tree(self._embed(micro), axes=self.axes)
             stats = self.stage.layers(_at(self.layers, jnp.int32(0)), x_BSD, micro)[1]
             return x_BSD, max_logit, stats, self.stage.loss(self.outside, x_BSD, micro)
 
@@ -183,10 +186,10 @@ class _Machine:
         def compute(totals: LossShares, grads: Any, top_BSD: Array, index: Array):
             y_BSD = lax.psum(jnp.where(self.rank == self.last, top_BSD, 0), STAGE)
             gradient = jax.grad(objective, (0, 1), has_aux=True)
-            (d_outside, d_top_BSD), shares = gradient(self.outside, y_BSD, micro_batch(self.batch, index))
+            (d_outside, d_top_BSD), shares = gradient(self._weights, y_BSD, micro_batch(self.batch, index))
             own = jax.tree.map(lambda share: jnp.where(self.rank == 0, share, 0.0), shares)
             totals = combine_shares(totals, own)
-            return totals, _add(grads, d_outside), d_top_BSD
+            return totals, add_gradients(grads, d_outside, None), d_top_BSD
 
         kept = (sums.loss, sums.outside, jnp.zeros_like(top_BSD))
         skip = lambda totals, grads, top_BSD, index: kept  # noqa: E731
@@ -214,7 +217,10 @@ class _Machine:
         return sums._replace(layers=layers, stats=stats, balance_loss=sums.balance_loss + balance), d_x_BSD
 
     def _enter(self, index: Array) -> Array:
-        return self.stage.embed(self.outside, micro_batch(self.batch, index))[0]
+        return self._embed(micro_batch(self.batch, index))[0]
+
+    def _embed(self, micro: PackedBatch) -> tuple[Array, Array]:
+        return self.stage.embed(self.outside, micro, shown_features(self.outside, micro))
 
     def _embed_backward(self, sums: PipelineSums, d_x_BSD: Array, index: Array) -> PipelineSums:
         """The embedding's gradient, from the cotangent of what it gave to stage 0; all stages together."""
@@ -222,8 +228,13 @@ class _Machine:
         def compute(grads: Any, most: Array, d_x_BSD: Array, index: Array):
             micro = micro_batch(self.batch, index)
             d_entered_BSD = lax.psum(jnp.where(self.rank == 0, d_x_BSD, 0), STAGE)
-            _, pull, max_logit = jax.vjp(lambda outside: self.stage.embed(outside, micro), self.outside, has_aux=True)
-            return _add(grads, pull(d_entered_BSD)[0]), jnp.maximum(most, max_logit)
+            embed = lambda outside, shown: self.stage.embed(outside, micro, shown)  # noqa: E731
+            shown = shown_features(self.outside, micro)
+            _, pull, max_logit = jax.vjp(embed, self._weights, shown, has_aux=True)
+            d_outside, d_shown = pull(d_entered_BSD)
+            first = self.rank * len(self.outside[FEATURES]) if shown else 0
+            grads = add_gradients(grads, {**d_outside, **d_shown}, micro.media, first)
+            return grads, jnp.maximum(most, max_logit)
 
         skip = lambda grads, most, d_x_BSD, index: (grads, most)  # noqa: E731
         arguments = (sums.outside, sums.embed_max_logit, d_x_BSD, index)
@@ -250,7 +261,3 @@ def _put(buffer: Array, slot: Array, value: Array) -> Array:
 
 def _at(tree: Any, index: Array) -> Any:
     return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, jnp.maximum(index, 0), 0, keepdims=False), tree)
-
-
-def _add(sums: Any, more: Any) -> Any:
-    return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, more)

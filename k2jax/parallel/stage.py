@@ -48,13 +48,14 @@ class Stage(NamedTuple):
 
     Attributes:
         layers: ``(layers' weights, x_BSD, micro-batch) -> ((y_BSD, balance loss []), ChunkStats)``.
-        embed: ``(outside weights, micro-batch) -> (x_BSD, max_logit [dense layers, H / stages] float32)``.
+        embed: ``(outside weights, micro-batch, shown) -> (x_BSD, max_logit [dense layers, H / stages] float32)``, with
+            ``shown_features`` of both.
         loss: ``(outside weights, y_BSD, micro-batch) -> LossShares``.
         balance: the coefficient of the balance loss.
     """
 
     layers: Callable[[Any, Array, PackedBatch], tuple[tuple[Array, Array], ChunkStats]]
-    embed: Callable[[Any, PackedBatch], tuple[Array, Array]]
+    embed: Callable[[Any, PackedBatch, dict[str, Array]], tuple[Array, Array]]
     loss: Callable[[Any, Array, PackedBatch], LossShares]
     balance: float
 
@@ -110,11 +111,20 @@ def _layers(
     return (y_BSD, stats.balance_loss.sum()), ChunkStats(stats.extra, stats.expert_tokens, stats.dropped_rows)
 
 
-def _embed(outside: Any, micro: PackedBatch, *, config: Config, layer_group: str) -> tuple[Array, Array]:
+def shown_features(outside: Any, micro: PackedBatch) -> dict[str, Array]:
+    """The features that tokens show, ``[B, S, D]``, by their name among the weights; nothing without images.
+
+    Each stage has some rows of the table, as it has of the embedding.
+    """
+    return {} if micro.media is None else {FEATURES: embed(outside[FEATURES], micro.media, STAGE)}
+
+
+def _embed(
+    outside: Any, micro: PackedBatch, shown: dict[str, Array], *, config: Config, layer_group: str
+) -> tuple[Array, Array]:
     x_BSD = embed(outside["embed"], micro.tokens, STAGE)
-    if micro.media is not None:  # each stage has some rows of the features, as it has of the embedding
-        features_BSD = embed(outside[FEATURES], micro.media, STAGE)
-        x_BSD = jnp.where((micro.media >= 0)[..., None], features_BSD.astype(x_BSD.dtype), x_BSD)
+    if micro.media is not None:
+        x_BSD = jnp.where((micro.media >= 0)[..., None], shown[FEATURES].astype(x_BSD.dtype), x_BSD)
     if layer_group == "dense" or "dense" not in outside:
         return x_BSD, jnp.zeros((0, 0), jnp.float32)
     x_BSD, stats = _run("dense", outside["dense"], x_BSD, micro, config=config)

@@ -39,7 +39,7 @@ def config_with(layers: int, overrides: dict | None = None) -> Config:
     return config_of(TOWER | {"model.layers": layers} | (overrides or {}))
 
 
-def batch_for(config: Config, devices: int) -> PackedBatch:
+def batch_for(config: Config, devices: int, patches: int = PATCHES) -> PackedBatch:
     """Eight rows of 32 tokens, six of them with two images or a clip each, on this many devices."""
     rng = np.random.default_rng(0)
     rows, own, chunks, places = [], [], [], []
@@ -50,8 +50,8 @@ def batch_for(config: Config, devices: int) -> PackedBatch:
         own.append([chunk.patches for chunk in made])
         places.append([chunk.features for chunk in made])
         chunks += made
-    shape = PatchRows(8, -(-8 // devices) * devices, PATCHES, devices)
-    packed = pack_rows(chunks, place_chunks(own, shape, config.model.vision), length=PATCHES, patch=2)
+    shape = PatchRows(8, -(-8 // devices) * devices, patches, devices)
+    packed = pack_rows(chunks, place_chunks(own, shape, config.model.vision), length=patches, patch=2)
     feature, numbers = np.full((8, 32), -1, np.int32), iter(packed.features)
     for row, counts in enumerate(places):
         at = 3
@@ -117,6 +117,31 @@ def assert_equal(layers: int, overrides: dict, devices: int):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max(), err_msg=name)
     np.testing.assert_allclose(logits, expected_logits, rtol=1e-5)
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+
+
+def in_loops(jaxpr, inside=False):
+    """Equations of the bodies of loops, those of programs within them included."""
+    for equation in jaxpr.eqns:
+        if inside:
+            yield equation
+        for part in jax.core.jaxprs_in_params(equation.params):
+            yield from in_loops(part, inside or equation.primitive.name in ("scan", "while"))
+
+
+@pytest.mark.devices(2)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_micro_batch_adds_to_the_gradient_of_the_features_that_it_shows_alone(stages):
+    """A gradient of the step's whole table for every micro-batch would cost more than the tower."""
+    overrides = {"parallel.stage": stages, "train.micro_batches": 8, "model.vision.width": 48}
+    config = config_with(3, overrides)
+    program = Program(config, jax.devices()[:stages])
+    batch = program.batch_sharding().put(batch_for(config, stages, patches=76))  # no weight is as large as this table
+    step = make_gradient_step(config, program.layout, program.loss)
+    jaxpr = jax.make_jaxpr(step)(program.init().params, batch, program.loss.denominators(batch.targets)).jaxpr
+    table = (8 * 76 // 4 // stages, config.model.d_model)
+    control = {"cond", "scan", "while", "jit", "pjit", "pvary", "pcast", "shard_map"}
+    made = [e.primitive.name for e in in_loops(jaxpr) for out in e.outvars if out.aval.shape == table]
+    assert set(made) - control == {"scatter-add"}
 
 
 def test_on_one_device_the_gradients_are_those_of_one_program():
