@@ -1,14 +1,10 @@
-r"""The model of text that a small Kimi K2 which sees can begin from: its decoder, on bytes of Python.
+"""The model of text that a small Kimi K2 which sees begins from: its decoder, on bytes of Python.
 
 Reproduces: the order of Kimi K2.5 (section 4.3): its vision starts from a model that has learned text. Not its scale:
 four minutes on one core, the standard library of Python.
-Expected: a model that goes on from it reads words at 0.87, locates shapes at 0.65 and counts 85 % of them, less than
-one from random weights (docs/vision.md, "Train").
+Expected: 2.43 bits per byte of held-out text.
 
     python -m k2jax.train --config=experiments/pretrain/nano_vision_text.py --workdir=runs/nano-vision-text
-    python -m k2jax.train --config=experiments/sft/nano_vision_describe.py --workdir=runs/sft-nano-vision-describe \
-        --config.init_from=runs/nano-vision-text
-    python -m k2jax.train --config=experiments/sft/nano_vision.py --workdir=runs/sft-nano-vision
 """
 
 from k2jax.config import defaults, source

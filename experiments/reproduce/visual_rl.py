@@ -3,10 +3,10 @@
 Reproduces: outcome-based visual reinforcement learning and its effect on text (Kimi K2.5, sections 2.3 and 4.4.2, table
 2), at the scale of a laptop. The model and the pictures are those of ``experiments/sft/nano_vision.py``, the rewards
 those of ``experiments/rl/nano_vision.py``: how near a count is, the similarity of words, soft F1 of boxes. The start is
-a shorter run of the former, after descriptions of all shapes, and one row in four of both is text: problems of
-characters, with the answers of a teacher. Its rate stays constant to its end: it stops while it still learns to count.
-Reinforcement learning goes on with pictures alone, from one start on three seeds. Before and after, held-out questions
-about pictures are rewarded by kind, and held-out problems of text are solved.
+a shorter run of the former, from random weights, after descriptions of all shapes, and one row in four of both is text:
+problems of characters, with the answers of a teacher. Its rate stays constant to its end: it stops while it learns to
+count. Reinforcement learning goes on with pictures alone, from one start on three seeds. Before and after, held-out
+questions about pictures are rewarded by kind, and held-out problems of text are solved.
 Expected: 15 points of the mean reward of sampled answers and 7 of greedy ones (docs/reproductions.md).
 
     python -m k2jax.reproduce visual_rl --workdir=runs/visual_rl
@@ -45,6 +45,7 @@ def get_config():
     config.data.sources.text = source(kind="chat", path="{workdir}/text.jsonl", weight=weight)
     config.init_from = None
     config.train.steps = SFT_STEPS
+    config.optimizer.learning_rate = 3e-3
     config.optimizer.schedule.decay_steps = 0
     config.log.plots_every = 10_000
     config.log.tensorboard = False
