@@ -143,6 +143,7 @@ def is_data_url(url: str) -> bool:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         samples = np.asarray(image)
-        upper = samples if image.mode == "F" else samples >> 8  # files store 16 bits in the others; floats are 0 to 255
+        # Files store 16 bits in the others; floats are 0 to 255, and what is no number is black.
+        upper = np.nan_to_num(samples) if image.mode == "F" else samples >> 8
         image = Image.fromarray(np.clip(upper, 0, 255).astype(np.uint8))
     return image.convert("RGB")
