@@ -17,7 +17,6 @@ ENOUGH = 1.02
 """Largest work of a device over the mean at which nothing more is moved."""
 _PARTNERS = 16  # devices with the least work that the device with the most tries to exchange with
 _CHUNKS = 24  # of a row that may move two at a time: their pairs are counted
-
 _LARGE = 8  # of a row's largest chunks that are exchanged for several smaller ones
 
 
@@ -42,7 +41,7 @@ def deal_rows(rows: Sequence[Sequence[int]], work: np.ndarray, devices: int) -> 
 
     Args:
         rows: numbers of the chunks of each; their number is a multiple of ``devices``.
-        work: of each chunk.
+        work: of each chunk, float ``[chunks]`` [FLOPs].
         devices: their number.
     """
     totals = [float(work[list(row)].sum()) for row in rows]
@@ -60,8 +59,8 @@ def level(filled: list[list[int]], sizes: np.ndarray, work: np.ndarray, length: 
 
     Args:
         filled: numbers of the chunks of each row; consecutive rows share a device.
-        sizes: patches of each chunk.
-        work: of each chunk.
+        sizes: patches of each chunk, int ``[chunks]``.
+        work: of each chunk, float ``[chunks]`` [FLOPs].
         length: patches of a row.
         devices: their number.
     """
@@ -82,7 +81,7 @@ class _Rows:
     """The rows of all devices.
 
     Attributes:
-        sums: work of each device.
+        sums: work of each device, float ``[devices]`` [FLOPs].
     """
 
     def __init__(self, filled: list[list[int]], sizes: np.ndarray, work: np.ndarray, length: int, devices: int):
