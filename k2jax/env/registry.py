@@ -118,7 +118,7 @@ datasets = Registry(
         "instructions": "k2jax.env.tasks.instructions:InstructionTasks",
         "math": "k2jax.env.tasks.mathematics:MathTasks",
         "mbpp": "k2jax.env.tasks.mbpp:MBPPTasks",
-        "pictures": "k2jax.rl.pictures:Pictures",
+        "pictures": "k2jax.env.tasks.pictures:Pictures",
         "reasoning_gym": "k2jax.env.tasks.reasoning:ReasoningGymTasks",
         "running_totals": "k2jax.env.tasks.dialogues:RunningTotals",
         "search_world": "k2jax.env.tasks.search_tasks:SearchTasks",

@@ -22,6 +22,7 @@ from k2jax.env.registry import load_tasks
 from k2jax.env.rollout import run_episode
 from k2jax.env.single_turn import SingleTurn
 from k2jax.env.task import Task
+from k2jax.env.tasks.pictures import data_url
 from k2jax.errors import UserError
 from k2jax.inference import Engine, LockstepClient
 from k2jax.inference.media import content_digest
@@ -32,7 +33,6 @@ from k2jax.rl.loop import train
 from k2jax.rl.packing.images import batch_of, image_batches
 from k2jax.rl.packing.rows import ImageSource, pack, padding_like
 from k2jax.rl.packing.training_paths import TrainingSample, training_responses
-from k2jax.rl.pictures import data_url
 from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.text.chat import configured_chat
 from k2jax.text.media import MEDIA_PAD
