@@ -16,18 +16,19 @@ from k2jax.sandbox import Sandbox, SandboxError, SandboxSpec
 from k2jax.sandbox.interpreter import host_python
 
 FILES = "files"
-"""Key of a task's metadata: ``{path: {"text": ..., "mode": ...}}`` below ``/work``; modes are octal texts."""
+"""Key of a task's metadata: ``{path: {"text": ..., "mode": ...}}`` below ``/work``; modes are octal texts. What is no
+text stands in Base64 under ``base64`` instead."""
 OUTPUTS = "outputs"
 """Key of a task's metadata: paths below ``/work``, whose texts ``NamedFilesEnvironment`` keeps."""
 LARGEST = 256 << 10
 """Bytes of the archive, compressed."""
 _WRITING = 60.0  # wall time that writing the files may take, on a machine where many agents start [s]
 _UNPACK = """
-import json, os, sys
+import base64, json, os, sys
 for path, file in json.load(sys.stdin).items():
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path, "w", encoding="utf-8", newline="") as opened:
-        opened.write(file["text"])
+    with open(path, "wb") as opened:
+        opened.write(base64.b64decode(file["base64"]) if "base64" in file else file["text"].encode())
     os.chmod(path, int(file.get("mode", "644"), 8))
 """
 _PACK = """
@@ -92,8 +93,8 @@ class NamedFilesEnvironment(ToolEnvironment):
         """
         if sandbox is None:
             raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
-        for path, text in plain_files(task).items():
-            await sandbox.write(f"/work/{path}", text.encode())
+        for path, content in plain_files(task).items():
+            await sandbox.write(f"/work/{path}", content)
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
         """The texts of the named files."""
@@ -104,8 +105,8 @@ class NamedFilesEnvironment(ToolEnvironment):
         return {"texts": texts}
 
 
-def plain_files(task: Task) -> dict[str, str]:
-    """Texts of a task's files by path.
+def plain_files(task: Task) -> dict[str, bytes]:
+    """Contents of a task's files by path.
 
     Raises:
         UserError: one of them has a mode, which takes the environment ``files``.
@@ -113,7 +114,10 @@ def plain_files(task: Task) -> dict[str, str]:
     files = task.metadata.get(FILES, {})
     if any("mode" in file for file in files.values()):
         raise UserError(f"a file of the task {task.id!r} has a mode; its environment must be 'files'")
-    return {path: file["text"] for path, file in files.items()}
+    return {
+        path: base64.b64decode(file["base64"]) if "base64" in file else file["text"].encode()
+        for path, file in files.items()
+    }
 
 
 def isolated_python(task: Task) -> list[str]:

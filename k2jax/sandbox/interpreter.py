@@ -1,10 +1,14 @@
-"""This program's own Python, for commands inside a sandbox."""
+"""This program's own Python and its installed packages, for commands inside a sandbox."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import metadata
 import os
 import sys
 from typing import NamedTuple
+
+from k2jax.errors import UserError, abbreviate
 
 
 class HostPython(NamedTuple):
@@ -24,3 +28,40 @@ def host_python() -> HostPython:
     executable = os.path.realpath(sys.executable)
     prefix = os.path.realpath(sys.base_prefix)
     return HostPython(executable, () if f"{prefix}/".startswith("/usr/") else (prefix,))
+
+
+class HostPackages(NamedTuple):
+    """Installed packages of this program, and nothing that is installed beside them.
+
+    Attributes:
+        folders: what ``sys.path`` must name inside.
+        read_only: what ``SandboxSpec.read_only`` must name for them.
+    """
+
+    folders: tuple[str, ...]
+    read_only: tuple[str, ...]
+
+
+def host_packages(names: Sequence[str]) -> HostPackages:
+    """The modules and libraries of packages; what they require must be named too.
+
+    Args:
+        names: as pip has them, such as ``pillow``.
+
+    Raises:
+        UserError: a package is not installed, or does not say what its files are.
+    """
+    folders: dict[str, None] = {}
+    shown: dict[str, None] = {}
+    for name in names:
+        try:
+            installed = metadata.distribution(name)
+        except (metadata.PackageNotFoundError, ValueError):
+            raise UserError(f"there is no package {abbreviate(name)} here for sandboxes to show; install it") from None
+        tops = {file.parts[0] for file in installed.files or ()}
+        tops = sorted(top for top in tops if top != ".." and not top.endswith((".dist-info", ".egg-info", ".pth")))
+        if not tops:
+            raise UserError(f"the package {name!r} has no list of its files; install it again, by pip")
+        folders[os.path.realpath(installed.locate_file(""))] = None
+        shown |= dict.fromkeys(os.path.realpath(installed.locate_file(top)) for top in tops)
+    return HostPackages(tuple(folders), tuple(shown))

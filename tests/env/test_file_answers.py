@@ -1,11 +1,13 @@
 """Tasks whose answer is a file: their right commands earn 1, and everything else 0."""
 
 import asyncio
+import base64
 
 import pytest
 
+from k2jax.env import Task
 from k2jax.env.environment import OUTCOME
-from k2jax.env.files import FilesEnvironment
+from k2jax.env.files import FILES, FilesEnvironment, NamedFilesEnvironment
 from k2jax.env.tasks.file_answers import EXPECTED, KINDS, FileAnswers, FilesAsExpected, texts_left
 from k2jax.errors import UserError
 from k2jax.sandbox import SandboxSpec
@@ -47,6 +49,22 @@ def test_the_right_command_earns_one_and_another_none(kind):
     for command in ("true", f"echo wrong > {name}", f"{solution(task)}; echo more >> {name}"):
         assert reward(task, asyncio.run(outcome_of(task, command))).value == 0.0
     assert reward(task, {}).value == 0.0
+
+
+@pytest.mark.parametrize("environment", [FilesEnvironment, NamedFilesEnvironment])
+def test_files_of_text_and_of_bytes_are_there_as_the_task_has_them(environment):
+    content = bytes(range(256))
+    files = {"a/é.txt": {"text": "é\r\n"}, "b.bin": {"base64": base64.b64encode(content).decode()}}
+    task = Task("t", "d", (), "v", tools=("shell",), metadata={FILES: files})
+
+    async def left():
+        opened = environment(lambda: backend("bubblewrap"))
+        sandbox = await opened.open_workspace(task, SandboxSpec())
+        read = [await sandbox.read(f"/work/{path}") for path in files]
+        await opened.close()
+        return read
+
+    assert asyncio.run(left()) == ["é\r\n".encode(), content]
 
 
 def test_texts_that_are_left_follow_no_link_and_broken_archives_hold_none():

@@ -3,9 +3,11 @@
 import asyncio
 import dataclasses
 import json
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+import numpy as np
 import pytest
 
 from k2jax.env import Budget
@@ -16,7 +18,7 @@ from k2jax.errors import UserError
 from k2jax.sandbox import SandboxError
 from k2jax.trajectory import verify
 from tests.env.tool_episodes import BYTES, COMPACT, compact_client, episode, kimi_client, task
-from tests.sandbox.backends import backend
+from tests.sandbox.backends import NAMESPACES, backend
 
 SOLUTION = {0: "!get a", 1: "!get b", 2: "!calc 12+30", 3: "42"}
 
@@ -140,13 +142,13 @@ def test_a_task_that_needs_a_sandbox_says_so_where_there_is_none():
         episode(compact_client(solve), wrong, SingleTurn())
 
 
-def calls(*steps):
-    """A coroutine that takes steps in one environment with a sandbox, and returns the results' texts."""
+def calls(*steps, tools=("python timeout=2", "shell timeout=2", "edit"), backend_name="bubblewrap"):
+    """Takes steps in one environment with a sandbox, and returns the results' texts."""
 
     async def run():
-        environment = ToolEnvironment(lambda: backend("bubblewrap"))
+        environment = ToolEnvironment(lambda: backend(backend_name))
         try:
-            await environment.reset(task(tools=("python timeout=2", "shell timeout=2", "edit")), 0)
+            await environment.reset(task(tools=tools), 0)
             results = []
             for name, arguments in steps:
                 call = {"id": "0", "function": {"name": name, "arguments": json.dumps(arguments)}}
@@ -174,6 +176,51 @@ def test_the_interpreter_keeps_its_variables_shows_values_and_survives_errors():
     assert results[1].endswith("ZeroDivisionError: division by zero") and "from a program" in results[2]
     assert results[4].endswith("SyntaxError: invalid syntax")
     assert "variables are lost" in results[5] and results[6].endswith("NameError: name 'x' is not defined")
+
+
+USE_NUMPY = "import numpy as np\nfrom PIL import Image\nnp.asarray(Image.new('L', (3, 2))).shape"
+THREADS = "import os\nlen(os.listdir('/proc/self/task'))"
+
+
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_cells_import_the_packages_that_are_named_and_no_others(name):
+    tools = ("python packages=pillow+numpy",)
+    cells = (
+        USE_NUMPY,
+        "import scipy",
+        "import k2jax",
+        "float(np.ones(200) @ np.ones((200, 200)) @ np.ones(200))",
+        THREADS,
+    )
+    results = calls(*(("python", {"code": code}) for code in cells), tools=tools, backend_name=name)
+    assert results[0] == "(2, 3)" and results[3:] == ["40000.0", "1"]
+    assert all("ModuleNotFoundError" in result for result in results[1:3])
+    [without] = calls(("python", {"code": USE_NUMPY}), tools=("python",), backend_name=name)
+    assert without.endswith("ModuleNotFoundError: No module named 'numpy'")
+
+
+def test_cells_cannot_change_the_packages_of_the_host():
+    file, beside = Path(np.__file__), Path(np.__file__).parents[1] / "more.py"
+    kept = file.read_bytes()
+    cells = (
+        f"open({str(file)!r}, 'rb').read() == {kept!r}",
+        f"open({str(file)!r}, 'a')",
+        f"open({str(beside)!r}, 'w')",
+        f"[line.split()[3][:3] for line in open('/proc/self/mounts') if line.split()[1] == {str(file.parent)!r}]",
+    )
+    results = calls(*(("python", {"code": code}) for code in cells), tools=("python packages=numpy",))
+    assert results[0] == "True" and results[3] == "['ro,']"
+    assert all("Read-only file system" in result or "Permission denied" in result for result in results[1:3])
+    assert file.read_bytes() == kept and not beside.exists()
+
+
+def test_packages_that_are_not_installed_and_packages_beside_an_image_are_refused_in_one_line():
+    with pytest.raises(UserError, match="no package 'nonesuch' here for sandboxes to show"):
+        toolsets.make("python packages=numpy+nonesuch")
+    environment = ToolEnvironment(lambda: backend("bubblewrap"))
+    with pytest.raises(UserError, match="shows no packages in the image of the task 't'"):
+        asyncio.run(environment.reset(task(tools=("python packages=numpy",), image="/usr"), 0))
+    asyncio.run(environment.close())
 
 
 def test_an_interpreter_needs_a_sandbox_in_which_programs_stay():

@@ -7,11 +7,15 @@ from typing import Any
 
 from k2jax.env.toolsets.types import Workplace, declared, parameters_of
 from k2jax.errors import UserError
-from k2jax.sandbox.interpreter import host_python
+from k2jax.sandbox.interpreter import host_packages, host_python
 from k2jax.sandbox.worker import ToolAnswer, ToolWorker
 
 SOURCE = "python_source"
 """Key of a task's metadata: Python source that the interpreter runs before its first cell."""
+_IMPORTABLE = (
+    "__import__('sys').path += {folders!r}; __import__('os').environ.setdefault('OPENBLAS_NUM_THREADS', '1')\n"
+)
+"""Source that lets packages be imported. NumPy would begin with a thread for each core, beyond a sandbox's limit."""
 _CELL = '  File "<code>"'
 
 
@@ -23,10 +27,20 @@ class PythonTool:
 
     needs_sandbox = True
 
-    def __init__(self, timeout: float = 30.0):
-        """Args: ``timeout`` is the wall time of one cell [s]."""
+    def __init__(self, timeout: float = 30.0, packages: tuple[str, ...] = ()):
+        """An interpreter.
+
+        Args:
+            timeout: wall time of one cell [s].
+            packages: installed packages of this program that cells can import beside the standard library.
+
+        Raises:
+            UserError: a package is not installed.
+        """
         self._timeout = timeout
-        self.read_only = host_python().read_only
+        shown = host_packages(packages)
+        self._folders = list(shown.folders)
+        self.read_only = (*host_python().read_only, *shown.read_only)
         self._worker: ToolWorker | None = None
         code = {"type": "string", "description": "a cell: statements, whose last expression is shown"}
         self.tools = [
@@ -41,17 +55,22 @@ class PythonTool:
         """Takes the sandbox; the interpreter starts with the first cell.
 
         Raises:
-            UserError: programs cannot stay in sandboxes of this kind.
+            UserError: programs cannot stay in sandboxes of this kind, or the task has an image, whose packages are its
+                own.
         """
         if not hasattr(workplace.sandbox, "start"):
             raise UserError(
                 "the toolset 'python' needs a sandbox in which a program stays; use the backend bubblewrap or nsjail"
             )
-        self._worker = ToolWorker(
-            workplace.sandbox,
-            workplace.task.metadata.get(SOURCE, ""),
-            python="python3" if workplace.task.image else None,
-        )
+        task = workplace.task
+        if self._folders and task.image:
+            raise UserError(
+                f"the toolset 'python' shows no packages in the image of the task {task.id!r}; leave the option "
+                "packages out"
+            )
+        importable = _IMPORTABLE.format(folders=self._folders) if self._folders else ""
+        source = importable + task.metadata.get(SOURCE, "")
+        self._worker = ToolWorker(workplace.sandbox, source, python="python3" if task.image else None)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What a cell prints, the value of its last expression, and its traceback.
