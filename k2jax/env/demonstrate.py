@@ -4,10 +4,12 @@ Example:
     python -m k2jax.env.demonstrate --to=runs/characters.jsonl
     python -m k2jax.env.demonstrate --to=runs/clean.jsonl --kinds=add3,sort6 --count=5000 --direct=0
     python -m k2jax.env.demonstrate --to=runs/tools.jsonl --dataset=tool_use
+    python -m k2jax.env.demonstrate --to=runs/pictures.jsonl --dataset=picture_tools --count=500 --direct=0
 
 Each line is a conversation of one question and one answer, or with datasets that have tools (commands, expressions,
-tool_use) of calls, results and the answer. The teacher writes the share --direct of its answers at once, without
-working, calls or a look at the files, which often goes wrong: what reinforcement learning can then improve.
+picture_tools, tool_use) of calls, results and the answer. The teacher writes the share --direct of its answers at once,
+without working, calls or a look at the files, which often goes wrong: what reinforcement learning can then improve. The
+calls of picture_tools are really carried out, in a sandbox for each conversation.
 """
 
 from absl import flags
@@ -16,6 +18,8 @@ from k2jax import cli
 from k2jax.env.tasks.characters import CharacterTasks
 from k2jax.env.tasks.commands import command_demonstrations, command_tasks
 from k2jax.env.tasks.expressions import expression_demonstrations, expression_tasks
+from k2jax.env.tasks.picture_teacher import picture_demonstrations
+from k2jax.env.tasks.picture_tools import PictureTools
 from k2jax.env.tasks.teacher import demonstrations
 from k2jax.env.tasks.tool_teacher import tool_demonstrations
 from k2jax.env.tasks.tool_use import ToolUseTasks
@@ -25,6 +29,7 @@ _TEACHERS = {
     "characters": (CharacterTasks, demonstrations),
     "commands": (command_tasks, command_demonstrations),
     "expressions": (expression_tasks, expression_demonstrations),
+    "picture_tools": (PictureTools, picture_demonstrations),
     "tool_use": (ToolUseTasks, tool_demonstrations),
 }
 

@@ -1,12 +1,16 @@
 """Reinforcement learning of a model that sees: it samples after images, and trains on the same ones."""
 
 import asyncio
+import base64
 import dataclasses
+import io
 import json
+import re
 import shutil
 
 import jax
 import numpy as np
+from PIL import Image
 import pytest
 
 from k2jax.client import Sampling, ScriptedClient
@@ -14,11 +18,11 @@ from k2jax.config import resolve, source, task
 from k2jax.config.schema import PackingConfig
 from k2jax.convert.loading import load_pretrained
 from k2jax.data.images.processor import ImageProcessor
-from k2jax.data.images.synthetic import KINDS, synthetic_sample
+from k2jax.data.images.synthetic import COLOURS, KINDS, synthetic_sample
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.env.environment import Observation, Step
-from k2jax.env.files import FilesEnvironment
-from k2jax.env.registry import load_tasks
+from k2jax.env.files import FilesEnvironment, NamedFilesEnvironment
+from k2jax.env.registry import load_tasks, verifiers
 from k2jax.env.rollout import run_episode
 from k2jax.env.single_turn import SingleTurn
 from k2jax.env.task import Task
@@ -146,6 +150,12 @@ class TwoPictures:
         pass
 
 
+def data_url_image(about):
+    """The picture that a task shows first."""
+    url = about.instruction[0]["content"][0]["image_url"]["url"]
+    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+
+
 def two_pictures(first, second):
     return Task("t", "d", (asked(picture(first)),), "", metadata={"second": second})
 
@@ -181,6 +191,30 @@ def test_each_turn_is_shown_all_pictures_before_it_and_pads_that_the_policy_wrot
         places = [place for placed in media for place in range(placed.start, placed.stop)]
         assert all(prompt[place] == PAD for place in places) and len(places) == 9 * len(media)
     assert sum(token == PAD for token in shown[1][0]) == 18 + 2
+
+
+def test_a_policy_that_sees_the_picture_of_a_sandbox_may_also_compute_with_it():
+    [about] = load_tasks("picture_tools", ("count=1", "kinds=crop", "side=64", "show=true"))
+    question, chat = about.instruction[0]["content"][1]["text"], configured_chat(TOKENIZER, "compact")
+    [colour], box = re.findall(r"are (\w+) in", question), re.findall(r"(?:column|row) (\d+)", question)
+    part = f"np.asarray(Image.open('picture_1.png').crop(({','.join(box)})))"
+    cell = f"import numpy as np;from PIL import Image;int(({part}=={COLOURS[colour]}).all(-1).sum())"
+
+    def say(prompt, sampling):
+        said = TOKENIZER.decode([token for token in prompt[-40:] if token < 256])
+        called = "!python" in TOKENIZER.decode(prompt)
+        return [*TOKENIZER.encode(re.search(r"\d+$", said)[0] if called else f"!python {cell}"), chat.end]
+
+    client = Watching(say)
+    client.shown = []
+    options = {"key": (1, 0, 0), "seed": 0, "sampling": Sampling(400)}
+    reader = ImageReader(ImageProcessor(seeing().model.vision), TOKENIZER)
+    environment = NamedFilesEnvironment(lambda: backend("bubblewrap"))
+    ran = asyncio.run(run_episode(about, client, chat, TOKENIZER, environment, media=reader, **options))
+    assert (ran.status, verify(ran)) == ("finished", []), ran.error
+    assert verifiers.get(about.verifier)(about, ran.answer).value == 1
+    digest = content_digest(ImageProcessor(seeing().model.vision).image(data_url_image(about)))
+    assert [[placed.digest for placed in media] for _, media in client.shown] == [[digest]] * 2
 
 
 def test_an_episode_ends_where_its_pictures_fill_a_row_and_equal_ones_count_once():

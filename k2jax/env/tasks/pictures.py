@@ -6,15 +6,18 @@ import base64
 from collections.abc import Iterable
 import io
 import itertools
+from typing import Any
 
 from PIL import Image
 
 from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
 from k2jax.env.split import Split
 from k2jax.env.task import Task
+from k2jax.env.tasks.visual_rewards import TRUTH
 from k2jax.errors import UserError, nearest
 
-_VERIFIERS = {"read": "visual_words", "describe": "visual_words", "count": "visual_count", "locate": "visual_boxes"}
+VERIFIERS = {"read": "visual_words", "describe": "visual_words", "count": "visual_count", "locate": "visual_boxes"}
+"""Name of the verifier by kind of question."""
 
 
 class Pictures:
@@ -56,26 +59,37 @@ class Pictures:
             options = {"kind": kind, "split": self._split, "size": self._size}
             sample = synthetic_sample(self._seed, number, **options)
             content = [
-                {"type": "image_url", "image_url": {"url": data_url(sample.image)}},
+                picture_part(sample.image),
                 {"type": "text", "text": sample.question},
             ]
             yield Task(
                 f"{kind}-{self._split}-{number}",
                 f"pictures/{kind}",
                 ({"role": "user", "content": content},),
-                _VERIFIERS[kind],
-                metadata={"truth": _truth(sample)},
+                VERIFIERS[kind],
+                metadata={TRUTH: truth_of(sample)},
             )
 
 
 def data_url(image: Image.Image) -> str:
     """An image as a PNG in a data URL, which a trajectory can keep."""
+    return f"data:image/png;base64,{png(image)}"
+
+
+def png(image: Image.Image) -> str:
+    """An image as a PNG, in Base64."""
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return base64.b64encode(file.getvalue()).decode()
 
 
-def _truth(sample: VisualSample) -> str | int | list[list[int]]:
-    if _VERIFIERS[sample.kind] == "visual_words":
+def picture_part(image: Image.Image) -> dict[str, Any]:
+    """The part of a message's content that shows an image."""
+    return {"type": "image_url", "image_url": {"url": data_url(image)}}
+
+
+def truth_of(sample: VisualSample) -> str | int | list[list[int]]:
+    """What the verifier of the sample's kind compares with, as ``metadata["truth"]`` has it."""
+    if VERIFIERS[sample.kind] == "visual_words":
         return sample.answer
     return len(sample.boxes) if sample.kind == "count" else sample.boxes.tolist()
