@@ -25,6 +25,7 @@ from k2jax.env.tasks.picture_teacher import picture_demonstrations
 from k2jax.env.tasks.picture_tools import KINDS, PICTURE, kind_of, question_of
 from k2jax.env.tasks.visual_rewards import TRUTH
 from k2jax.errors import UserError
+from k2jax.sandbox import SandboxError
 from tests.command import run_command
 from tests.data.corpora import data_config
 from tests.env.test_benchmarks_of_code import rewards
@@ -203,6 +204,15 @@ def test_only_demonstrations_with_the_right_answer_are_kept_and_a_share_is_direc
     assert len(records) == 20 and 12 <= sum(len(record["messages"]) == 2 for record in records) < 20
     with pytest.raises(UserError, match="between 0 and 1"):
         list(picture_demonstrations([], direct=-1.0))
+
+
+def test_a_sandbox_that_fails_ends_the_demonstrations_in_one_line(monkeypatch):
+    async def fail(self, task, sandbox):
+        raise SandboxError("no room")
+
+    monkeypatch.setattr(NamedFilesEnvironment, "prepare", fail)
+    with pytest.raises(UserError, match="'count-train-0' failed: SandboxError: no room; see what this machine lacks"):
+        list(picture_demonstrations(load_tasks("picture_tools", ("count=1",)), direct=0.0))
 
 
 def test_the_command_writes_chat_data_that_a_fine_tuning_reads(tmp_path):
