@@ -1,8 +1,8 @@
 """The teacher of questions about pictures in a sandbox: it looks through calls of Python alone.
 
 Each step is a cell that is really run. The colours of the picture are listed, the one that is asked for is binarised,
-connected parts are counted and cropped, and what fills its box by half is a triangle. Nothing but the question and what
-the cells print decides the answer, so that a wrong reading of pixels is a wrong answer.
+connected parts are counted and cropped, and what fills its box by half is a triangle. The question, the values
+of the four colours and what the cells print decide the answer, so that a wrong reading of pixels is a wrong answer.
 """
 
 from __future__ import annotations
