@@ -7,8 +7,6 @@ import functools
 import hashlib
 import math
 import os
-import threading
-import time
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -20,6 +18,7 @@ from k2jax.config.fields import check_fields
 from k2jax.config.schema import SourceConfig
 from k2jax.data.mixture import MixturePlan
 from k2jax.data.packing import bits_per_byte
+from k2jax.data.processes import end_with
 from k2jax.data.vision_share import VisionShare
 from k2jax.errors import UserError
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
 PREFETCHED_BATCHES = 4
-_WATCHED = 1.0  # how often a worker looks whether the training lives [s]
 
 
 class DataLoader:
@@ -76,6 +74,8 @@ class DataLoader:
         self._local_rows = range(batch_size) if local_rows is None else local_rows
         self._batch_size, self._steps, self._seed, self._images = batch_size, steps, seed, images
         self._length, self._workers = next(iter(rows.values())).length, workers
+        self._own = frozenset(self._local_rows)
+        self._has_images = [not hasattr(rows[name], "beginning") for name in self._names]
         self._source_rows = [len(rows[name]) for name in self._names]
         limits = [_limit(sources[name].max_epochs, len(rows[name])) for name in self._names]
         weights = [sources[name].weight for name in self._names]
@@ -98,7 +98,14 @@ class DataLoader:
         """This process's rows of a step's batch, NumPy arrays ``[rows, sequence]``."""
         start = step * self._batch_size
         padding = pack_row([], self._length)
-        row_of = lambda row: self._rows[start + row] if row < self._batch_size else padding  # noqa: E731
+
+        def row_of(row: int) -> PackedBatch | PlannedRow:
+            """A row of the batch; one of text that another process reads is not packed here."""
+            if row >= self._batch_size:
+                return padding
+            other = row not in self._own and not self._has_images[self._plan[start + row][0]]
+            return padding if other else self._rows[start + row]
+
         if self._images is None:
             return stack_rows([row_of(row) for row in self._local_rows])
         return self._images.batch(row_of, self._local_rows, (self._seed, step))
@@ -132,14 +139,8 @@ class DataLoader:
 
 
 def _end_with(parent: int, worker: int, workers: int) -> None:
-    """Ends a worker when the training has died, however it did; a killed process takes none of its own with it."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCHED)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
+    """What grain calls in a worker."""
+    end_with(parent)
 
 
 class HeldOut:

@@ -34,10 +34,12 @@ class ImageShape(NamedTuple):
     Attributes:
         vision: the tower.
         rows: static shape of a step's patches.
+        local_rows: the rows of patches that this process computes, all by default.
     """
 
     vision: VisionConfig
     rows: PatchRows
+    local_rows: Sequence[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +145,7 @@ def _prepare_visual(*arguments: Any, **options: Any) -> VisualCorpus:
 def _image_batches(images: ImageShape) -> ImageBatches:
     from k2jax.data.images.batches import ImageBatches
 
-    return ImageBatches(images.rows, images.vision)
+    return ImageBatches(images.rows, images.vision, images.local_rows)
 
 
 def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards | VisualCorpus]) -> str:

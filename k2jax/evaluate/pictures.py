@@ -22,7 +22,7 @@ from k2jax.client import Sampling
 from k2jax.config.schema import Config
 from k2jax.convert.image_limits import processor_limits
 from k2jax.convert.loading import tokenizer_of
-from k2jax.data.images.corpus import picture_size
+from k2jax.data.images.measuring import picture_size
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
 from k2jax.env.tasks.visual_rewards import box_f1, text_similarity

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
@@ -44,10 +46,17 @@ class BatchSharding:
         rows = -(-self.total_rows // devices) * devices
         return PatchRows(self.total_rows, rows, self._config.data.images.patches, devices)
 
+    @functools.cached_property
+    def local_patch_rows(self) -> list[int]:
+        """Numbers of the rows of patches that this process's devices compute, ascending."""
+        shape = (self.patch_rows.rows,)
+        local = self._over_all_devices.addressable_devices_indices_map(shape).values()
+        return np.unique(np.concatenate([np.arange(*shape)[index] for index in local])).tolist()
+
     def put(self, batch: PackedBatch) -> PackedBatch:
         """Leaves ``[len(rows), ...]`` on the host to global arrays ``[micro-batches, rows, ...]``.
 
-        Of ``media``, every process has all patches; their rows go over all devices.
+        Of ``media``, a process has the rows of patches ``local_patch_rows``.
         """
         if isinstance(batch.media, Media):
             tokens = self.put(batch.replace(media=batch.media.feature))
@@ -81,7 +90,13 @@ class BatchSharding:
         return NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
 
     def _put_patches(self, array: np.ndarray) -> jax.Array:
-        return jax.make_array_from_callback(array.shape, self._over_all_devices, array.__getitem__)
+        shape, first = (self.patch_rows.rows, *array.shape[1:]), {row: i for i, row in enumerate(self.local_patch_rows)}
+
+        def piece(index: tuple[slice, ...]) -> np.ndarray:
+            start = first[index[0].start or 0]  # the rows of a device follow each other
+            return array[start : start + len(range(shape[0])[index[0]])]
+
+        return jax.make_array_from_callback(shape, self._over_all_devices, piece)
 
     def _put(self, array: np.ndarray, shaped: jax.ShapeDtypeStruct) -> jax.Array:
         def piece(index: tuple[slice, ...]) -> np.ndarray:

@@ -32,7 +32,8 @@ def open_corpus(config: Config, batches: BatchSharding, workdir: Path) -> Traini
     Raises:
         UserError: a mistake in the data, or a tokenizer that does not fit the model or ``init_from``.
     """
-    images = ImageShape(config.model.vision, batches.patch_rows) if config.model.vision.layers else None
+    vision = config.model.vision
+    images = ImageShape(vision, batches.patch_rows, batches.local_patch_rows) if vision.layers else None
     data = shared_data(config, batches.rows, images)
     if data.tokenizer.vocab_size > config.model.vocab:
         raise UserError(

@@ -1,32 +1,39 @@
-"""Batches with images: rows of tokens as they are, and the patches of all their images on all devices."""
+"""Batches with images: rows of tokens as they are, and the patches of all their images on all devices.
+
+Where a chunk lies follows from the sizes of all images of a batch, which every process knows. It decodes those alone
+that its own devices compute.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import itertools
+import math
 
 import numpy as np
 
 from k2jax.batch import Media, PackedBatch, stack_rows
 from k2jax.config.schema import VisionConfig
-from k2jax.data.images.packing import PatchChunk, pack_rows
+from k2jax.data.images.packing import PatchChunk, chunk_groups, chunk_starts, fill_pixels
 from k2jax.data.images.placement import PatchRows, place_chunks
 from k2jax.data.images.rows import ImageRow, PlannedRow
 
 Row = PackedBatch | PlannedRow
+Grid = tuple[int, int, int]
 
 
 class ImageBatches:
     """Makes batches with ``Media`` of one static shape, whatever images there are.
 
-    Every process decodes the images of all rows, because any of them may be computed on its devices.
-
     Args:
         shape: rows of patches.
         vision: the tower.
+        patch_rows: the rows of patches that this process computes, all by default.
     """
 
-    def __init__(self, shape: PatchRows, vision: VisionConfig):
+    def __init__(self, shape: PatchRows, vision: VisionConfig, patch_rows: Sequence[int] | None = None):
         self.shape, self._vision = shape, vision
+        self._patch_rows = range(shape.rows) if patch_rows is None else patch_rows
 
     def batch(
         self, row_of: Callable[[int], Row], local_rows: Sequence[int], key: tuple[int, int] | None
@@ -39,25 +46,63 @@ class ImageBatches:
             key: seed and step, of which augmentation is a function; None augments nothing.
 
         Returns:
-            NumPy arrays: tokens ``[local rows, S]``, patches ``[shape.rows, shape.length]``.
+            NumPy arrays: tokens ``[local rows, S]``, patches ``[rows of patches of this process, shape.length]``.
         """
         rows = [row_of(number) for number in range(self.shape.token_rows)]
-        return self.stack(
-            [row.build(key) if isinstance(row, PlannedRow) else _without(row) for row in rows], local_rows
-        )
+        grids = [row.grids if isinstance(row, PlannedRow) else [] for row in rows]
+        filled = self._placed(grids)
+        ours = {chunk for row in self._patch_rows for chunk in filled[row]}
+        built: dict[int, ImageRow] = {}
+        chunks: dict[int, PatchChunk] = {}
+        kept, first = set(local_rows), 0
+        for number, (row, own) in enumerate(zip(rows, grids, strict=True)):
+            needed = {chunk for chunk in range(len(own)) if first + chunk in ours}
+            if number in kept:
+                built[number] = row.build(key, needed) if isinstance(row, PlannedRow) else _without(row)
+                found = {chunk: built[number].chunks[chunk] for chunk in needed}
+            else:
+                found = row.pixels(key, needed) if needed else {}
+            chunks |= {first + chunk: patches for chunk, patches in found.items()}
+            first += len(own)
+        return self._stacked([built[number] for number in local_rows], local_rows, grids, filled, chunks)
 
     def stack(self, rows: Sequence[ImageRow], local_rows: Sequence[int]) -> PackedBatch:
-        """A batch from all rows of tokens; arguments as of ``batch``."""
-        own = [[chunk.patches for chunk in row.chunks] for row in rows]
-        chunks: list[PatchChunk] = [chunk for row in rows for chunk in row.chunks]
-        filled = place_chunks(own, self.shape, self._vision)
-        packed = pack_rows(chunks, filled, length=self.shape.length, patch=self._vision.patch)
-        ends = np.cumsum([0, *map(len, own)]).tolist()
-        placed = [
-            _placed(rows[number].feature, packed.features[ends[number] : ends[number + 1]]) for number in local_rows
+        """A batch from all rows of tokens with all their patches; what is returned is as of ``batch``."""
+        grids = [[chunk.grid for chunk in row.chunks] for row in rows]
+        chunks = dict(enumerate(chunk for row in rows for chunk in row.chunks))
+        return self._stacked([rows[number] for number in local_rows], local_rows, grids, self._placed(grids), chunks)
+
+    def _placed(self, grids: Sequence[Sequence[Grid]]) -> list[list[int]]:
+        return place_chunks([[math.prod(grid) for grid in own] for own in grids], self.shape, self._vision)
+
+    def _stacked(
+        self,
+        local: Sequence[ImageRow],
+        local_rows: Sequence[int],
+        grids: Sequence[Sequence[Grid]],
+        filled: Sequence[Sequence[int]],
+        chunks: Mapping[int, PatchChunk],
+    ) -> PackedBatch:
+        """This process's rows of tokens and of patches.
+
+        Args:
+            local: rows of tokens.
+            local_rows: their numbers.
+            grids: of the chunks of all rows of tokens.
+            filled: chunks of all rows of patches.
+            chunks: those with pixels, by their numbers.
+        """
+        every = [grid for own in grids for grid in own]
+        starts = chunk_starts([math.prod(grid) for grid in every], filled, self.shape.length)
+        ends = list(itertools.accumulate(map(len, grids), initial=0))
+        feature = [
+            _placed(row.feature, [chunk_groups(starts[c], every[c]) for c in range(ends[number], ends[number + 1])])
+            for row, number in zip(local, local_rows, strict=True)
         ]
-        tokens = stack_rows([rows[number].tokens for number in local_rows])
-        return tokens.replace(media=Media(packed.batch, np.stack(placed)))
+        ours = [filled[row] for row in self._patch_rows]
+        patches = fill_pixels(chunks, ours, length=self.shape.length, patch=self._vision.patch)
+        tokens = stack_rows([row.tokens for row in local])
+        return tokens.replace(media=Media(patches, np.stack(feature)))
 
 
 def _without(row: PackedBatch) -> ImageRow:

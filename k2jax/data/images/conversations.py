@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import itertools
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from k2jax.data.chat import branches, messages_and_tools
 from k2jax.data.images.augment import IN_PLACE, OPERATIONS, Augmentation, draw_augmentation, has_direction
 from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
 from k2jax.data.images.labels import is_label, label_points, label_text
+from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.processor import MEDIA_TYPES, feature_index, run_processor
 from k2jax.data.images.reading import ReadLimits, decode_data_url, is_data_url, read_file, read_image
@@ -38,13 +40,13 @@ _REASONING = "reasoning_content"
 
 @dataclasses.dataclass(frozen=True)
 class VisualConversation:
-    """A conversation whose images are decoded.
+    """A conversation whose images are decoded, where they are needed.
 
     Attributes:
-        messages: content with Pillow images and clips in its parts.
+        messages: content with Pillow images and clips in its parts, or what was measured of them.
         tools: tools to declare, or None.
         permitted: augmentations that leave it true.
-        digests: sha256 of every image's bytes, in order.
+        digests: sha256 of every image's bytes, in order; empty for one that is not decoded.
         branch: which of the sequences it is that it is trained as, see ``ConversationRenderer.branches``.
     """
 
@@ -53,6 +55,11 @@ class VisualConversation:
     permitted: tuple[str, ...]
     digests: tuple[str, ...]
     branch: int = 0
+
+    @property
+    def media(self) -> list[MeasuredMedia]:
+        """What is measured of its images and clips, in order."""
+        return [media for message in self.messages for part in _parts(message) for media in _media(part)]
 
 
 class RenderedConversation(NamedTuple):
@@ -76,13 +83,16 @@ class RenderedConversation(NamedTuple):
         return sum(chunk.patches for chunk in self.chunks)
 
 
-def read_conversation(record: Any, folder: str | Path, limits: ReadLimits) -> VisualConversation:
+def read_conversation(
+    record: Any, folder: str | Path, limits: ReadLimits, undecoded: Mapping[int, MeasuredMedia] = MappingProxyType({})
+) -> VisualConversation:
     """Decodes the images of a record.
 
     Args:
         record: the JSON value.
         folder: where relative paths of images begin.
         limits: largest file and image.
+        undecoded: images and clips that are not opened, by their numbers.
 
     Raises:
         UserError: the record is malformed.
@@ -98,6 +108,9 @@ def read_conversation(record: Any, folder: str | Path, limits: ReadLimits) -> Vi
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in MEDIA_TYPES:
             return part
+        if (known := undecoded.get(len(digests))) is not None:
+            digests.append("")
+            return {"type": kind, kind: known}
         value = part.get(kind)
         value = value.get("url") if kind == "image_url" and isinstance(value, Mapping) else value
         if kind == "video" and isinstance(value, list):
@@ -131,6 +144,9 @@ def drawn_conversation(sample: VisualSample) -> VisualConversation:
 class ConversationRenderer:
     """From conversations to tokens and patches; nothing in it changes.
 
+    Attributes:
+        frames: most frames of a chunk.
+
     Args:
         chat: the chat format.
         tokenizer: its vocabulary, with the special tokens of media.
@@ -139,7 +155,7 @@ class ConversationRenderer:
     """
 
     def __init__(self, chat: ChatFormat, tokenizer: Tokenizer, vision: VisionConfig, images: ImagesConfig):
-        self._processor = run_processor(vision, images)
+        self._processor, self.frames = run_processor(vision, images), vision.frames
         self._chat, self._pad = chat, tokenizer.special_id(MEDIA_PAD)
         markup = (MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD)
         self._markup = [tokenizer.special_id(name) for name in markup]
@@ -200,7 +216,7 @@ class ConversationRenderer:
         if not permitted:
             return None
         parts = [part for message in conversation.messages for part in _parts(message)]
-        sizes = [size for part in parts for size in _sizes(part)]
+        sizes = [media.size for part in parts for media in _media(part)]
         points = [label_points(part) for part in parts if is_label(part)]
         return draw_augmentation(
             rng,
@@ -225,6 +241,8 @@ def _rendered_part(part: Any, augmentation: Augmentation | None) -> Any:
     kind = part.get("type")
     if texts := _texts(part):
         return {**part, **{key: augmentation.text(text) for key, text in texts.items()}}
+    if isinstance(part.get(kind), MeasuredMedia):
+        return part
     if kind == "video":
         clip = part[kind]
         return {**part, kind: Clip([augmentation.picture(frame) for frame in clip.frames], clip.times)}
@@ -266,10 +284,10 @@ def _texts(part: Any) -> dict[str, str]:
     return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
-def _sizes(part: Any) -> list[tuple[int, int]]:
+def _media(part: Any) -> list[MeasuredMedia]:
     values = part.values() if isinstance(part, Mapping) else ()
-    pictures = [value for value in values if isinstance(value, Image.Image)]
-    return [picture.size for picture in [*pictures, *(v.frames[0] for v in values if isinstance(v, Clip))]]
+    measured = [value for value in values if isinstance(value, MeasuredMedia)]
+    return measured or [MeasuredMedia.of(value) for value in values if isinstance(value, Image.Image | Clip)]
 
 
 def _listed(files: list[Any], rate: Any, folder: str | Path, limits: ReadLimits) -> tuple[Clip, str]:

@@ -6,50 +6,37 @@ must then have the bytes that it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from k2jax.config.schema import DataConfig, SourceConfig, VisionConfig
 from k2jax.data.cache import cache_root, damaged, get_or_build, key_of
-from k2jax.data.images.conversations import (
-    ConversationRenderer,
-    RenderedConversation,
-    VisualConversation,
-    drawn_conversation,
-    read_conversation,
+from k2jax.data.images.conversations import ConversationRenderer, VisualConversation, read_conversation
+from k2jax.data.images.corpus_files import GRIDS, RECORDS, SIZES, checksum, write_corpus
+from k2jax.data.images.measured import MeasuredMedia, not_needed
+from k2jax.data.images.measuring import (
+    MeasuredConversation,
+    Measurer,
+    Unusable,
+    candidates,
+    picture_size,
+    synthetic_conversation,
 )
-from k2jax.data.images.reading import MediaUnavailableError, ReadLimits
+from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.rows import VisualRows
-from k2jax.data.images.sampled import SampledConversation, sampled_conversation
-from k2jax.data.images.synthetic import KINDS, LEAST_LINE, LEAST_SIDE, synthetic_sample
-from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, read_manifest, shard_dtype, write_manifest
-from k2jax.data.records import json_lines
-from k2jax.data.sources import CorruptRecords, describe, files
-from k2jax.data.split import adjusted_threshold, document_hash, threshold_for
+from k2jax.data.images.sampled import SampledConversation
+from k2jax.data.manifest import FORMAT, HELD_OUT, TRAIN, read_manifest
+from k2jax.data.processes import ordered_map
+from k2jax.data.sources import CorruptRecords, describe
 from k2jax.errors import UserError
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import Tokenizer
-from k2jax.trajectory.filters import demonstrated_paths
-from k2jax.trajectory.store import read_trajectories
 
-RECORDS, SIZES = "records.jsonl", "sizes.npy"
-SAMPLES = 10_000
-"""Synthetic samples where ``max_documents`` names no number."""
-_RENDERING = 7  # raised when the tokens, the patches or the split of the same record change
-
-
-class _Kept(NamedTuple):
-    """A usable conversation of a source: its line in the cache, and what it becomes."""
-
-    line: bytes
-    rendered: RenderedConversation
-    digest: int
+_RENDERING = 8  # raised when the tokens, the patches or the split of the same record change, or what is kept of it
 
 
 class VisualSplit:
@@ -69,16 +56,18 @@ class VisualSplit:
         self._corpus, self._numbers = corpus, numbers
         sizes = corpus.sizes[numbers]
         self.documents, self.renderer = len(numbers), corpus.renderer
-        self.tokens, self.patches = sizes[:, 0], sizes[:, 1]
-        self.targets, self.bytes = int(sizes[:, 2].sum()), int(sizes[:, 3].sum())
+        self.tokens, self.patches = sizes["tokens"], sizes["patches"]
+        self.targets, self.bytes = int(sizes["targets"].sum()), int(sizes["bytes"].sum())
 
-    def conversation(self, number: int) -> VisualConversation | SampledConversation:
-        """Conversation ``number``, its images decoded unless they are in its messages.
+    def grids(self, number: int) -> list[tuple[int, int, int]]:
+        """Frames, height and width in patches of the chunks of conversation ``number``."""
+        return self._corpus.grids(int(self._numbers[number]))
 
-        Raises:
-            UserError: an image is not what it was when the corpus was measured.
-        """
-        return self._corpus.conversation(int(self._numbers[number]))
+    def conversation(
+        self, number: int, needed: Collection[int] | None = None
+    ) -> VisualConversation | SampledConversation:
+        """Conversation ``number``; see ``VisualCorpus.conversation``."""
+        return self._corpus.conversation(int(self._numbers[number]), needed)
 
 
 class VisualCorpus:
@@ -86,7 +75,8 @@ class VisualCorpus:
 
     Attributes:
         manifest: counts of both splits, and skipped records.
-        sizes: int64 ``[conversations, 6]``: tokens, patches, targets, bytes, first byte of the line, whether held out.
+        sizes: ``[conversations]`` of int64 fields: tokens, patches, targets, bytes of the line and its first one,
+            chunks, and whether it is held out.
         renderer: from conversations to tokens and patches.
     """
 
@@ -98,15 +88,21 @@ class VisualCorpus:
         """
         self.manifest, self.renderer = read_manifest(folder), renderer
         self._records, self._source, self._limits = folder / RECORDS, source, limits
-        try:
-            self.sizes = np.load(folder / SIZES)
-        except (OSError, ValueError, EOFError):
-            raise damaged(folder / SIZES, "missing or not readable", folder) from None
-        if _sha256(self.sizes.tobytes()) != self.manifest["files"][SIZES]["sha256"]:
-            raise damaged(folder / SIZES, "not as it was written", folder)
+        self._frames = renderer.frames
+        self.sizes, self._grids = (self._loaded(folder / name) for name in (SIZES, GRIDS))
+        self._ends = self.sizes["chunks"].cumsum()
         # Its content is read line by line; a sum over it would read gigabytes at every start.
         if not self._records.is_file() or self._records.stat().st_size != self.manifest["files"][RECORDS]["bytes"]:
             raise damaged(self._records, "missing or not as long as it was", folder)
+
+    def _loaded(self, path: Path) -> np.ndarray:
+        try:
+            array = np.load(path)
+        except (OSError, ValueError, EOFError):
+            raise damaged(path, "missing or not readable", path.parent) from None
+        if checksum(array.tobytes()) != self.manifest["files"][path.name]["sha256"]:
+            raise damaged(path, "not as it was written", path.parent)
+        return array
 
     @property
     def contents(self) -> list[str]:
@@ -114,37 +110,52 @@ class VisualCorpus:
 
         The lines of records are left out, which name the folder of the images: it may move.
         """
-        counts = self.sizes[:, [0, 1, 2, 5]]
-        return [self.manifest["files"][RECORDS]["sha256"], _sha256(counts.tobytes())]
+        counts = np.stack([self.sizes[name] for name in ("tokens", "patches", "targets", "held_out")], 1)
+        return [self.manifest["files"][RECORDS]["sha256"], checksum(counts.tobytes())]
 
     def split(self, name: str) -> VisualSplit:
         """The conversations of ``train`` or ``held_out``."""
-        return VisualSplit(self, np.flatnonzero(self.sizes[:, 5] == (name == HELD_OUT)))
+        return VisualSplit(self, np.flatnonzero(self.sizes["held_out"] == (name == HELD_OUT)))
 
     def rows(self, name: str, config: DataConfig) -> VisualRows:
         """Rows of ``train`` or ``held_out``, which is never augmented."""
         augment = config.images.augment if name == TRAIN else 0.0
         return VisualRows(self.split(name), config.sequence_length, patches=config.images.patches, augment=augment)
 
-    def conversation(self, number: int) -> VisualConversation | SampledConversation:
+    def grids(self, number: int) -> list[tuple[int, int, int]]:
+        """Frames, height and width in patches of the chunks of conversation ``number`` of both splits."""
+        stop = int(self._ends[number])
+        return [tuple(grid) for grid in self._grids[stop - int(self.sizes["chunks"][number]) : stop].tolist()]
+
+    def conversation(
+        self, number: int, needed: Collection[int] | None = None
+    ) -> VisualConversation | SampledConversation:
         """Conversation ``number`` of both splits.
+
+        Args:
+            number: its number.
+            needed: numbers of its chunks whose images and clips are decoded; None is all. A drawn picture is drawn in
+                any case, and what is in the messages of a sampled conversation is decoded where it is rendered.
 
         Raises:
             UserError: its line is damaged, or an image is not what it was when the corpus was measured.
         """
         with self._records.open("rb") as file:
-            file.seek(int(self.sizes[number, 4]))
+            file.seek(int(self.sizes["first_byte"][number]))
             text = file.readline()
         try:
             line = json.loads(text)
         except ValueError:
             raise damaged(self._records, "not as it was written", self._records.parent) from None
         if "synthetic" in line:
-            return _synthetic(picture_size(self._source), *line["synthetic"])
+            return synthetic_conversation(picture_size(self._source), *line["synthetic"])
         if "sampled" in line:
             return SampledConversation.from_json(line["sampled"])
-        found = read_conversation(line["record"], line["folder"], self._limits)
-        if list(found.digests) != line["digests"]:
+        media = [MeasuredMedia.from_json(each) for each in line["media"]]
+        undecoded = {} if needed is None else not_needed(media, self._frames, needed)
+        found = read_conversation(line["record"], line["folder"], self._limits, undecoded)
+        now = [digest or before for digest, before in zip(found.digests, line["digests"], strict=True)]
+        if now != line["digests"]:
             raise UserError(
                 f"an image of {line['where']} is not the one that was measured; put it back, or delete "
                 f"{self._records.parent} to have the corpus measured again in a new --workdir"
@@ -192,8 +203,11 @@ def prepare_visual(
     report = CorruptRecords(config.on_corrupt, log)
 
     def build(folder: Path) -> None:
-        measured = _measured(folder, _conversations(name, config, renderer, limits, report))
-        _write(folder, name, config, measured, report, tokenizer)
+        found = candidates(name, source, config.held_out)
+        measured = ordered_map(Measurer(config, source, renderer, limits), found, config.workers)
+        drawn = source.kind == "synthetic_images"  # its pictures are as many as it says
+        usable = _usable(measured, report, 0 if drawn else source.max_documents)
+        write_corpus(folder, name, usable, held_out=config.held_out, report=report, tokenizer=tokenizer)
 
     get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds)
     corpus = VisualCorpus(folder, source, renderer, limits)
@@ -212,164 +226,16 @@ def _described(name: str, source: SourceConfig) -> dict:
     return describe(name, source)
 
 
-def _conversations(
-    name: str, config: DataConfig, renderer: ConversationRenderer, limits: ReadLimits, report: CorruptRecords
-) -> Iterator[tuple[_Kept, bool | None]]:
-    """Usable conversations, and whether each is held out; None leaves that to its digest."""
-    source = config.sources[name]
-    if source.kind == "synthetic_images":
-        yield from _synthetic_conversations(source, config, renderer)
-        return
-    if source.kind == "image_trajectories":
-        yield from _sampled_conversations(name, config, renderer, report)
-        return
+def _usable(
+    measured: Iterator[list[MeasuredConversation] | Unusable], report: CorruptRecords, most: int
+) -> Iterator[MeasuredConversation]:
+    """What can be used of the candidates, the first ``most`` of them, or all if it is 0."""
     kept = 0
-    for file in files(name, source):
-        for _, where, record, _ in json_lines(file, report):
-            if source.max_documents and kept == source.max_documents:
-                return
-            try:
-                found = read_conversation(record, file.parent, limits)
-                branches = [_checked(rendered, config) for rendered in renderer.branches(found)]
-            except MediaUnavailableError:  # not the record's fault: a corpus without it would be kept for good
-                raise
-            except UserError as error:
-                report(where, str(error))
-                continue
-            kept += 1
-            line = {"record": record, "folder": str(file.parent), "digests": found.digests, "where": where}
-            digest = document_hash("".join(sorted(found.digests)).encode() or branches[0].ids.tobytes())
-            for branch, rendered in enumerate(branches):
-                yield _Kept(json.dumps(line | {"branch": branch}).encode(), rendered, digest), None
-
-
-def _sampled_conversations(
-    name: str, config: DataConfig, renderer: ConversationRenderer, report: CorruptRecords
-) -> Iterator[tuple[_Kept, None]]:
-    """The paths of a trajectory store that pass the source's filters; what each shows is kept in the cache."""
-    source = config.sources[name]
-    chosen = {"filters": source.filters} if source.filters else {}
-    kept = 0
-    for file in files(name, source):
-        trajectories = read_trajectories(file, lambda line, file=file: report(str(file), line))
-        for demonstrated in demonstrated_paths(trajectories, **chosen):
-            if source.max_documents and kept == source.max_documents:
-                return
-            conversation = sampled_conversation(demonstrated)
-            try:
-                rendered = _checked(renderer.render(conversation), config)
-            except UserError as error:
-                report(f"{file}, trajectory {tuple(demonstrated.trajectory.key)}", str(error))
-                continue
-            kept += 1
-            line = json.dumps({"sampled": conversation.to_json()})
-            yield _Kept(line.encode(), rendered, conversation.digest), None
-
-
-def _synthetic_conversations(
-    source: SourceConfig, config: DataConfig, renderer: ConversationRenderer
-) -> Iterator[tuple[_Kept, bool]]:
-    kinds = source.pictures or KINDS
-    if not set(kinds) <= set(KINDS):
-        raise UserError(f"data.sources pictures are {', '.join(kinds)}; there are {', '.join(KINDS)}")
-    width, height = size = picture_size(source)
-    least = LEAST_LINE if set(kinds) == {"read"} else LEAST_SIDE
-    if width < LEAST_SIDE or height < least:
-        raise UserError(
-            f"data.sources have pictures of {width} x {height} pixels: those of {', '.join(kinds)} are at least "
-            f"{LEAST_SIDE} wide and {least} high"
-        )
-    count = source.max_documents or SAMPLES
-    held_out = max(1, round(config.held_out * count))
-    for number in range(count + held_out):
-        split, index = (TRAIN, number) if number < count else (HELD_OUT, number - count)
-        place = (kinds[index % len(kinds)], split, index)
-        rendered = _checked(renderer.render(_synthetic(size, *place)), config)
-        line = json.dumps({"synthetic": place}).encode()
-        yield _Kept(line, rendered, number), split == HELD_OUT
-
-
-def picture_size(source: SourceConfig) -> tuple[int, int]:
-    """Width and height of the pictures of a source of ``synthetic_images`` [pixels]."""
-    return source.side, source.height or source.side
-
-
-def _synthetic(size: tuple[int, int], kind: Any, split: Any, index: int) -> VisualConversation:
-    return drawn_conversation(synthetic_sample(0, index, kind=kind, split=split, size=size))
-
-
-def _checked(rendered: RenderedConversation, config: DataConfig) -> RenderedConversation:
-    """The conversation, if it fits a row by itself and there is something to learn from."""
-    if len(rendered.ids) > config.sequence_length:
-        raise UserError(
-            f"{len(rendered.ids):,} tokens, more than the {config.sequence_length:,} of config.data.sequence_length"
-        )
-    if rendered.patches > config.images.patches:
-        raise UserError(
-            f"{rendered.patches:,} patches, more than the {config.images.patches:,} of config.data.images.patches"
-        )
-    if not rendered.trained[1:].any():
-        raise UserError("nothing that the assistant wrote")
-    return rendered
-
-
-class _Measured(NamedTuple):
-    """What is known of a source's conversations: columns of sizes but the last, digests, splits, and a checksum."""
-
-    sizes: list[tuple[int, ...]]
-    digests: list[int]
-    held_out: list[bool | None]
-    sha256: str
-
-
-def _measured(folder: Path, conversations: Iterator[tuple[_Kept, bool | None]]) -> _Measured:
-    """Writes a line for each conversation; the checksum is of tokens and pixels."""
-    measured, contents = _Measured([], [], [], ""), hashlib.sha256()
-    with (folder / RECORDS).open("wb") as file:
-        for (line, rendered, digest), held_out in conversations:
-            targets = int(rendered.trained[1:].sum())
-            measured.sizes.append((len(rendered.ids), rendered.patches, targets, len(line), file.tell()))
-            measured.digests.append(digest)
-            measured.held_out.append(held_out)
-            contents.update(rendered.ids.tobytes())
-            for chunk in rendered.chunks:
-                contents.update(chunk.pixels.tobytes())
-            file.write(line + b"\n")
-    return measured._replace(sha256=contents.hexdigest())
-
-
-def _write(
-    folder: Path, name: str, config: DataConfig, measured: _Measured, report: CorruptRecords, tokenizer: Tokenizer
-) -> None:
-    """Decides the split, and writes sizes and manifest."""
-    digests = measured.digests
-    if len(set(digests)) < 2:
-        why = f"; {report.count} records were skipped, the first in {report.shown[0]}" if report.count else ""
-        what = "one conversation, or all about the same images" if digests else "no conversation"
-        raise UserError(f"source {name!r} has {what}: training and validation need at least two{why}")
-    threshold = adjusted_threshold(threshold_for(config.held_out), min(digests), max(digests))
-    pairs = zip(digests, measured.held_out, strict=True)
-    out = [digest < threshold if known is None else known for digest, known in pairs]
-    sizes = np.concatenate([np.array(measured.sizes, np.int64), np.array(out, np.int64)[:, None]], 1)
-    np.save(folder / SIZES, sizes)
-    manifest = {
-        "format": FORMAT,
-        "tokenizer": {key: getattr(tokenizer, key) for key in ("fingerprint", "vocab_size", "bos", "eos")},
-        "dtype": shard_dtype(tokenizer.vocab_size),
-        "splits": {split: _counts(sizes[sizes[:, 5] == (split == HELD_OUT)]) for split in (TRAIN, HELD_OUT)},
-        "skipped": {"count": report.count, "first": report.shown},
-        "files": {
-            SIZES: {"bytes": (folder / SIZES).stat().st_size, "sha256": _sha256(sizes.tobytes())},
-            RECORDS: {"bytes": (folder / RECORDS).stat().st_size, "sha256": measured.sha256},
-        },
-    }
-    write_manifest(folder, manifest)
-
-
-def _counts(sizes: np.ndarray) -> dict[str, int]:
-    tokens, patches, targets, length = (int(column.sum()) for column in sizes[:, :4].T)
-    return {"documents": len(sizes), "tokens": tokens, "bytes": length, ASSISTANT: targets, "patches": patches}
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    for result in measured:
+        if isinstance(result, Unusable):
+            report(*result)
+            continue
+        yield from result
+        kept += 1
+        if kept == most:
+            return

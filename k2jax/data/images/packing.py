@@ -6,7 +6,8 @@ A chunk, an image or up to four frames of a clip, lies in one row, because atten
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,8 @@ class PatchChunk(NamedTuple):
     """An image, or consecutive frames of a clip.
 
     Attributes:
-        pixels: float32 ``[frames * height * width, 3 * patch * patch]``, patches frame by frame and row by row.
+        pixels: float32 ``[frames * height * width, 3 * patch * patch]``, patches frame by frame and row by row; none
+            of an image that is not decoded, which has a place but is in no row that is computed here.
         grid: frames, and the height and width of each in patches; height and width are even.
     """
 
@@ -117,17 +119,55 @@ def pack_rows(
     Raises:
         ValueError: the length is no multiple of 4, or a chunk is malformed.
     """
+    batch = fill_pixels(dict(enumerate(chunks)), filled, length=length, patch=patch)
+    starts = chunk_starts([chunk.patches for chunk in chunks], filled, length)
+    return PackedChunks(batch, [chunk_groups(*pair) for pair in zip(starts, (c.grid for c in chunks), strict=True)])
+
+
+def chunk_starts(sizes: Sequence[int], filled: Sequence[Sequence[int]], length: int) -> list[int]:
+    """The first patch of each chunk, counted over all rows.
+
+    Args:
+        sizes: patches of each chunk.
+        filled: the chunks' indices, row by row.
+        length: patches of a row.
+    """
+    starts = [0] * len(sizes)
+    for row, indices in enumerate(filled):
+        ends = itertools.accumulate((sizes[index] for index in indices), initial=row * length)
+        for index, start in zip(indices, ends, strict=False):
+            starts[index] = start
+    return starts
+
+
+def chunk_groups(start: int, grid: tuple[int, int, int]) -> np.ndarray:
+    """The groups whose features stand for a chunk, row by row of the image, int32 ``[features]``.
+
+    Args:
+        start: the chunk's first patch, counted over all rows.
+        grid: as in ``PatchChunk``.
+    """
+    frames, height, width = grid
+    return (start // GROUP + np.arange(0, frames * height * width // GROUP, frames)).astype(np.int32)
+
+
+def fill_pixels(
+    chunks: Mapping[int, PatchChunk], filled: Sequence[Sequence[int]], *, length: int, patch: int
+) -> PatchBatch:
+    """Rows of patches; arguments as of ``pack_rows``, but that chunks which are in none of the rows may be missing.
+
+    Raises:
+        ValueError: the length is no multiple of 4, or a chunk is malformed.
+    """
     if length % GROUP:
         raise ValueError(f"rows of {length} patches do not divide into groups of {GROUP}")
     batch = empty_rows(len(filled), length, patch)
-    features: list[np.ndarray] = [np.zeros(0, np.int32)] * len(chunks)
     for row, indices in enumerate(filled):
         start = 0
         for index in indices:
-            groups = _place(batch, row, start, chunks[index])
-            features[index] = (row * length // GROUP + groups).astype(np.int32)
+            _place(batch, row, start, chunks[index])
             start += chunks[index].patches
-    return PackedChunks(batch, features)
+    return batch
 
 
 def empty_rows(rows: int, length: int, patch: int) -> PatchBatch:
@@ -152,8 +192,8 @@ def padding_waste(batch: PatchBatch) -> float:
     return float(np.mean(batch.start == batch.exit))
 
 
-def _place(batch: PatchBatch, row: int, start: int, chunk: PatchChunk) -> np.ndarray:
-    """Writes a chunk into a row; returns the groups of its first frame, counted from the beginning of the row."""
+def _place(batch: PatchBatch, row: int, start: int, chunk: PatchChunk) -> None:
+    """Writes a chunk into a row."""
     frames, height, width = chunk.grid
     if height % 2 or width % 2 or len(chunk.pixels) != chunk.patches:
         raise ValueError(f"{len(chunk.pixels)} patches do not make a chunk of {chunk.grid} in groups of 2 x 2")
@@ -166,7 +206,6 @@ def _place(batch: PatchBatch, row: int, start: int, chunk: PatchChunk) -> np.nda
     batch.y[part], batch.x[part] = order // width % height, order % width
     batch.time[part] = 0 if frames == 1 else order // (height * width) + 1
     batch.frames[row, start // GROUP : stop // GROUP] = frames
-    return start // GROUP + np.arange(0, chunk.features * frames, frames)
 
 
 def _group_order(frames: int, height: int, width: int) -> np.ndarray:

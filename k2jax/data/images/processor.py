@@ -11,6 +11,7 @@ from PIL import Image
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
 from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, run_limits
+from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.reading import (
     FILE_LIMITS,
@@ -95,12 +96,22 @@ class ImageProcessor:
         """Chunks of a clip as ``clip`` cuts them, and the time of the first frame of each [seconds]."""
         return self.clip(clip), tuple(clip.times[:: self._vision.frames])
 
+    def measured(self, media: MeasuredMedia) -> list[PatchChunk]:
+        """The chunks of an image or a clip that is not decoded: without pixels."""
+        limits = self._limits.frames if media.times else self._limits.images
+        patch, together, frames = self._vision.patch, self._vision.frames, len(media.times) or 1
+        size = padded_size(media.size[1], media.size[0], patch, limits)
+        grid = size.padded_height // patch, size.padded_width // patch
+        none = np.zeros((0, 3 * patch * patch), np.float32)
+        return [PatchChunk(none, (min(together, frames - start), *grid)) for start in range(0, frames, together)]
+
     def prepare(self, messages: Sequence[Message]) -> PreparedMessages:
         """Reads the images and clips of a conversation.
 
         Parts of content are ``{"type": "image_url", "image_url": {"url": …}}`` as in OpenAI's format,
         ``{"type": "image", "image": …}`` and ``{"type": "video", "video": …}``. An image is a path, a URL, bytes or a
-        Pillow image; a video a path, a URL, bytes, a ``Clip``, or a list of images with their rate in ``fps``.
+        Pillow image; a video a path, a URL, bytes, a ``Clip``, or a list of images with their rate in ``fps``. A
+        ``MeasuredMedia`` in the place of either has chunks without pixels.
 
         Raises:
             ImageError: a file is damaged or beyond the limits.
@@ -124,7 +135,9 @@ class ImageProcessor:
         if kind == "image_url" and isinstance(value, Mapping):
             value = value.get("url")
         name = f"image {len(chunks) + 1}" if kind != "video" else "video"
-        if kind == "video":
+        if isinstance(value, MeasuredMedia):
+            new, times = self.measured(value), value.times[:: self._vision.frames]
+        elif kind == "video":
             new, times = self.timed_clip(self._read_clip(value, part.get("fps"), name))
         else:
             new, times = [self.image(self._read_image(value, name))], ()

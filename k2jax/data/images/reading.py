@@ -18,7 +18,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from k2jax.data.images.jpeg_tiff import excess
 from k2jax.errors import UserError, abbreviate
@@ -82,6 +82,8 @@ def read_image(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "image
         return _to_rgb(ImageOps.exif_transpose(image))
     except ImageError:
         raise
+    except UnidentifiedImageError as error:  # Pillow names the address of the buffer
+        raise ImageError(f"{name} cannot be decoded as {', '.join(FORMATS)}: it begins like none of them") from error
     except Exception as error:  # Pillow's decoders raise a dozen types on damaged files
         reason = abbreviate(str(error) or type(error).__name__)
         raise ImageError(f"{name} cannot be decoded as {', '.join(FORMATS)}: {reason}") from error

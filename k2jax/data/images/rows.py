@@ -6,6 +6,7 @@ when a batch is made.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from k2jax.batch import PackedBatch, pack_row
 
 if TYPE_CHECKING:
+    from k2jax.data.images.conversations import RenderedConversation
     from k2jax.data.images.corpus import VisualSplit
     from k2jax.data.images.packing import PatchChunk
 
@@ -25,7 +27,7 @@ class ImageRow(NamedTuple):
 
     Attributes:
         tokens: a PackedBatch of NumPy arrays ``[S]``.
-        chunks: patches of its images and chunks of clips.
+        chunks: patches of its images and chunks of clips; those that are not needed here have no pixels.
         feature: int32 ``[S]``, which feature, counted over ``chunks``, stands for the token; -1 for text.
     """
 
@@ -50,25 +52,23 @@ class PlannedRow:
     length: int
     augment: float
 
-    def build(self, key: tuple[int, int] | None = None) -> ImageRow:
-        """Decodes and renders the row.
+    @property
+    def grids(self) -> list[tuple[int, int, int]]:
+        """Frames, height and width in patches of all its chunks: what placing them takes."""
+        return [grid for number in self.numbers for grid in self.split.grids(number)]
+
+    def build(self, key: tuple[int, int] | None, needed: Collection[int]) -> ImageRow:
+        """Renders the row.
 
         Args:
             key: seed and step, of which augmentation is a function; None augments nothing.
+            needed: numbers of the row's chunks that are decoded; a drawn picture is in any case.
         """
-        parts, start = [], 0
-        for number in self.numbers:
-            conversation = self.split.conversation(number)
-            rendered, renderer = None, self.split.renderer
-            rng = np.random.default_rng([*key, number]) if key else None
-            if rng and rng.random() < self.augment and (drawn := renderer.draw(conversation, rng)):
-                rendered = renderer.render(conversation, drawn)
-                if len(rendered.ids) > self.split.tokens[number]:  # coordinates with more digits have no room
-                    rendered = None
-            parts.append(rendered or renderer.render(conversation))
+        parts = [self._rendered(number, key, own) for number, own in self._needed(needed)]
         row = pack_row([part.ids for part in parts], self.length)
         feature = np.full(self.length, -1, np.int32)
         chunks: list[PatchChunk] = []
+        start = 0
         for part in parts:
             stop, before = start + len(part.ids), sum(chunk.features for chunk in chunks)
             row.targets["weights"][start:stop] *= part.trained
@@ -76,6 +76,33 @@ class PlannedRow:
             chunks += part.chunks
             start = stop
         return ImageRow(row, chunks, feature)
+
+    def pixels(self, key: tuple[int, int] | None, needed: Collection[int]) -> dict[int, PatchChunk]:
+        """The chunks that are needed of a row whose tokens are not; only their conversations are read."""
+        found, first = {}, 0
+        for number, own in self._needed(needed):
+            if own:
+                chunks = self._rendered(number, key, own).chunks
+                found |= {first + chunk: chunks[chunk] for chunk in own}
+            first += len(self.split.grids(number))
+        return found
+
+    def _needed(self, needed: Collection[int]) -> Iterator[tuple[int, set[int]]]:
+        """The row's conversations, and which of the chunks of each are needed."""
+        first = 0
+        for number in self.numbers:
+            stop = first + len(self.split.grids(number))
+            yield number, {chunk - first for chunk in range(first, stop) if chunk in needed}
+            first = stop
+
+    def _rendered(self, number: int, key: tuple[int, int] | None, needed: set[int]) -> RenderedConversation:
+        conversation, renderer = self.split.conversation(number, needed), self.split.renderer
+        rng = np.random.default_rng([*key, number]) if key else None
+        if rng and rng.random() < self.augment and (drawn := renderer.draw(conversation, rng)):
+            rendered = renderer.render(conversation, drawn)
+            if len(rendered.ids) <= self.split.tokens[number]:  # coordinates with more digits have no room
+                return rendered
+        return renderer.render(conversation)
 
 
 class VisualRows:

@@ -50,7 +50,7 @@ class ImageTable:
 
 def image_batches(sharding: BatchSharding, vision: VisionConfig) -> ImageBatches | None:
     """What makes batches with patches for a training's devices; None for a model of text."""
-    return ImageBatches(sharding.patch_rows, vision) if vision.layers else None
+    return ImageBatches(sharding.patch_rows, vision, sharding.local_patch_rows) if vision.layers else None
 
 
 def batch_of(
@@ -65,7 +65,7 @@ def batch_of(
         rows: rows ``[S]`` of the batch over all processes, the same ones in every process.
         padding: fills the batch up.
         local_rows: numbers of the rows that this process reads.
-        images: of a model with vision, see ``image_batches``; of the patches every process has all.
+        images: of a model with vision, see ``image_batches``.
     """
     of = lambda number: rows[number] if number < len(rows) else padding  # noqa: E731
     if images is None:

@@ -15,7 +15,9 @@ import pytest
 from k2jax.batch import PatchBatch
 from k2jax.config import defaults, resolve, source
 from k2jax.config.presets import vision_preset
+from k2jax.data.images import conversations
 from k2jax.data.images.placement import PatchRows
+from k2jax.data.images.reading import read_file
 from k2jax.data.images.rows import fit_two_budgets
 from k2jax.data.training_data import ImageShape, prepare_data
 from k2jax.errors import UserError
@@ -197,14 +199,82 @@ def test_whatever_the_devices_the_same_pixels_stand_for_the_same_tokens_and_medi
         assert isinstance(b.media.patches, PatchBatch) and b.media.patches.pixels.shape[0] == 8
 
 
-def test_a_process_keeps_its_rows_of_tokens_and_all_patches(drawn):
-    sources, folder = drawn
-    data = prepared(folder, sources)
-    whole = data.loader.batch(2)
-    data.loader._local_rows = (1, 3)
-    part = data.loader.batch(2)
-    assert np.array_equal(part.tokens, whole.tokens[[1, 3]]) and equal(part.media.patches, whole.media.patches)
-    assert np.array_equal(part.media.feature, whole.media.feature[[1, 3]])
+def part_of(folder, sources, token_rows, patch_rows, step, **overrides):
+    """A batch as a process makes it that keeps some rows of tokens and computes some rows of patches."""
+    loader = prepared(folder, sources, devices=4, rows=8, **overrides).loader
+    loader._local_rows, loader._own = token_rows, frozenset(token_rows)
+    loader._images._patch_rows = patch_rows
+    return loader.batch(step)
+
+
+@pytest.mark.parametrize("augment", [0.0, 1.0])
+def test_processes_make_the_parts_of_one_batch(drawn, tmp_path, augment):
+    mixed = {**drawn[0], **write_chat(tmp_path, many_pictures()), "text": source(kind="chat", path=text_chat(tmp_path))}
+    with (tmp_path / "chat.jsonl").open("a") as file:
+        frames = [f"frame{number}.png" for number in range(6)]
+        for number, name in enumerate(frames):
+            (tmp_path / name).write_bytes(encoded(picture(28, value=number)))
+        parts = [{"type": "image", "image": "3.png"}, {"type": "video", "video": frames, "fps": 2}]
+        parts += [{"type": "image_url", "image_url": {"url": "4.png"}}, {"type": "text", "text": "Which is left?"}]
+        boxes = {"type": "boxes", "boxes": [[100, 200, 300, 400]]}
+        asked = [{"role": "user", "content": parts}, {"role": "assistant", "content": [boxes]}]
+        for _ in range(6):
+            file.write(json.dumps({"messages": asked, "augment": ["flip", "turn", "light"]}) + "\n")
+    settings = {"images.augment": augment}
+    for step in range(4):
+        whole = prepared(tmp_path, mixed, devices=4, rows=8, **settings).loader.batch(step)
+        for token_rows, patch_rows in (((0, 2), (0, 1, 2, 3)), ((1, 3), (4, 5, 6, 7)), ((2,), ())):
+            part = part_of(tmp_path, mixed, token_rows, patch_rows, step, **settings)
+            assert np.array_equal(part.tokens, whole.tokens[list(token_rows)])
+            assert equal(part.targets, jax.tree.map(lambda leaf, rows=token_rows: leaf[list(rows)], whole.targets))
+            assert np.array_equal(part.media.feature, whole.media.feature[list(token_rows)])
+            kept = jax.tree.map(lambda leaf, rows=patch_rows: leaf[list(rows)], whole.media.patches)
+            assert equal(part.media.patches, kept)
+
+
+def test_a_process_opens_those_images_alone_that_its_devices_compute(tmp_path, monkeypatch):
+    images = many_pictures()
+    sources = write_chat(tmp_path, images)
+    prepared(tmp_path, sources, devices=4, rows=8)
+    opened = []
+
+    def noted(place, *rest):
+        opened.append(place)
+        return read_file(place, *rest)
+
+    monkeypatch.setattr(conversations, "read_file", noted)
+    parts = [part_of(tmp_path, sources, (row,), (2 * row, 2 * row + 1), 0) for row in range(4)]
+    shown = sum(int((part.media.patches.start == np.arange(256)).sum()) for part in parts)
+    assert len(opened) == len(set(opened)) > 4 and shown >= len(opened)
+
+
+def many_pictures():
+    """Files of pictures of many sizes."""
+    rng = np.random.default_rng(0)
+    sides = rng.integers(1, 5, (18, 2)) * 28
+    return {
+        f"{number}.png": encoded(Image.fromarray(rng.integers(0, 255, (height, width, 3), np.uint8)))
+        for number, (height, width) in enumerate(sides)
+    }
+
+
+def text_chat(folder):
+    lines = [f'{{"prompt": "{n}", "completion": "b"}}\n' for n in range(40)]
+    (folder / "text.jsonl").write_text("".join(lines))
+    return f"{folder}/text.jsonl"
+
+
+def test_processes_that_measure_write_what_one_writes(tmp_path):
+    images = many_pictures() | BAD
+    sources = write_chat(tmp_path, images)
+    one, two = (
+        prepared(tmp_path, sources, workers=workers, cache_dir=str(tmp_path / f"cache{workers}")) for workers in (0, 2)
+    )
+    files = [sorted((tmp_path / f"cache{workers}").rglob("*.*")) for workers in (0, 2)]
+    assert len(files[0]) == len(files[1]) == 4 and one.manifests == two.manifests
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
+    with pytest.raises(UserError, match=r"corrupt record in .*; repair it"):
+        prepared(tmp_path, sources, workers=2, cache_dir=str(tmp_path / "other"), on_corrupt="fail")
 
 
 def test_rows_respect_both_budgets_and_hold_every_conversation_once():

@@ -92,7 +92,7 @@ def test_ids_are_those_sampled_and_every_image_stands_where_it_was_shown(tmp_pat
         np.testing.assert_array_equal(rendered.feature[seen], np.arange(sum(c.features for c in rendered.chunks)))
         np.testing.assert_array_equal(seen, np.flatnonzero((rendered.ids == PAD) & ~sampled))
         assert (rendered.ids[sampled] == PAD).sum() == 4  # which the model wrote
-    held_out = corpus.sizes[:, 5].reshape(4, 2)
+    held_out = corpus.sizes["held_out"].reshape(4, 2)
     assert (held_out[:, 0] == held_out[:, 1]).all() and 0 < held_out.sum() < 8  # both answers to a prompt on one side
 
 
@@ -114,7 +114,7 @@ def test_paths_of_a_trajectory_are_on_one_side_of_the_split(tmp_path):
         other = trajectory.add(dataclasses.replace(shown))
         trajectory.add(dataclasses.replace(answered, parent=other, turn=2))
     corpus = corpus_of(tmp_path, trajectories)
-    held_out = corpus.sizes[:, 5].reshape(6, 2)
+    held_out = corpus.sizes["held_out"].reshape(6, 2)
     assert (held_out[:, 0] == held_out[:, 1]).all() and 0 < held_out.sum() < 12
 
 

@@ -1,0 +1,225 @@
+"""Measuring of a source of conversations with images: each is decoded once, and what cannot be used is reported.
+
+Candidates are listed in the order of the files and measured by this process or by several; what is written does not
+depend on their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+import hashlib
+import itertools
+import json
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from k2jax.config.schema import DataConfig, SourceConfig
+from k2jax.data.images.conversations import (
+    ConversationRenderer,
+    RenderedConversation,
+    VisualConversation,
+    drawn_conversation,
+    read_conversation,
+)
+from k2jax.data.images.reading import MediaUnavailableError, ReadLimits
+from k2jax.data.images.sampled import SampledConversation, sampled_conversation
+from k2jax.data.images.synthetic import KINDS, LEAST_LINE, LEAST_SIDE, synthetic_sample
+from k2jax.data.manifest import HELD_OUT, TRAIN
+from k2jax.data.records import Report, json_lines
+from k2jax.data.sources import files
+from k2jax.data.split import document_hash
+from k2jax.errors import UserError
+from k2jax.trajectory.filters import demonstrated_paths
+from k2jax.trajectory.store import read_trajectories
+
+SAMPLES = 10_000
+"""Synthetic samples where ``max_documents`` names no number."""
+
+
+class Candidate(NamedTuple):
+    """A conversation that is not measured yet; it can be sent to another process.
+
+    Attributes:
+        form: how it is given.
+        where: its place, in words.
+        value: a JSON value, a ``SampledConversation``, or the place of a drawn picture.
+        folder: where relative paths of images begin.
+    """
+
+    form: Literal["record", "sampled", "synthetic"]
+    where: str
+    value: Any
+    folder: str = ""
+
+
+class MeasuredConversation(NamedTuple):
+    """A usable conversation, or a branch of one.
+
+    Attributes:
+        line: what the cache keeps of it, JSON.
+        tokens: their number.
+        targets: tokens that the assistant wrote.
+        grids: frames, height and width in patches of each chunk.
+        digest: decides the split.
+        held_out: whether it is held out; None leaves that to the digest.
+        sha256: of tokens and pixels.
+    """
+
+    line: bytes
+    tokens: int
+    targets: int
+    grids: list[tuple[int, int, int]]
+    digest: int
+    held_out: bool | None
+    sha256: bytes
+
+
+class Unusable(NamedTuple):
+    """A candidate that cannot be used: its place, and why, in words."""
+
+    where: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurer:
+    """Measures candidates of a source.
+
+    Attributes:
+        config: limits of rows.
+        source: whose candidates they are.
+        renderer: from conversations to tokens and patches.
+        limits: largest file and image.
+    """
+
+    config: DataConfig
+    source: SourceConfig
+    renderer: ConversationRenderer
+    limits: ReadLimits
+
+    def __call__(self, candidate: Candidate | Unusable) -> list[MeasuredConversation] | Unusable:
+        """What a candidate becomes: one sequence, or as many as it has branches; what is unusable remains so.
+
+        Raises:
+            MediaUnavailableError: a store does not answer. That is not the record's fault, and a corpus without the
+                record would be kept for good.
+            UserError: drawn pictures do not fit a row, which their settings decide.
+        """
+        if isinstance(candidate, Unusable):
+            return candidate
+        if candidate.form == "synthetic":
+            return self._synthetic(candidate)
+        try:
+            return self._record(candidate) if candidate.form == "record" else self._sampled(candidate)
+        except MediaUnavailableError:
+            raise
+        except UserError as error:
+            return Unusable(candidate.where, str(error))
+
+    def _record(self, candidate: Candidate) -> list[MeasuredConversation]:
+        found = read_conversation(candidate.value, candidate.folder, self.limits)
+        branches = self.renderer.branches(found)
+        line = {
+            "record": candidate.value,
+            "folder": candidate.folder,
+            "digests": found.digests,
+            "media": found.media,
+            "where": candidate.where,
+        }
+        digest = document_hash("".join(sorted(found.digests)).encode() or branches[0].ids.tobytes())
+        return [self._measured(line | {"branch": number}, rendered, digest) for number, rendered in enumerate(branches)]
+
+    def _sampled(self, candidate: Candidate) -> list[MeasuredConversation]:
+        conversation: SampledConversation = candidate.value
+        line = {"sampled": conversation.to_json()}
+        return [self._measured(line, self.renderer.render(conversation), conversation.digest)]
+
+    def _synthetic(self, candidate: Candidate) -> list[MeasuredConversation]:
+        _, split, index = place = candidate.value
+        rendered = self.renderer.render(synthetic_conversation(picture_size(self.source), *place))
+        return [self._measured({"synthetic": place}, rendered, index, split == HELD_OUT)]
+
+    def _measured(
+        self, line: dict, rendered: RenderedConversation, digest: int, held_out: bool | None = None
+    ) -> MeasuredConversation:
+        """The conversation, if it fits a row by itself and there is something to learn from."""
+        length, patches = self.config.sequence_length, self.config.images.patches
+        if len(rendered.ids) > length:
+            raise UserError(f"{len(rendered.ids):,} tokens, more than the {length:,} of config.data.sequence_length")
+        if rendered.patches > patches:
+            raise UserError(f"{rendered.patches:,} patches, more than the {patches:,} of config.data.images.patches")
+        if not rendered.trained[1:].any():
+            raise UserError("nothing that the assistant wrote")
+        contents = hashlib.sha256(rendered.ids.tobytes())
+        for chunk in rendered.chunks:
+            contents.update(chunk.pixels.tobytes())
+        grids = [chunk.grid for chunk in rendered.chunks]
+        targets = int(rendered.trained[1:].sum())
+        written = json.dumps(line).encode()
+        return MeasuredConversation(written, len(rendered.ids), targets, grids, digest, held_out, contents.digest())
+
+
+def candidates(name: str, source: SourceConfig, held_out: float) -> Iterator[Candidate | Unusable]:
+    """The conversations of a source in the order of its files, and what is no JSON or no trajectory.
+
+    Args:
+        name: of the source.
+        source: where they are.
+        held_out: share of pictures that are drawn for the held-out split.
+
+    Raises:
+        UserError: the source does not exist, or pictures cannot be drawn as it says.
+    """
+    if source.kind == "synthetic_images":
+        yield from _drawn(source, held_out)
+        return
+    reported: list[Unusable] = []  # before the next candidate
+    report = lambda *line: reported.append(Unusable(*line))  # noqa: E731
+    read = _paths if source.kind == "image_trajectories" else _records
+    for candidate in itertools.chain.from_iterable(read(file, source, report) for file in files(name, source)):
+        yield from reported
+        reported.clear()
+        yield candidate
+    yield from reported
+
+
+def _records(file: Path, source: SourceConfig, report: Report) -> Iterator[Candidate]:
+    for _, where, record, _ in json_lines(file, report):
+        yield Candidate("record", where, record, str(file.parent))
+
+
+def _paths(file: Path, source: SourceConfig, report: Report) -> Iterator[Candidate]:
+    """The paths of a trajectory store that pass the source's filters; what each shows is kept in the cache."""
+    chosen = {"filters": source.filters} if source.filters else {}
+    for demonstrated in demonstrated_paths(read_trajectories(file, lambda line: report(str(file), line)), **chosen):
+        where = f"{file}, trajectory {tuple(demonstrated.trajectory.key)}"
+        yield Candidate("sampled", where, sampled_conversation(demonstrated))
+
+
+def _drawn(source: SourceConfig, held_out: float) -> Iterator[Candidate]:
+    kinds = source.pictures or KINDS
+    if not set(kinds) <= set(KINDS):
+        raise UserError(f"data.sources pictures are {', '.join(kinds)}; there are {', '.join(KINDS)}")
+    width, height = picture_size(source)
+    least = LEAST_LINE if set(kinds) == {"read"} else LEAST_SIDE
+    if width < LEAST_SIDE or height < least:
+        raise UserError(
+            f"data.sources have pictures of {width} x {height} pixels: those of {', '.join(kinds)} are at least "
+            f"{LEAST_SIDE} wide and {least} high"
+        )
+    count = source.max_documents or SAMPLES
+    for number in range(count + max(1, round(held_out * count))):
+        split, index = (TRAIN, number) if number < count else (HELD_OUT, number - count)
+        place = (kinds[index % len(kinds)], split, index)
+        yield Candidate("synthetic", f"picture {number}", place)
+
+
+def picture_size(source: SourceConfig) -> tuple[int, int]:
+    """Width and height of the pictures of a source of ``synthetic_images`` [pixels]."""
+    return source.side, source.height or source.side
+
+
+def synthetic_conversation(size: tuple[int, int], kind: Any, split: Any, index: int) -> VisualConversation:
+    """A drawn picture of this width and height with its question and answer."""
+    return drawn_conversation(synthetic_sample(0, index, kind=kind, split=split, size=size))
