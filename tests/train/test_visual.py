@@ -27,6 +27,7 @@ from k2jax.train.program import Program
 from k2jax.train.run import Run
 from tests.emulated import ROOT
 from tests.train.tiny import tiny_config, write_corpus
+from tests.train.together import end, trainers
 
 TOWER = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "grid": 4}
 
@@ -74,6 +75,19 @@ def finished(folder):
     """The workdir of an uninterrupted run."""
     assert train(visual(folder), folder / "finished") == 0
     return folder / "finished"
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_images_as_one_does(folder, finished):
+    lines = "from tests.train.test_visual import visual_config\n\n\ndef get_config():\n    return visual_config({!r})\n"
+    (folder / "config.py").write_text(lines.format(str(folder)))
+    told = end(trainers(folder, folder / "two", 2))
+    assert [code for code, _, _ in told] == [0, 0], told
+    curves = [
+        [[record["loss"], record.get("val_loss", 0)] for record in read_metrics(workdir)]
+        for workdir in (folder / "two", finished)
+    ]
+    np.testing.assert_allclose(*curves, rtol=1e-5)
 
 
 def params_of(workdir):

@@ -223,6 +223,7 @@ def test_processes_make_the_parts_of_one_batch(drawn, tmp_path, augment):
     settings = {"images.augment": augment}
     for step in range(4):
         whole = prepared(tmp_path, mixed, devices=4, rows=8, **settings).loader.batch(step)
+        assert (whole.tokens[:, :20] > 1).any(1).all()  # no row is left out
         for token_rows, patch_rows in (((0, 2), (0, 1, 2, 3)), ((1, 3), (4, 5, 6, 7)), ((2,), ())):
             part = part_of(tmp_path, mixed, token_rows, patch_rows, step, **settings)
             assert np.array_equal(part.tokens, whole.tokens[list(token_rows)])
