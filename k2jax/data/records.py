@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import importlib
 import json
 from pathlib import Path
@@ -68,23 +68,37 @@ def _from_json(line: bytes) -> tuple[Any, str]:
 
 def parquet(path: Path, field: str, report: Report) -> Documents:
     """Reads one document per row of the string column ``field``; an unreadable row group is one corrupt record."""
+    for where, row in parquet_rows(path, (field,), report):
+        if (text := _from_arrow(row[field], field, where, report)) is not None:
+            yield where, text
+
+
+def parquet_rows(path: Path, wanted: Sequence[str], report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Reads rows: the place of each in words, and its Arrow scalars by column.
+
+    Args:
+        path: the file.
+        wanted: names of columns, of which there is at least one.
+        report: receives what is unreadable: the file, or a row group as one record.
+    """
     pyarrow, reader = _extra("pyarrow"), _extra("pyarrow.parquet")
     try:
         file = reader.ParquetFile(path, memory_map=True)
     except (pyarrow.ArrowException, OSError) as error:
         return report(str(path), f"not readable as parquet: {_first_line(error)}")
     with file:
-        if field not in file.schema_arrow.names:
-            return report(str(path), f"no column {field!r}, only {', '.join(file.schema_arrow.names)}")
+        names = file.schema_arrow.names
+        columns = [name for name in wanted if name in names]
+        if not columns:
+            return report(str(path), f"no column {' or '.join(map(repr, wanted))}, only {', '.join(names)}")
         row = 0
         for group in range(file.num_row_groups):
             end = row + file.metadata.row_group(group).num_rows
             try:
-                for batch in file.iter_batches(ROWS_PER_READ, row_groups=[group], columns=[field], use_threads=False):
-                    for value in batch.column(0):
+                for batch in file.iter_batches(ROWS_PER_READ, row_groups=[group], columns=columns, use_threads=False):
+                    for values in zip(*batch.columns, strict=True):
                         where, row = f"{path}, row {row}", row + 1
-                        if (text := _from_arrow(value, field, where, report)) is not None:
-                            yield where, text
+                        yield where, dict(zip(columns, values, strict=True))
             except (pyarrow.ArrowException, OSError) as error:
                 report(f"{path}, rows {row} to {end - 1}", f"row group {group} is broken: {_first_line(error)}")
             row = end

@@ -21,12 +21,12 @@ from k2jax.errors import UserError
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 LINES_SHOWN = 10
 SUFFIXES = {
-    "jsonl": ".jsonl",
-    "parquet": ".parquet",
-    "chat": ".jsonl",
-    "image_chat": ".jsonl",
-    "trajectories": ".k2t",
-    "image_trajectories": ".k2t",
+    "jsonl": (".jsonl",),
+    "parquet": (".parquet",),
+    "chat": (".jsonl",),
+    "image_chat": (".jsonl", ".parquet", ".tar"),
+    "trajectories": (".k2t",),
+    "image_trajectories": (".k2t",),
 }
 """Ends of the names of a folder's files that a kind of source reads."""
 
@@ -123,16 +123,19 @@ def files(name: str, source: SourceConfig) -> list[Path]:
     if not source.path:
         raise UserError(f"source {name!r} of kind {source.kind} needs a path: set data.sources.{name}.path")
     path = Path(source.path).expanduser()
-    suffix = SUFFIXES.get(source.kind, "")
+    suffixes = SUFFIXES.get(source.kind, ("",))
     if path.is_dir():
-        paths = [p for p in path.rglob(f"*{suffix}") if not _is_hidden(p.relative_to(path))]
+        found = itertools.chain.from_iterable(path.rglob(f"*{suffix}") for suffix in suffixes)
+        paths = [p for p in found if not _is_hidden(p.relative_to(path))]
     elif path.exists():
         paths = [path]
     else:
         paths = [Path(p) for p in glob.glob(str(path), recursive=True)]
     paths = sorted((Path(os.path.abspath(p)) for p in paths if p.is_file()), key=Path.as_posix)
     if not paths:
-        empty = f"holds no *{suffix} files" if suffix else "holds no files"
+        empty = (
+            f"holds no {', '.join(f'*{suffix}' for suffix in suffixes)} files" if any(suffixes) else "holds no files"
+        )
         why = empty if path.is_dir() else "does not exist and matches no files"
         raise UserError(f"source {name!r}: {path} {why}")
     return paths

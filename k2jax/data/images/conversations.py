@@ -1,8 +1,9 @@
 """Conversations with images before they are tokens: read from a record or drawn, augmented, and rendered.
 
 A record is a JSON object of ``messages`` whose content may have parts ``image``, ``image_url``, ``video``, and labels
-(``boxes``, ``points``, ``polygons``). A video is a file, or the list of its frames with their number per second in
-``fps``. ``augment`` lists what may be done to its pictures (``augment.OPERATIONS``).
+(``boxes``, ``points``, ``polygons``), or of one ``document`` of such parts. A video is a file, or the list of its
+frames with their number per second in ``fps``. ``augment`` lists what may be done to its pictures
+(``augment.OPERATIONS``).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
 from k2jax.data.images.labels import is_label, label_points, label_text
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.packing import PatchChunk
-from k2jax.data.images.processor import MEDIA_TYPES, feature_index, run_processor
+from k2jax.data.images.processor import MEDIA_TYPES, PreparedMessages, feature_index, run_processor
 from k2jax.data.images.reading import ReadLimits, decode_data_url, is_data_url, read_file, read_image
 from k2jax.data.images.sampled import SampledConversation
 from k2jax.data.images.synthetic import VisualSample
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatBuilder, ChatFormat
-from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD
+from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD, content_ids
 from k2jax.text.tokenizer import Tokenizer
 
 _TEXTS = "text", "thinking"  # keys of a part's texts, whatever it says its type is
@@ -48,6 +49,7 @@ class VisualConversation:
         permitted: augmentations that leave it true.
         digests: sha256 of every image's bytes, in order; empty for one that is not decoded.
         branch: which of the sequences it is that it is trained as, see ``ConversationRenderer.branches``.
+        document: whether it is no conversation: the content of the one message is a document, whose texts are targets.
     """
 
     messages: list[Any]
@@ -55,6 +57,7 @@ class VisualConversation:
     permitted: tuple[str, ...]
     digests: tuple[str, ...]
     branch: int = 0
+    document: bool = False
 
     @property
     def media(self) -> list[MeasuredMedia]:
@@ -98,7 +101,9 @@ def read_conversation(
         UserError: the record is malformed.
         ImageError: an image is missing, damaged or beyond the limits.
     """
-    messages, tools = messages_and_tools(record)
+    document = record.get("document") if isinstance(record, Mapping) else None
+    whole = isinstance(document, list) and bool(document)
+    messages, tools = ([{"content": document}], None) if whole else messages_and_tools(record)
     permitted = record.get("augment") or ()
     if not isinstance(permitted, list | tuple) or not all(name in OPERATIONS for name in permitted):
         raise UserError(f"augment is {abbreviate(permitted)}; it may list {', '.join(OPERATIONS)}")
@@ -123,7 +128,8 @@ def read_conversation(
         read = read_clip if kind == "video" else read_image
         return {"type": kind, kind: read(data, limits, name)}
 
-    return VisualConversation(_with_parts(messages, decoded), tools, tuple(permitted), tuple(digests))
+    parts = _with_parts(messages, decoded)
+    return VisualConversation(parts, tools, tuple(permitted), tuple(digests), document=whole)
 
 
 def drawn_conversation(sample: VisualSample) -> VisualConversation:
@@ -156,7 +162,7 @@ class ConversationRenderer:
 
     def __init__(self, chat: ChatFormat, tokenizer: Tokenizer, vision: VisionConfig, images: ImagesConfig):
         self._processor, self.frames = run_processor(vision, images), vision.frames
-        self._chat, self._pad = chat, tokenizer.special_id(MEDIA_PAD)
+        self._chat, self._tokenizer, self._pad = chat, tokenizer, tokenizer.special_id(MEDIA_PAD)
         markup = (MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD)
         self._markup = [tokenizer.special_id(name) for name in markup]
 
@@ -186,6 +192,8 @@ class ConversationRenderer:
         parts = lambda part: _rendered_part(part, augmentation)  # noqa: E731
         messages = [_with_reasoning(message, augmentation) for message in conversation.messages]
         prepared = self._processor.prepare(_with_parts(messages, parts))
+        if conversation.document:
+            return [self._document(prepared)]
         found = branches(prepared.messages, conversation.tools, self._chat)
         return [self._rendered(builder, prepared.chunks) for builder in found]
 
@@ -196,6 +204,16 @@ class ConversationRenderer:
         shown = chunks[: int(np.searchsorted(features, (ids == self._pad).sum(), side="right"))]
         trained = np.array(builder.by_assistant, bool) & ~np.isin(ids, self._markup)
         return RenderedConversation(ids, trained, shown, self._features(ids, shown))
+
+    def _document(self, prepared: PreparedMessages) -> RenderedConversation:
+        """Texts and images between the tokens of a document's beginning and end; all but the media are targets."""
+        tokenizer = self._tokenizer
+        content = content_ids(tokenizer, prepared.messages[0])
+        ids = np.array([*tokenizer.encode_document(""), *content, tokenizer.eos], np.int32)
+        begin, _, end, _ = self._markup
+        shown = np.cumsum(ids == begin) > np.cumsum(ids == end)
+        trained = ~shown & (ids != end)
+        return RenderedConversation(ids, trained, prepared.chunks, self._features(ids, prepared.chunks))
 
     def _features(self, ids: np.ndarray, chunks: list[PatchChunk]) -> np.ndarray:
         """Which feature, counted over the chunks, stands for each token."""

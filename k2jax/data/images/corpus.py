@@ -203,7 +203,7 @@ def prepare_visual(
     report = CorruptRecords(config.on_corrupt, log)
 
     def build(folder: Path) -> None:
-        found = candidates(name, source, config.held_out)
+        found = candidates(name, source, config.held_out, limits)
         measured = ordered_map(Measurer(config, source, renderer, limits), found, config.workers)
         drawn = source.kind == "synthetic_images"  # its pictures are as many as it says
         usable = _usable(measured, report, 0 if drawn else source.max_documents)

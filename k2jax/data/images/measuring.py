@@ -23,10 +23,11 @@ from k2jax.data.images.conversations import (
     read_conversation,
 )
 from k2jax.data.images.reading import MediaUnavailableError, ReadLimits
+from k2jax.data.images.records import visual_records
 from k2jax.data.images.sampled import SampledConversation, sampled_conversation
 from k2jax.data.images.synthetic import KINDS, LEAST_LINE, LEAST_SIDE, synthetic_sample
 from k2jax.data.manifest import HELD_OUT, TRAIN
-from k2jax.data.records import Report, json_lines
+from k2jax.data.records import Report
 from k2jax.data.sources import files
 from k2jax.data.split import document_hash
 from k2jax.errors import UserError
@@ -160,13 +161,14 @@ class Measurer:
         return MeasuredConversation(written, len(rendered.ids), targets, grids, digest, held_out, contents.digest())
 
 
-def candidates(name: str, source: SourceConfig, held_out: float) -> Iterator[Candidate | Unusable]:
+def candidates(name: str, source: SourceConfig, held_out: float, limits: ReadLimits) -> Iterator[Candidate | Unusable]:
     """The conversations of a source in the order of its files, and what is no JSON or no trajectory.
 
     Args:
         name: of the source.
         source: where they are.
         held_out: share of pictures that are drawn for the held-out split.
+        limits: largest file of an image.
 
     Raises:
         UserError: the source does not exist, or pictures cannot be drawn as it says.
@@ -176,16 +178,17 @@ def candidates(name: str, source: SourceConfig, held_out: float) -> Iterator[Can
         return
     reported: list[Unusable] = []  # before the next candidate
     report = lambda *line: reported.append(Unusable(*line))  # noqa: E731
-    read = _paths if source.kind == "image_trajectories" else _records
-    for candidate in itertools.chain.from_iterable(read(file, source, report) for file in files(name, source)):
+    sampled = source.kind == "image_trajectories"
+    read = lambda file: _paths(file, source, report) if sampled else _records(file, limits, report)  # noqa: E731
+    for candidate in itertools.chain.from_iterable(map(read, files(name, source))):
         yield from reported
         reported.clear()
         yield candidate
     yield from reported
 
 
-def _records(file: Path, source: SourceConfig, report: Report) -> Iterator[Candidate]:
-    for _, where, record, _ in json_lines(file, report):
+def _records(file: Path, limits: ReadLimits, report: Report) -> Iterator[Candidate]:
+    for where, record in visual_records(file, limits, report):
         yield Candidate("record", where, record, str(file.parent))
 
 

@@ -1,0 +1,163 @@
+"""Parquet, WebDataset tar and documents: the same rows as JSON lines with the same images; one line for each fault."""
+
+import io
+import json
+import tarfile
+
+from datasets import Dataset, Features, Image, List, Value
+import numpy as np
+import PIL.Image
+import pytest
+
+from k2jax.config import source
+from k2jax.data.images.processor import ImageProcessor
+from k2jax.data.images.reading import ReadLimits
+from k2jax.data.images.records import visual_records
+from k2jax.inference.media_prompt import document_prompt
+from k2jax.text.media import MEDIA_PAD
+from tests.data.images.test_corpus import VISION, encoded, equal, prepared
+
+SIZES = [(28, 56), (56, 28), (84, 28), (28, 28), (56, 56), (28, 84), (56, 84), (30, 31)]
+
+
+def pictures():
+    rng = np.random.default_rng(1)
+    return [encoded(PIL.Image.fromarray(rng.integers(0, 255, (h, w, 3), np.uint8))) for h, w in SIZES]
+
+
+def conversation(number, parts):
+    asked = [*parts, {"type": "text", "text": f"Which is {number}?"}]
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": f"Picture {number}."}]
+
+
+def images(*values):
+    return [{"type": "image", "image": value} if value else {"type": "image"} for value in values]
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """The data of JSON lines: pairs of pictures, one after the other."""
+    files = pictures()
+    for number, data in enumerate(files):
+        (tmp_path / f"{number}.png").write_bytes(data)
+    records = [
+        {"messages": conversation(n, images(f"{n}.png", f"{(n + 1) % len(files)}.png"))} for n in range(len(files))
+    ]
+    return read(tmp_path, "chat.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
+
+
+def read(folder, name, data):
+    (folder / name).write_bytes(data)
+    return prepared(folder, {"chat": source(kind="image_chat", path=str(folder / name))})
+
+
+def tar(members):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, data in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return file.getvalue()
+
+
+def same(a, b):
+    """Whether two sources have the same conversations; the split follows the images, and so do the rows."""
+    return a.manifests["chat"]["files"]["records.jsonl"]["sha256"] == b.manifests["chat"]["files"]["records.jsonl"][
+        "sha256"
+    ] and all(equal(a.loader.batch(step), b.loader.batch(step)) for step in range(3))
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_parquet_of_hugging_face_is_read_as_json_lines_are(tmp_path, lines, text):
+    files = pictures()
+    rows = []
+    for number in range(len(files)):
+        messages = conversation(number, images(None, None))
+        messages[1]["content"] = [{"type": "text", "text": messages[1]["content"]}]
+        shown = [{"bytes": files[n % len(files)], "path": None} for n in (number, number + 1)]
+        rows.append({"messages": json.dumps(messages) if text else messages, "images": shown, "other": number})
+    part = {"type": Value("string"), "text": Value("string")}
+    messages = Value("string") if text else List({"role": Value("string"), "content": List(part)})
+    features = Features({"messages": messages, "images": List(Image()), "other": Value("int64")})
+    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
+    assert same(read(tmp_path, "rows.parquet", (tmp_path / "rows.parquet").read_bytes()), lines)
+
+
+def test_a_tar_is_read_as_json_lines_are(tmp_path, lines):
+    members, files = [], pictures()
+    for n in range(len(files)):
+        named = [images(None, None), images("a.png", "b.png"), images(f"set/{n:03d}.a.png", f"set/{n:03d}.b.png")][
+            n % 3
+        ]
+        record = {"messages": conversation(n, named)}
+        pair = [(path, files[(n + i) % len(files)]) for i, path in enumerate(paths)]
+        members += [(f"set/{n:03d}.json", json.dumps(record).encode()), *pair]
+    assert same(read(tmp_path, "shard.tar", tar(members)), lines)
+
+
+def test_captions_in_a_tar_are_conversations_without_a_question(tmp_path):
+    members = [(f"{n}.{end}", data) for n, file in enumerate(pictures()) for end, data in
+               (("jpg", file), ("json", b'{"width": 3}'), ("txt", f"Thing {n}.".encode()))]  # fmt: skip
+    (tmp_path / "shard.tar").write_bytes(tar(members))
+    records = list(visual_records(tmp_path / "shard.tar", ReadLimits(), lambda *line: pytest.fail(str(line))))
+    assert [record.value["messages"][1]["content"] for record in records] == [f"Thing {n}." for n in range(len(SIZES))]
+    assert all([part["type"] for part in record.value["messages"][0]["content"]] == ["image"] for record in records)
+    data = prepared(tmp_path, {"chat": source(kind="image_chat", path=str(tmp_path))})
+    assert sum(split["documents"] for split in data.manifests["chat"]["splits"].values()) == len(SIZES)
+
+
+def test_what_is_unusable_is_one_line_and_the_rest_is_read(tmp_path):
+    good = [("good.json", json.dumps({"messages": conversation(1, images(None))}).encode()), ("good.png", b"?")]
+    few = ("few.json", json.dumps({"messages": conversation(1, images(None))}).encode())
+    members = [*good, few, ("broken.json", b"{"), ("large.png", bytes(2_000_000)), ("latin.txt", b"\xe9"),
+               ("latin.png", b"?")]  # fmt: skip
+    (tmp_path / "shard.tar").write_bytes(tar(members))
+    (tmp_path / "cut.tar").write_bytes(tar([*good, ("next.png", bytes(100_000))])[:50_000])
+    (tmp_path / "page.tar").write_bytes(b"<html>" * 200)
+    Dataset.from_list([{"text": "a"}]).to_parquet(tmp_path / "text.parquet")
+    reported = {}
+    for name in ("shard.tar", "cut.tar", "page.tar", "text.parquet"):
+        lines = reported[name] = []
+        found = list(visual_records(tmp_path / name, ReadLimits(megabytes=1), lambda *line, to=lines: to.append(line)))
+        assert len(found) == (name in ("shard.tar", "cut.tar"))
+    where, why = zip(*reported["shard.tar"], strict=True)
+    assert [place.rpartition(" ")[2] for place in where] == ["few", "broken", "large", "latin"]
+    for words, line in zip(("0 images, fewer than parts", "Expecting property", "2.0 MB; at most 1", "utf-8"), why,
+                           strict=True):  # fmt: skip
+        assert words in line
+    (cut,), (page,), (text,) = (reported[name] for name in ("cut.tar", "page.tar", "text.parquet"))
+    assert "not readable as tar" in cut[1] and "not readable as tar" in page[1]
+    assert "no column 'messages' or 'document'" in text[1]
+
+
+def test_all_of_a_document_but_its_images_is_learned(tmp_path):
+    files = pictures()
+    parts = [{"type": "text", "text": "Before "}, *images("0.png"), {"type": "text", "text": "between "},
+             *images("1.png"), {"type": "text", "text": "after."}]  # fmt: skip
+    for number, data in enumerate(files):
+        (tmp_path / f"{number}.png").write_bytes(data)
+    other = [{"type": "text", "text": "Only words."}]
+    text = "".join(json.dumps({"document": document}) + "\n" for document in (parts, other, [*other, *other]))
+    data = read(tmp_path, "chat.jsonl", text.encode())
+    tokenizer = data.tokenizer
+    shown = [
+        {"type": "image", "image": files[int(part["image"][0])]} if part["type"] == "image" else part for part in parts
+    ]
+    expected = document_prompt(shown, tokenizer, ImageProcessor(VISION))
+    rows = [
+        (batch, row)
+        for batches in ((data.loader.batch(step) for step in range(9)), data.held_out.batches(4))
+        for batch in batches
+        for row in range(4)
+    ]
+    count = len(expected.tokens) + 1
+    places = [(batch, row, start) for batch, row in rows for start in range(192 - count)
+              if batch.tokens[row, start : start + count].tolist() == [*expected.tokens, tokenizer.eos]]  # fmt: skip
+    batch, row, start = places[0]
+    weights, ids = batch.targets["weights"][row], batch.tokens[row]
+    learned = [ids[at] for at in range(start + 1, start + count) if weights[at]]
+    assert tokenizer.decode([*learned[:-1]]) == "Before \nbetween \nafter." and learned[-1] == tokenizer.eos
+    assert (batch.media.feature[row, start : start + count] >= 0).sum() == expected.tokens.count(
+        tokenizer.special_id(MEDIA_PAD)
+    )
