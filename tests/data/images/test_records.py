@@ -87,9 +87,8 @@ def test_parquet_of_hugging_face_is_read_as_json_lines_are(tmp_path, lines, text
 def test_a_tar_is_read_as_json_lines_are(tmp_path, lines):
     members, files = [], pictures()
     for n in range(len(files)):
-        named = [images(None, None), images("a.png", "b.png"), images(f"set/{n:03d}.a.png", f"set/{n:03d}.b.png")][
-            n % 3
-        ]
+        paths = [f"set/{n:03d}.{name}.png" for name in "ab"]
+        named = [images(None, None), images("a.png", "b.png"), images(*paths)][n % 3]
         record = {"messages": conversation(n, named)}
         pair = [(path, files[(n + i) % len(files)]) for i, path in enumerate(paths)]
         members += [(f"set/{n:03d}.json", json.dumps(record).encode()), *pair]
