@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import time
 
 import jax
 import numpy as np
@@ -104,15 +105,21 @@ def replay(schedule: Schedule, forward: float, backward: float, entering: np.nda
 
 def _balance() -> Iterator[Row]:
     vision, rng = vision_preset("moonvit"), np.random.default_rng(0)
-    for devices in (8, 64):
-        own = drawn_rows(rng, 16 * devices, 400, LARGEST)
+    for devices, each in ((8, 16), (64, 16), (1024, 4)):  # the last is Kimi K2.5's batch
+        own = drawn_rows(rng, each * devices, 400, LARGEST)
         sizes = [size for row in own for size in row]
         shape = PatchRows(len(own), len(own), LARGEST, devices)
-        ours = device_loads(place_chunks(own, shape, vision), sizes, devices, vision)
+        before = time.process_time()
+        filled = place_chunks(own, shape, vision)
+        seconds = time.process_time() - before
+        ours = device_loads(filled, sizes, devices, vision)
         numbers = iter(range(len(sizes)))
         theirs = device_loads([[next(numbers) for _ in row] for row in own], sizes, devices, vision)
         spread = [float(loads.max() / loads.mean()) for loads in (ours, theirs)]
-        name = f"tower's work, largest device over the mean, {len(sizes)} images on {devices} devices"
+        name = (
+            f"tower's work, largest device over the mean, {len(sizes)} images on {devices} devices, placed in "
+            f"{seconds:.1f} s of a core"
+        )
         yield Row(name, *spread, spread[1] / spread[0], "x", "counted", "images where their tokens are")
 
 
