@@ -81,6 +81,8 @@ def test_parquet_of_hugging_face_is_read_as_json_lines_are(tmp_path, lines, text
     messages = Value("string") if text else List({"role": Value("string"), "content": List(part)})
     features = Features({"messages": messages, "images": List(Image()), "other": Value("int64")})
     Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
+    found = list(visual_records(tmp_path / "rows.parquet", ReadLimits(), lambda *line: pytest.fail(str(line))))
+    assert "null" not in json.dumps([record.value for record in found])
     assert same(read(tmp_path, "rows.parquet", (tmp_path / "rows.parquet").read_bytes()), lines)
 
 
