@@ -24,7 +24,8 @@ from k2jax.convert.image_limits import processor_limits
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.images.corpus import picture_size
 from k2jax.data.images.processor import ImageProcessor
-from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
+from k2jax.data.images.synthetic import BASIC_KINDS, synthetic_sample
+from k2jax.data.images.synthetic_drawing import VisualSample
 from k2jax.env.tasks.visual_rewards import box_f1, text_similarity
 from k2jax.errors import UserError
 from k2jax.inference import Engine
@@ -136,7 +137,7 @@ def evaluate_pictures(checkpoint: str, config: Config, questions: int, max_token
         raise UserError(f"{checkpoint} trained on no source of kind synthetic_images: there is nothing to ask about")
     reader = load_picture_reader(checkpoint, config, max_tokens)
     scores = []
-    size_of = {kind: picture_size(source) for source in reversed(drawn) for kind in source.pictures or KINDS}
+    size_of = {kind: picture_size(source) for source in reversed(drawn) for kind in source.pictures or BASIC_KINDS}
     for kind in sorted(size_of):
         options = {"kind": kind, "split": "held_out", "size": size_of[kind]}
         samples = [synthetic_sample(SEED, index, **options) for index in range(questions)]

@@ -9,7 +9,8 @@ import itertools
 
 from PIL import Image
 
-from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
+from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, synthetic_sample
+from k2jax.data.images.synthetic_drawing import VisualSample
 from k2jax.env.split import Split
 from k2jax.env.task import Task
 from k2jax.errors import UserError, nearest
@@ -22,7 +23,7 @@ class Pictures:
 
     def __init__(
         self,
-        kinds: tuple[str, ...] = KINDS,
+        kinds: tuple[str, ...] = BASIC_KINDS,
         count: int = 2000,
         side: int = 112,
         height: int = 0,

@@ -27,7 +27,7 @@ from k2jax.data.images.conversations import (
 from k2jax.data.images.reading import MediaUnavailableError, ReadLimits
 from k2jax.data.images.rows import VisualRows
 from k2jax.data.images.sampled import SampledConversation, sampled_conversation
-from k2jax.data.images.synthetic import KINDS, LEAST_LINE, LEAST_SIDE, synthetic_sample
+from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, read_manifest, shard_dtype, write_manifest
 from k2jax.data.records import json_lines
 from k2jax.data.sources import CorruptRecords, describe, files
@@ -269,15 +269,15 @@ def _sampled_conversations(
 def _synthetic_conversations(
     source: SourceConfig, config: DataConfig, renderer: ConversationRenderer
 ) -> Iterator[tuple[_Kept, bool]]:
-    kinds = source.pictures or KINDS
+    kinds = source.pictures or BASIC_KINDS
     if not set(kinds) <= set(KINDS):
         raise UserError(f"data.sources pictures are {', '.join(kinds)}; there are {', '.join(KINDS)}")
     width, height = size = picture_size(source)
-    least = LEAST_LINE if set(kinds) == {"read"} else LEAST_SIDE
-    if width < LEAST_SIDE or height < least:
+    least = least_size(kinds)
+    if width < least[0] or height < least[1]:
         raise UserError(
             f"data.sources have pictures of {width} x {height} pixels: those of {', '.join(kinds)} are at least "
-            f"{LEAST_SIDE} wide and {least} high"
+            f"{least[0]} wide and {least[1]} high"
         )
     count = source.max_documents or SAMPLES
     held_out = max(1, round(config.held_out * count))
