@@ -1,4 +1,4 @@
-"""Tasks about pictures that are drawn with exact labels: words to read, shapes to describe, count and locate."""
+"""Tasks about pictures that are drawn with exact labels: each kind of question with its verifier and its truth."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ from collections.abc import Iterable
 import io
 import itertools
 
+import numpy as np
 from PIL import Image
 
-from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, synthetic_sample
+from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.data.images.synthetic_drawing import VisualSample
 from k2jax.env.split import Split
 from k2jax.env.task import Task
 from k2jax.errors import UserError, nearest
 
-_VERIFIERS = {"read": "visual_words", "describe": "visual_words", "count": "visual_count", "locate": "visual_boxes"}
+_VERIFIERS = {
+    "read": "visual_words",
+    "describe": "visual_words",
+    "count": "visual_count",
+    "locate": "visual_boxes",
+    "point": "visual_points",
+    "outline": "visual_polygon",
+    "table": "visual_words",
+    "code": "visual_words",
+    "click": "visual_click",
+}
 
 
 class Pictures:
@@ -33,7 +44,7 @@ class Pictures:
         """A set of tasks.
 
         Args:
-            kinds: of ``read``, ``describe``, ``count`` and ``locate``.
+            kinds: of ``synthetic.KINDS``.
             count: number of tasks.
             side: width of the pictures [pixels].
             height: of the pictures [pixels]; 0 is their width.
@@ -41,13 +52,16 @@ class Pictures:
             split: ``train`` or ``test``, whose words are never in ``train``.
 
         Raises:
-            UserError: a kind is unknown, or there is nothing to draw.
+            UserError: a kind is unknown or needs larger pictures, or there is nothing to draw.
         """
         for kind in kinds:
             if kind not in KINDS:
                 raise UserError(f"pictures: no kind {kind!r}{nearest(kind, KINDS)}")
         if not kinds or count < 1:
             raise UserError("pictures: name a kind, and a count above 0")
+        least = least_size(kinds)
+        if side < least[0] or (height or side) < least[1]:
+            raise UserError(f"pictures: {', '.join(kinds)} need a side of {least[0]} and a height of {least[1]} pixels")
         self._kinds, self._count, self._seed = kinds, count, seed
         self._size, self._split = (side, height or side), "train" if split == "train" else "held_out"
 
@@ -56,6 +70,7 @@ class Pictures:
         for number, kind in zip(range(self._count), itertools.cycle(self._kinds), strict=False):
             options = {"kind": kind, "split": self._split, "size": self._size}
             sample = synthetic_sample(self._seed, number, **options)
+            verifier = _verifier(sample)
             content = [
                 {"type": "image_url", "image_url": {"url": data_url(sample.image)}},
                 {"type": "text", "text": sample.question},
@@ -64,8 +79,8 @@ class Pictures:
                 f"{kind}-{self._split}-{number}",
                 f"pictures/{kind}",
                 ({"role": "user", "content": content},),
-                _VERIFIERS[kind],
-                metadata={"truth": _truth(sample)},
+                verifier,
+                metadata={"truth": _truth(sample, verifier)},
             )
 
 
@@ -76,7 +91,19 @@ def data_url(image: Image.Image) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def _truth(sample: VisualSample) -> str | int | list[list[int]]:
-    if _VERIFIERS[sample.kind] == "visual_words":
+def _verifier(sample: VisualSample) -> str:
+    """Of a chart a value, the nearer the better, or the name of a bar."""
+    if sample.kind == "chart":
+        return "visual_count" if sample.answer.isdecimal() else "visual_words"
+    return _VERIFIERS[sample.kind]
+
+
+def _truth(sample: VisualSample, verifier: str) -> str | int | list[list[int]]:
+    """The answer as its verifier takes it."""
+    if verifier == "visual_words":
         return sample.answer
-    return len(sample.boxes) if sample.kind == "count" else sample.boxes.tolist()
+    if verifier == "visual_count":
+        return int(sample.answer.rpartition("=")[2])
+    if sample.kind == "outline":
+        return np.reshape(sample.label["polygons"][0], (-1, 2)).tolist()
+    return sample.label["points"] if sample.kind == "point" else sample.boxes.tolist()
