@@ -13,7 +13,7 @@ from scipy import ndimage
 
 from k2jax.data.images.augment import Augmentation, draw_augmentation
 from k2jax.data.images.conversations import drawn_conversation
-from k2jax.data.images.labels import label_text
+from k2jax.data.images.labels import is_label, label_text
 from k2jax.data.images.resize import to_patches
 from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.data.images.synthetic_drawing import COLOURS, draw_shapes, kind_of_shape, random_word
@@ -196,6 +196,16 @@ def test_backgrounds_are_near_zero_where_the_tower_sees_them(kind, size):
     for index in range(20):
         patches, _, _ = to_patches(synthetic_sample(0, index, kind=kind, size=size).image, 14)
         assert np.abs(np.median(patches)) < 0.15
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_is_a_label_where_it_is_coordinates_alone_and_a_text_elsewhere(kind):
+    sample = synthetic_sample(0, 2, kind=kind)
+    question, answer = drawn_conversation(sample).messages
+    (part,) = answer["content"]
+    assert is_label(part) == (kind in ("locate", "point", "outline"))
+    assert (label_text(part) if is_label(part) else part["text"]) == sample.answer
+    assert question["content"] == [{"type": "image", "image": sample.image}, {"type": "text", "text": sample.question}]
 
 
 @pytest.mark.parametrize("kind", KINDS)

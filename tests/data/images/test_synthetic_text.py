@@ -15,7 +15,9 @@ import pytest
 from scipy import ndimage
 
 from k2jax.data.images.synthetic import synthetic_sample
-from k2jax.data.images.synthetic_drawing import FONTS, font_of, random_word
+from k2jax.data.images.synthetic_drawing import FONTS, LEAST_POINTS, SYLLABLES, font_of, random_word
+from k2jax.data.images.synthetic_screens import WIDTH
+from k2jax.data.images.synthetic_text import COLUMN
 
 RULE, FACE, INK = (60, 60, 60), (215, 215, 220), (20, 20, 20)
 
@@ -116,6 +118,15 @@ def test_the_action_clicks_the_middle_of_the_button_with_the_word(seed, size, sp
     middle = np.reshape(box, (2, 2)).mean(0) * 1000 / size
     np.testing.assert_allclose(np.array(point, float), middle, atol=0.5)
     assert not (in_train(word) ^ (split == "train"))
+
+
+@pytest.mark.parametrize("font", FONTS)
+def test_the_widest_words_fit_the_smallest_cells_and_buttons(font):
+    """No syllable is wider than "mu", in any font."""
+    for first in SYLLABLES:
+        for word, room in ((first + "mu", COLUMN - 4), (first.capitalize() + "mumu", WIDTH - 8)):
+            left, _, right, _ = font_of(font, LEAST_POINTS).getbbox(word)
+            assert right - left <= room, word
 
 
 @pytest.mark.parametrize("most", [2, 3])
