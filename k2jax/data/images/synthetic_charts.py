@@ -80,7 +80,7 @@ def _draw(background: Image.Image, frame: _Frame, levels: dict[str, int], *, uni
     from matplotlib.transforms import IdentityTransform
 
     inches = tuple(side / _DPI for side in frame.size)
-    figure = Figure(figsize=inches, dpi=_DPI, facecolor=_share(background.getpixel((0, 0))), layout="none")
+    figure = Figure(figsize=inches, dpi=_DPI, facecolor=_share(background.getpixel((0, 0))))
     canvas, pixels = FigureCanvasAgg(figure), IdentityTransform()
     font = FontProperties(fname=str(font_folder() / FONTS[0]), size=frame.text * 72 / _DPI)
     high = round(0.73 * frame.text)  # of capitals and digits, in whole pixels: letters between two of them are blurred

@@ -58,7 +58,9 @@ class SvgElement(NamedTuple):
             (x,), (y,), (r,) = (scaled[name] for name in ("cx", "cy", "r"))
             draw.ellipse((x - r, y - r, x + r - 1, y + r - 1), fill=self.fill)
         else:
-            draw.polygon(scaled["points"], fill=self.fill)
+            # Pillow fills the pixels of the corners too: of the last ones, those before them are the element's.
+            corners = np.array(scaled["points"]).reshape(-1, 2)
+            draw.polygon(np.minimum(corners, corners.max(0) - 1).ravel().tolist(), fill=self.fill)
 
 
 def code(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:

@@ -115,6 +115,6 @@ def test_a_chart_does_not_follow_the_users_style(monkeypatch):
     assert np.array_equal(before, after)
 
 
-@pytest.mark.parametrize("size", [(113, 85), (57 * 3, 129)])
+@pytest.mark.parametrize("size", [(113, 116), (203, 114)])
 def test_the_canvas_has_the_pixels_that_are_asked_for(size):
     assert synthetic_sample(0, 0, kind="chart", size=size).image.size == size

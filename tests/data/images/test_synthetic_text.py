@@ -63,7 +63,7 @@ def cells_of_table(image):
              for column in range(columns)] for row in range(rows)]  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     size=st.sampled_from([(112, 112), (108, 60), (230, 130)]),
@@ -101,7 +101,7 @@ def buttons_of(image):
     return found
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     size=st.sampled_from([(112, 112), (112, 70), (230, 130)]),
