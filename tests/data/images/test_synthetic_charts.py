@@ -12,7 +12,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 import numpy as np
-import pytest
 from scipy import ndimage
 
 from k2jax.data.images import synthetic_charts
@@ -113,8 +112,3 @@ def test_a_chart_does_not_follow_the_users_style(monkeypatch):
             changed.setitem(matplotlib.rcParams, key, value)
         after = synthetic_sample(0, 0, kind="chart").image
     assert np.array_equal(before, after)
-
-
-@pytest.mark.parametrize("size", [(113, 116), (203, 114)])
-def test_the_canvas_has_the_pixels_that_are_asked_for(size):
-    assert synthetic_sample(0, 0, kind="chart", size=size).image.size == size
