@@ -229,6 +229,7 @@ verifiers = Registry(
         "unit_tests": "k2jax.env.tasks.code_scoring:UnitTests",
         "verifiers": "k2jax.env.tasks.verifiers_tasks:RubricReward",
         "visual_boxes": "k2jax.env.tasks.visual_rewards:visual_boxes",
+        "visual_click": "k2jax.env.tasks.visual_rewards:visual_click",
         "visual_count": "k2jax.env.tasks.visual_rewards:visual_count",
         "visual_points": "k2jax.env.tasks.visual_rewards:visual_points",
         "visual_polygon": "k2jax.env.tasks.visual_rewards:visual_polygon",

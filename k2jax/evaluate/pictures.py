@@ -4,13 +4,13 @@ Words, layouts and seeds are those of the split ``held_out``. The second figure 
 with the pictures exchanged among them: what the model knows without seeing.
 
     python -m k2jax.evaluate.pictures --checkpoint=runs/sft-nano-vision
+    python -m k2jax.evaluate.pictures --checkpoint=runs/sft-nano-vision --kinds=locate,point
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-import re
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -24,9 +24,10 @@ from k2jax.convert.image_limits import processor_limits
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.images.measuring import picture_size
 from k2jax.data.images.processor import ImageProcessor
-from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
-from k2jax.env.tasks.visual_rewards import box_f1, text_similarity
-from k2jax.errors import UserError
+from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, synthetic_sample
+from k2jax.data.images.synthetic_drawing import VisualSample
+from k2jax.errors import UserError, nearest
+from k2jax.evaluate.picture_scores import score_answer
 from k2jax.inference import Engine
 from k2jax.inference.loading import load_engine
 from k2jax.inference.media_prompt import chat_prompt
@@ -38,6 +39,8 @@ SEED = 1
 """Of held-out pictures; training draws with seed 0."""
 LONGEST = 192
 """Bytes of the longest answers: nine boxes, or four descriptions, and some more."""
+LONGEST_CODE = 384
+"""Bytes of the longest code, and some more."""
 
 
 class PictureScore(NamedTuple):
@@ -54,16 +57,6 @@ class PictureScore(NamedTuple):
     seen: float
     exchanged: float
     questions: int
-
-
-def score_answer(sample: VisualSample, answer: str) -> float:
-    """Between 0 and 1: similarity of words and descriptions, whether a number is exact, or soft F1 of boxes."""
-    if sample.kind in ("read", "describe"):
-        return text_similarity(sample.answer, answer)
-    if sample.kind == "count":
-        return float(answer.rpartition("=")[2].strip() == str(len(sample.boxes)))
-    boxes = [list(map(int, box)) for box in re.findall(r"\[(\d+),(\d+),(\d+),(\d+)\]", answer)]
-    return box_f1(sample.boxes, np.array(boxes, float).reshape(-1, 4))
 
 
 class PictureReader(NamedTuple):
@@ -119,27 +112,37 @@ def greedy_answers(reader: PictureReader, contents: Sequence[Sequence[Any]], max
     ]
 
 
-def evaluate_pictures(checkpoint: str, config: Config, questions: int, max_tokens: int = LONGEST) -> list[PictureScore]:
-    """Scores of a checkpoint on the kinds of pictures that its run trained on.
+def evaluate_pictures(
+    checkpoint: str, config: Config, questions: int, *, kinds: Sequence[str] = (), max_tokens: int = 0
+) -> list[PictureScore]:
+    """Scores of a checkpoint on pictures of the sizes that its run trained on.
 
     Args:
         checkpoint: a workdir, or one of its steps.
         config: of its run.
         questions: of each kind.
-        max_tokens: most tokens of an answer.
+        kinds: what is asked; empty is what the run trained on. What it did not train on is drawn in its largest size.
+        max_tokens: most tokens of an answer; 0 is ``LONGEST``, and ``LONGEST_CODE`` where code is asked for.
 
     Raises:
-        UserError: the run has no synthetic pictures.
+        UserError: the run has no synthetic pictures, or a kind is unknown or needs larger ones.
     """
     drawn = [source for source in config.data.sources.values() if source.kind == "synthetic_images"]
     if not drawn:
         raise UserError(f"{checkpoint} trained on no source of kind synthetic_images: there is nothing to ask about")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UserError(f"--kinds: no kind {kind!r}{nearest(kind, KINDS)}")
+    size_of = {kind: picture_size(source) for source in reversed(drawn) for kind in source.pictures or BASIC_KINDS}
+    largest = max(size_of.values(), key=np.prod)
+    asked = {}
+    for kind in kinds or sorted(size_of):
+        options = {"kind": kind, "split": "held_out", "size": size_of.get(kind, largest)}
+        asked[kind] = [synthetic_sample(SEED, index, **options) for index in range(questions)]
+    max_tokens = max_tokens or (LONGEST_CODE if "code" in asked else LONGEST)
     reader = load_picture_reader(checkpoint, config, max_tokens)
     scores = []
-    size_of = {kind: picture_size(source) for source in reversed(drawn) for kind in source.pictures or KINDS}
-    for kind in sorted(size_of):
-        options = {"kind": kind, "split": "held_out", "size": size_of[kind]}
-        samples = [synthetic_sample(SEED, index, **options) for index in range(questions)]
+    for kind, samples in asked.items():
         answers = [greedy_answers(reader, _asked(shown), max_tokens) for shown in (samples, exchanged(samples))]
         means = [np.mean([score_answer(*pair) for pair in zip(samples, given, strict=True)]) for given in answers]
         scores.append(PictureScore(kind, *map(float, means), questions))
@@ -162,7 +165,9 @@ def define(values: flags.FlagValues) -> None:
     to = {"flag_values": values}
     flags.DEFINE_string("checkpoint", None, "The workdir of a run with images, or one of its steps.", **to)
     flags.DEFINE_integer("questions", 128, "Held-out questions of each kind.", **to, lower_bound=2)
-    flags.DEFINE_integer("max_tokens", LONGEST, "Most tokens of an answer.", **to, lower_bound=1)
+    flags.DEFINE_list("kinds", [], "What is asked, such as locate,point; empty is what the run trained on.", **to)
+    about = f"Most tokens of an answer; 0 is {LONGEST}, and {LONGEST_CODE} where code is asked for."
+    flags.DEFINE_integer("max_tokens", 0, about, **to, lower_bound=0)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -170,7 +175,8 @@ def main(values: flags.FlagValues) -> None:
     cli.require(values, "checkpoint")
     runtime.prepare()
     config = run_config(run_folder(values.checkpoint))
-    scores = evaluate_pictures(values.checkpoint, config, values.questions, values.max_tokens)
+    options = {"kinds": values.kinds, "max_tokens": values.max_tokens}
+    scores = evaluate_pictures(values.checkpoint, config, values.questions, **options)
     rows = [[score.kind, f"{score.seen:.3f}", f"{score.exchanged:.3f}", str(score.questions)] for score in scores]
     print(text_table(("kind", "right pictures", "pictures exchanged", "questions"), rows))
 

@@ -119,6 +119,7 @@ def test_counts_are_worth_less_with_every_one_missing():
         ("boxes", [[0, 0, 100, 100]], "[0,0,100,100]", "[0,0,100,50]"),
         ("points", [[10, 20], [900, 900]], " [900, 900] [10,20]\n", "[10,20],[100,800]"),
         ("polygon", [[0, 0], [500, 0], [500, 500], [0, 500]], "[0,0,500,0,500,500,0,500]", "[0,0,500,0,500,250,0,250]"),
+        ("click", [[100, 200, 300, 260]], " click(300, 200)\n", None),
         ("words", "tomo", "tomo\n", "toXX"),
         ("count", 4, " 4", "2"),
         ("count", 4, "012/344=4\n", "002/2=2"),
@@ -126,11 +127,15 @@ def test_counts_are_worth_less_with_every_one_missing():
 )
 def test_every_kind_has_a_right_answer_one_that_is_half_right_and_malformed_ones(kind, truth, right, half):
     assert reward(kind, truth, right) == (1.0, "")
-    assert reward(kind, truth, half) == (pytest.approx(0.5, abs=0.17 if kind == "boxes" else 0.02), "")
+    if half is None:  # a click hits or does not
+        assert [reward(kind, truth, f"click({x},{y})") for x, y in ((301, 230), (200, 199), (0, 0))] == [(0.0, "")] * 3
+    else:
+        assert reward(kind, truth, half) == (pytest.approx(0.5, abs=0.17 if kind == "boxes" else 0.02), "")
     if kind == "words":
         assert reward(kind, truth, "")[0] == 0
         return
-    for answer in ("about", "[1,2", "[1,2,3]", "4 shapes", "-1", "[0,0,2000,2000]", "[-1,0,5,5]", "1e3", "٤ ٤", "4="):
+    outside = ("[0,0,2000,2000]", "click(1001,5)", "[-1,0,5,5]", "-1")
+    for answer in ("about", "[1,2", "[1,2,3]", "4 shapes", *outside, "1e3", "٤ ٤", "4=", "click(1,2) click(1,2)"):
         value, reason = reward(kind, truth, answer)
         assert value == 0 and reason, (answer, reason)
 
@@ -141,7 +146,7 @@ def test_no_boxes_are_no_malformed_answer_and_a_box_that_ends_before_it_begins_i
     assert reward("boxes", [[0, 0, 9, 9]], "[9,0,0,9]")[1] == "a box ends before it begins"
 
 
-@pytest.mark.parametrize("kind", ["boxes", "points", "polygon", "words", "count"])
+@pytest.mark.parametrize("kind", ["boxes", "points", "polygon", "words", "count", "click"])
 @pytest.mark.parametrize(
     "answer",
     [
@@ -155,7 +160,8 @@ def test_no_boxes_are_no_malformed_answer_and_a_box_that_ends_before_it_begins_i
     ids=["brackets", "digits", "a megabyte", "boxes", "too many", "blanks"],
 )
 def test_hostile_answers_are_worth_nothing_and_cost_little(kind, answer):
-    truth = {"words": "tomo", "count": 4}.get(kind, [[0, 0, 9, 9]] if kind == "boxes" else [[0, 0], [9, 0], [9, 9]])
+    box, corners = [[0, 0, 9, 9]], [[0, 0], [9, 0], [9, 9]]
+    truth = {"words": "tomo", "count": 4, "boxes": box, "click": box}.get(kind, corners)
     began = time.process_time()
     value, reason = reward(kind, truth, answer)
     assert value < 0.01 and time.process_time() - began < 5

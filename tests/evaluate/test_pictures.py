@@ -2,16 +2,29 @@
 
 import pytest
 
-from k2jax.data.images.synthetic import synthetic_sample
-from k2jax.evaluate.pictures import exchanged, score_answer
+from k2jax.config import defaults, source
+from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, synthetic_sample
+from k2jax.errors import UserError
+from k2jax.evaluate import pictures
+from k2jax.evaluate.picture_scores import score_answer
+from k2jax.evaluate.pictures import LONGEST, LONGEST_CODE, evaluate_pictures, exchanged
 
 
-@pytest.mark.parametrize("kind", ["read", "describe", "count", "locate"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_exact_answer_scores_one_and_another_one_less(kind):
-    some, other = (synthetic_sample(0, index, kind=kind, split="held_out") for index in (0, 4))
+    some, *others = (synthetic_sample(0, index, kind=kind, split="held_out") for index in range(6))
     assert score_answer(some, some.answer) == 1
-    assert score_answer(some, other.answer) < 0.9
+    assert sum(score_answer(some, other.answer) for other in others) < 0.9 * len(others)
     assert score_answer(some, "") == 0
+
+
+def test_an_outline_with_other_corners_has_its_overlap_and_two_outlines_nothing():
+    drawn = (synthetic_sample(0, index, kind="outline") for index in range(20))
+    square = next(sample for sample in drawn if "square" in sample.question)
+    left, top, right, bottom = square.boxes[0]
+    half = f"[{left},{top},{right},{top},{left},{bottom}]"
+    assert score_answer(square, f"It is {half}.") == pytest.approx(0.5, abs=0.05)
+    assert score_answer(square, half * 2) == score_answer(square, "[1,2,3,4,5]") == 0
 
 
 def test_exchanged_pictures_are_those_of_the_other_questions():
@@ -19,3 +32,29 @@ def test_exchanged_pictures_are_those_of_the_other_questions():
     shown = exchanged(samples)
     assert [sample.image for sample in shown] == [samples[1].image, samples[2].image, samples[0].image]
     assert [sample._replace(image=None) for sample in shown] == [sample._replace(image=None) for sample in samples]
+
+
+def scores(monkeypatch, kinds, max_tokens=0, **drawn):
+    """Scores of a model that answers every question about the picture that it is shown with ``unsure``."""
+    config, limits = defaults("sft"), []
+    config.data.sources = {"drawn": source(kind="synthetic_images", **drawn), "words": source(kind="synthetic_images",
+                                           pictures=("read",), side=112, height=28)}  # fmt: skip
+    monkeypatch.setattr(pictures, "load_picture_reader", lambda checkpoint, config, longest: limits.append(longest))
+    monkeypatch.setattr(pictures, "greedy_answers", lambda reader, contents, longest: ["unsure"] * len(contents))
+    found = evaluate_pictures("somewhere", config, 3, kinds=kinds, max_tokens=max_tokens)
+    assert all((score.seen < 0.5, score.questions) == (True, 3) for score in found)
+    return [score.kind for score in found], limits
+
+
+def test_a_run_is_asked_what_it_trained_on_or_what_is_named(monkeypatch):
+    assert scores(monkeypatch, ()) == (sorted(BASIC_KINDS), [LONGEST])
+    assert scores(monkeypatch, (), pictures=("click", "point")) == (["click", "point", "read"], [LONGEST])
+    assert scores(monkeypatch, ("table", "code")) == (["table", "code"], [LONGEST_CODE])
+    assert scores(monkeypatch, ("code",), max_tokens=9) == (["code"], [9])
+
+
+def test_a_kind_that_is_unknown_or_larger_than_the_pictures_of_a_run_is_refused(monkeypatch):
+    with pytest.raises(UserError, match="no kind 'tabel'; did you mean 'table'"):
+        scores(monkeypatch, ("tabel",))
+    with pytest.raises(UserError, match="pictures of 84 x 84 pixels are too small for chart: draw at least 112 x 84"):
+        scores(monkeypatch, ("chart",), side=84)

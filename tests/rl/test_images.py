@@ -18,7 +18,8 @@ from k2jax.config import resolve, source, task
 from k2jax.config.schema import PackingConfig
 from k2jax.convert.loading import load_pretrained
 from k2jax.data.images.processor import ImageProcessor
-from k2jax.data.images.synthetic import COLOURS, KINDS, synthetic_sample
+from k2jax.data.images.synthetic import BASIC_KINDS, synthetic_sample
+from k2jax.data.images.synthetic_drawing import COLOURS
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.env.environment import Observation, Step
 from k2jax.env.files import FilesEnvironment, NamedFilesEnvironment
@@ -406,9 +407,9 @@ def test_ptx_on_images_is_refused_by_its_key(tmp_path):
 
 def test_pictures_are_tasks_with_their_truth():
     tasks = list(load_tasks("pictures", ("count=8", "side=64")))
-    assert [each.domain for each in tasks] == [f"pictures/{kind}" for kind in KINDS] * 2
+    assert [each.domain for each in tasks] == [f"pictures/{kind}" for kind in BASIC_KINDS] * 2
     for number, each in enumerate(tasks):
-        sample = synthetic_sample(0, number, kind=KINDS[number % len(KINDS)], size=(64, 64))
+        sample = synthetic_sample(0, number, kind=BASIC_KINDS[number % len(BASIC_KINDS)], size=(64, 64))
         assert each.instruction[0]["content"][0]["image_url"]["url"] == data_url(sample.image)
         truth = {"count": sample.answer.rpartition("=")[2], "locate": str(sample.boxes.tolist())}
         assert str(each.metadata["truth"]) == truth.get(sample.kind, sample.answer)

@@ -52,9 +52,9 @@ class SourceConfig:
     max_epochs: NonNegativeFloat = 0.0  #: passes over the source before the others take its share; 0 is no limit
     max_documents: NonNegativeInt = 0  #: read at most this many documents; 0 is all
     filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass; empty is all
-    pictures: tuple[str, ...] = ()  #: of synthetic_images: what is asked (read, describe, count, locate); empty is all
-    side: PositiveInt = 112  #: of synthetic_images: width of a picture, at least 64 [pixels]
-    height: NonNegativeInt = 0  #: of synthetic_images: at least 64, or 28 where words are read; 0 is side [pixels]
+    pictures: tuple[str, ...] = ()  #: of synthetic_images: kinds of questions; empty is read, describe, count, locate
+    side: PositiveInt = 112  #: of synthetic_images: width of a picture, by kind at least 64 to 112 [pixels]
+    height: NonNegativeInt = 0  #: of synthetic_images: height, by kind at least 28 to 84; 0 is side [pixels]
 
 
 def _default_sources() -> dict[str, SourceConfig]:

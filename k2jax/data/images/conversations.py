@@ -29,7 +29,8 @@ from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.processor import MEDIA_TYPES, PreparedMessages, feature_index, run_processor
 from k2jax.data.images.reading import ReadLimits, decode_data_url, is_data_url, read_file, read_image
 from k2jax.data.images.sampled import SampledConversation
-from k2jax.data.images.synthetic import VisualSample
+from k2jax.data.images.synthetic import PICTURE_KINDS
+from k2jax.data.images.synthetic_drawing import VisualSample
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD, content_ids
@@ -135,16 +136,12 @@ def read_conversation(
 def drawn_conversation(sample: VisualSample) -> VisualConversation:
     """A synthetic sample as a question and its answer.
 
-    Shapes that are located may be flipped and turned; words, descriptions and tallies, which follow the order of
-    reading, may not.
+    A label moves with the picture as far as its kind permits; a text stays as it is.
     """
     question = [{"type": "image", "image": sample.image}, {"type": "text", "text": sample.question}]
-    answer = {"type": "text", "text": sample.answer}
-    if sample.kind == "locate":
-        answer = {"type": "boxes", "boxes": sample.boxes.tolist()}
-    permitted = ("flip", "turn", "shrink", "light") if sample.kind == "locate" else ("light",)
+    answer = sample.label or {"type": "text", "text": sample.answer}
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": [answer]}]
-    return VisualConversation(messages, None, permitted, ())
+    return VisualConversation(messages, None, PICTURE_KINDS[sample.kind].permitted, ())
 
 
 class ConversationRenderer:

@@ -25,7 +25,7 @@ from k2jax.data.images.conversations import (
 from k2jax.data.images.reading import MediaUnavailableError, ReadLimits
 from k2jax.data.images.records import visual_records
 from k2jax.data.images.sampled import SampledConversation, sampled_conversation
-from k2jax.data.images.synthetic import KINDS, LEAST_LINE, LEAST_SIDE, synthetic_sample
+from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.data.manifest import HELD_OUT, TRAIN
 from k2jax.data.records import Report
 from k2jax.data.sources import files
@@ -38,7 +38,7 @@ SAMPLES = 10_000
 """Synthetic samples where ``max_documents`` names no number."""
 
 
-class Candidate(NamedTuple):
+class UnmeasuredConversation(NamedTuple):
     """A conversation that is not measured yet; it can be sent to another process.
 
     Attributes:
@@ -99,7 +99,7 @@ class Measurer:
     renderer: ConversationRenderer
     limits: ReadLimits
 
-    def __call__(self, candidate: Candidate | Unusable) -> list[MeasuredConversation] | Unusable:
+    def __call__(self, candidate: UnmeasuredConversation | Unusable) -> list[MeasuredConversation] | Unusable:
         """What a candidate becomes: one sequence, or as many as it has branches; what is unusable remains so.
 
         Raises:
@@ -118,7 +118,7 @@ class Measurer:
         except UserError as error:
             return Unusable(candidate.where, str(error))
 
-    def _record(self, candidate: Candidate) -> list[MeasuredConversation]:
+    def _record(self, candidate: UnmeasuredConversation) -> list[MeasuredConversation]:
         found = read_conversation(candidate.value, candidate.folder, self.limits)
         branches = self.renderer.branches(found)
         line = {
@@ -131,12 +131,12 @@ class Measurer:
         digest = document_hash("".join(sorted(found.digests)).encode() or branches[0].ids.tobytes())
         return [self._measured(line | {"branch": number}, rendered, digest) for number, rendered in enumerate(branches)]
 
-    def _sampled(self, candidate: Candidate) -> list[MeasuredConversation]:
+    def _sampled(self, candidate: UnmeasuredConversation) -> list[MeasuredConversation]:
         conversation: SampledConversation = candidate.value
         line = {"sampled": conversation.to_json()}
         return [self._measured(line, self.renderer.render(conversation), conversation.digest)]
 
-    def _synthetic(self, candidate: Candidate) -> list[MeasuredConversation]:
+    def _synthetic(self, candidate: UnmeasuredConversation) -> list[MeasuredConversation]:
         _, split, index = place = candidate.value
         rendered = self.renderer.render(synthetic_conversation(picture_size(self.source), *place))
         return [self._measured({"synthetic": place}, rendered, index, split == HELD_OUT)]
@@ -161,7 +161,9 @@ class Measurer:
         return MeasuredConversation(written, len(rendered.ids), targets, grids, digest, held_out, contents.digest())
 
 
-def candidates(name: str, source: SourceConfig, held_out: float, limits: ReadLimits) -> Iterator[Candidate | Unusable]:
+def candidates(
+    name: str, source: SourceConfig, held_out: float, limits: ReadLimits
+) -> Iterator[UnmeasuredConversation | Unusable]:
     """The conversations of a source in the order of its files, and what is no JSON or no trajectory.
 
     Args:
@@ -187,35 +189,35 @@ def candidates(name: str, source: SourceConfig, held_out: float, limits: ReadLim
     yield from reported
 
 
-def _records(file: Path, limits: ReadLimits, report: Report) -> Iterator[Candidate]:
+def _records(file: Path, limits: ReadLimits, report: Report) -> Iterator[UnmeasuredConversation]:
     for where, record in visual_records(file, limits, report):
-        yield Candidate("record", where, record, str(file.parent))
+        yield UnmeasuredConversation("record", where, record, str(file.parent))
 
 
-def _paths(file: Path, source: SourceConfig, report: Report) -> Iterator[Candidate]:
+def _paths(file: Path, source: SourceConfig, report: Report) -> Iterator[UnmeasuredConversation]:
     """The paths of a trajectory store that pass the source's filters; what each shows is kept in the cache."""
     chosen = {"filters": source.filters} if source.filters else {}
     for demonstrated in demonstrated_paths(read_trajectories(file, lambda line: report(str(file), line)), **chosen):
         where = f"{file}, trajectory {tuple(demonstrated.trajectory.key)}"
-        yield Candidate("sampled", where, sampled_conversation(demonstrated))
+        yield UnmeasuredConversation("sampled", where, sampled_conversation(demonstrated))
 
 
-def _drawn(source: SourceConfig, held_out: float) -> Iterator[Candidate]:
-    kinds = source.pictures or KINDS
+def _drawn(source: SourceConfig, held_out: float) -> Iterator[UnmeasuredConversation]:
+    kinds = source.pictures or BASIC_KINDS
     if not set(kinds) <= set(KINDS):
         raise UserError(f"data.sources pictures are {', '.join(kinds)}; there are {', '.join(KINDS)}")
     width, height = picture_size(source)
-    least = LEAST_LINE if set(kinds) == {"read"} else LEAST_SIDE
-    if width < LEAST_SIDE or height < least:
+    least = least_size(kinds)
+    if width < least[0] or height < least[1]:
         raise UserError(
             f"data.sources have pictures of {width} x {height} pixels: those of {', '.join(kinds)} are at least "
-            f"{LEAST_SIDE} wide and {least} high"
+            f"{least[0]} wide and {least[1]} high"
         )
     count = source.max_documents or SAMPLES
     for number in range(count + max(1, round(held_out * count))):
         split, index = (TRAIN, number) if number < count else (HELD_OUT, number - count)
         place = (kinds[index % len(kinds)], split, index)
-        yield Candidate("synthetic", f"picture {number}", place)
+        yield UnmeasuredConversation("synthetic", f"picture {number}", place)
 
 
 def picture_size(source: SourceConfig) -> tuple[int, int]:

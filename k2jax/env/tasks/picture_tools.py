@@ -15,7 +15,8 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from k2jax.data.images.synthetic import (
+from k2jax.data.images.synthetic import synthetic_sample
+from k2jax.data.images.synthetic_drawing import (
     COLOURS,
     LEAST_SIDE,
     DrawnShape,
@@ -23,7 +24,6 @@ from k2jax.data.images.synthetic import (
     draw_shapes,
     kind_of_shape,
     most_shapes,
-    synthetic_sample,
 )
 from k2jax.env.files import FILES
 from k2jax.env.split import Split

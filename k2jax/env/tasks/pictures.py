@@ -1,4 +1,4 @@
-"""Tasks about pictures that are drawn with exact labels: words to read, shapes to describe, count and locate."""
+"""Tasks about pictures that are drawn with exact labels: each kind of question with its verifier and its truth."""
 
 from __future__ import annotations
 
@@ -8,16 +8,28 @@ import io
 import itertools
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
-from k2jax.data.images.synthetic import KINDS, VisualSample, synthetic_sample
+from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
+from k2jax.data.images.synthetic_drawing import VisualSample
 from k2jax.env.split import Split
 from k2jax.env.task import Task
 from k2jax.env.tasks.visual_rewards import TRUTH
 from k2jax.errors import UserError, nearest
 
-VERIFIERS = {"read": "visual_words", "describe": "visual_words", "count": "visual_count", "locate": "visual_boxes"}
-"""Name of the verifier by kind of question."""
+VERIFIERS = {
+    "read": "visual_words",
+    "describe": "visual_words",
+    "count": "visual_count",
+    "locate": "visual_boxes",
+    "point": "visual_points",
+    "outline": "visual_polygon",
+    "table": "visual_words",
+    "code": "visual_words",
+    "click": "visual_click",
+}
+"""Name of the verifier by kind of question; of a chart see ``verifier_of``."""
 
 
 class Pictures:
@@ -25,7 +37,7 @@ class Pictures:
 
     def __init__(
         self,
-        kinds: tuple[str, ...] = KINDS,
+        kinds: tuple[str, ...] = BASIC_KINDS,
         count: int = 2000,
         side: int = 112,
         height: int = 0,
@@ -35,7 +47,7 @@ class Pictures:
         """A set of tasks.
 
         Args:
-            kinds: of ``read``, ``describe``, ``count`` and ``locate``.
+            kinds: of ``synthetic.KINDS``.
             count: number of tasks.
             side: width of the pictures [pixels].
             height: of the pictures [pixels]; 0 is their width.
@@ -43,13 +55,16 @@ class Pictures:
             split: ``train`` or ``test``, whose words are never in ``train``.
 
         Raises:
-            UserError: a kind is unknown, or there is nothing to draw.
+            UserError: a kind is unknown or needs larger pictures, or there is nothing to draw.
         """
         for kind in kinds:
             if kind not in KINDS:
                 raise UserError(f"pictures: no kind {kind!r}{nearest(kind, KINDS)}")
         if not kinds or count < 1:
             raise UserError("pictures: name a kind, and a count above 0")
+        least = least_size(kinds)
+        if side < least[0] or (height or side) < least[1]:
+            raise UserError(f"pictures: {', '.join(kinds)} need a side of {least[0]} and a height of {least[1]} pixels")
         self._kinds, self._count, self._seed = kinds, count, seed
         self._size, self._split = (side, height or side), "train" if split == "train" else "held_out"
 
@@ -66,7 +81,7 @@ class Pictures:
                 f"{kind}-{self._split}-{number}",
                 f"pictures/{kind}",
                 ({"role": "user", "content": content},),
-                VERIFIERS[kind],
+                verifier_of(sample),
                 metadata={TRUTH: truth_of(sample)},
             )
 
@@ -88,8 +103,20 @@ def picture_part(image: Image.Image) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(image)}}
 
 
+def verifier_of(sample: VisualSample) -> str:
+    """Name of the verifier of an answer; a chart's is a value, the nearer the better, or the name of a bar."""
+    if sample.kind == "chart":
+        return "visual_count" if sample.answer.isdecimal() else "visual_words"
+    return VERIFIERS[sample.kind]
+
+
 def truth_of(sample: VisualSample) -> str | int | list[list[int]]:
-    """What the verifier of the sample's kind compares with, as ``metadata["truth"]`` has it."""
-    if VERIFIERS[sample.kind] == "visual_words":
+    """What the sample's verifier compares with, as ``metadata["truth"]`` has it."""
+    verifier = verifier_of(sample)
+    if verifier == "visual_words":
         return sample.answer
-    return len(sample.boxes) if sample.kind == "count" else sample.boxes.tolist()
+    if verifier == "visual_count":
+        return int(sample.answer.rpartition("=")[2])
+    if sample.kind == "outline":
+        return np.reshape(sample.label["polygons"][0], (-1, 2)).tolist()
+    return sample.label["points"] if sample.kind == "point" else sample.boxes.tolist()

@@ -1,8 +1,9 @@
-"""Rewards of visual tasks (Kimi K2.5, section 4.4.2): boxes, points, a polygon, words, and counts.
+"""Rewards of visual tasks (Kimi K2.5, section 4.4.2): boxes, points, a polygon, words, counts, and a click.
 
 Shapes of an answer are brackets with integers, thousandths of the picture's sides: ``[left,top,right,bottom]``,
 ``[x,y]`` or ``[x,y,x,y,x,y]``, one after the other. The truth is ``task.metadata["truth"]`` in the same numbers, as a
-list of lists; of words a text, of a count a number. A malformed answer is worth 0, and ``info`` says why.
+list of lists; of a click the box to hit, of words a text, of a count a number. A malformed answer is worth 0, and
+``info`` says why.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ SIGMA = 50.0
 """Standard deviation of the weight of a point's distance [thousandths]."""
 GRID = 256
 """Cells of a picture's side, on which polygons are compared."""
+_CLICK = re.compile(r"\s*click\(\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*\)\s*")
 _SHAPES = re.compile(r"\s*(?:\[\s*[0-9]{1,4}(?:\s*,\s*[0-9]{1,4})*\s*\][\s,]*)*")
 
 
@@ -49,6 +51,11 @@ def visual_points(task: Task, answer: str) -> Reward:
 def visual_polygon(task: Task, answer: str) -> Reward:
     """Overlap of one polygon with the true one, whose corners are the truth; see ``polygon_iou``."""
     return _reward(lambda: polygon_iou(_truth(task, 2), _polygon(answer)))
+
+
+def visual_click(task: Task, answer: str) -> Reward:
+    """1 for the action ``click(x,y)`` inside the true box or on its edge, else 0."""
+    return _reward(lambda: click_inside(_truth(task, 4), read_click(answer)))
 
 
 def visual_words(task: Task, answer: str) -> Reward:
@@ -92,6 +99,11 @@ def point_f1(wanted: np.ndarray, given: np.ndarray, sigma: float = SIGMA) -> flo
     """
     squares = ((wanted[:, None] - given[None]) ** 2).sum(-1)
     return _assigned(np.exp(-squares / (2 * sigma**2)))
+
+
+def click_inside(boxes: np.ndarray, point: np.ndarray) -> float:
+    """1 where a point ``[2]`` is inside one of some boxes ``[n, 4]`` or on its edge, else 0."""
+    return float(((boxes[:, :2] <= point) & (point <= boxes[:, 2:])).all(-1).any())
 
 
 def polygon_iou(wanted: np.ndarray, given: np.ndarray, side: int = GRID) -> float:
@@ -149,6 +161,21 @@ def read_shapes(answer: str, numbers: int) -> np.ndarray:
     if any(len(shape) != numbers for shape in shapes):
         raise MalformedAnswerError(f"a shape has not {numbers} numbers")
     return np.array(shapes, float).reshape(-1, numbers)
+
+
+def read_click(answer: str) -> np.ndarray:
+    """The point of an action ``click(x,y)``, float ``[2]``.
+
+    Raises:
+        MalformedAnswerError: there is anything else, or the point is outside the picture.
+    """
+    found = _CLICK.fullmatch(_short(answer))
+    if not found:
+        raise MalformedAnswerError("it is not an action click(x,y) alone")
+    point = np.array(found.groups(), float)
+    if (point > THOUSAND).any():
+        raise MalformedAnswerError(f"a coordinate is above {THOUSAND}")
+    return point
 
 
 def _boxes(answer: str) -> np.ndarray:
