@@ -16,7 +16,7 @@ from typing import TypeVar
 from k2jax.errors import UserError
 
 _WATCHED = 1.0  # how often a worker looks whether its parent lives [s]
-_TOGETHER = 32  # items that a worker gets at a time
+_TOGETHER = 8  # items that a worker gets at a time: some hold images
 _AHEAD = 4  # portions that wait for each worker: of a long list no more are in memory
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
@@ -51,18 +51,25 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], worke
     items = iter(items)
     portions = iter(lambda: list(itertools.islice(items, _TOGETHER)), [])
     with ProcessPoolExecutor(workers, context, _begin, (os.getpid(), function)) as pool:
-        waiting = deque(pool.submit(_of_all, portion) for portion in itertools.islice(portions, workers * _AHEAD))
+        waiting, processes = deque(), []
         try:
+            waiting.extend(pool.submit(_of_all, portion) for portion in itertools.islice(portions, workers * _AHEAD))
+            processes = list((pool._processes or {}).values())  # to end them: no public way before Python 3.14
             while waiting:
-                yield from waiting.popleft().result()
+                results, error = waiting.popleft().result()
+                yield from results
+                if error:
+                    raise error
                 waiting.extend(pool.submit(_of_all, portion) for portion in itertools.islice(portions, 1))
         except BrokenProcessPool:
             raise UserError(
                 "a process that prepares data died, of memory perhaps; set data.workers=0, or protect your program by "
                 'if __name__ == "__main__"'
             ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+        except BaseException:  # GeneratorExit too: nobody wants the rest, which may take hours
+            for process in processes:
+                process.kill()
+            raise
 
 
 _function: Callable = tuple  # of a worker
@@ -74,5 +81,12 @@ def _begin(parent: int, function: Callable) -> None:
     end_with(parent)
 
 
-def _of_all(portion: list) -> list:
-    return [_function(item) for item in portion]
+def _of_all(portion: list) -> tuple[list, Exception | None]:
+    """Results up to the first error, and the error."""
+    results = []
+    for item in portion:
+        try:
+            results.append(_function(item))
+        except Exception as error:
+            return results, error
+    return results, None

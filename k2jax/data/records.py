@@ -7,7 +7,7 @@ import importlib
 import json
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from k2jax.errors import UserError
 
@@ -38,20 +38,35 @@ def jsonl(path: Path, field: str, report: Report) -> Documents:
 
 def json_lines(path: Path, report: Report) -> Iterator[tuple[str, str, Any, int]]:
     """Reads one JSON value per line: its name, its place in words, the value and its length [bytes]."""
+    for line in lines_of_json(path):
+        if line.why:
+            report(line.where, line.why)
+        else:
+            yield line.name, line.where, line.value, line.length
+
+
+class JsonLine(NamedTuple):
+    """A line that is not blank: its name, its place in words, the value, its length [bytes], and why it has none."""
+
+    name: str
+    where: str
+    value: Any
+    length: int
+    why: str = ""
+
+
+def lines_of_json(path: Path) -> Iterator[JsonLine]:
+    """Reads lines, those included that are no JSON."""
     try:
         with path.open("rb") as file:
             offset = 0
             for number, line in enumerate(file, start=1):
                 where, offset = f"{path}, line {number}, byte {offset}", offset + len(line)
-                if not line.strip():
-                    continue
-                value, why = _from_json(line)
-                if why:
-                    report(where, why)
-                else:
-                    yield f"{path}:{number}", where, value, len(line)
+                if line.strip():
+                    value, why = _from_json(line)
+                    yield JsonLine(f"{path}:{number}", where, value, len(line), why)
     except OSError as error:
-        report(str(path), f"cannot be read: {error.strerror}")
+        yield JsonLine(str(path), str(path), None, 0, f"cannot be read: {error.strerror}")
 
 
 def _from_json(line: bytes) -> tuple[Any, str]:
@@ -68,39 +83,44 @@ def _from_json(line: bytes) -> tuple[Any, str]:
 
 def parquet(path: Path, field: str, report: Report) -> Documents:
     """Reads one document per row of the string column ``field``; an unreadable row group is one corrupt record."""
-    for where, row in parquet_rows(path, (field,), report):
+    for where, row in parquet_rows(path, (field,), report, ROWS_PER_READ):
         if (text := _from_arrow(row[field], field, where, report)) is not None:
             yield where, text
 
 
-def parquet_rows(path: Path, wanted: Sequence[str], report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
+def parquet_rows(
+    path: Path, wanted: Sequence[str], report: Report, together: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Reads rows: the place of each in words, and its Arrow scalars by column.
 
     Args:
         path: the file.
         wanted: names of columns, of which there is at least one.
         report: receives what is unreadable: the file, or a row group as one record.
+        together: rows that are in memory at a time.
     """
     pyarrow, reader = _extra("pyarrow"), _extra("pyarrow.parquet")
     try:
         file = reader.ParquetFile(path, memory_map=True)
     except (pyarrow.ArrowException, OSError) as error:
-        return report(str(path), f"not readable as parquet: {_first_line(error)}")
+        return report(str(path), f"not readable as parquet: {first_line(error)}")
     with file:
         names = file.schema_arrow.names
         columns = [name for name in wanted if name in names]
         if not columns:
             return report(str(path), f"no column {' or '.join(map(repr, wanted))}, only {', '.join(names)}")
+        if twice := [name for name in columns if names.count(name) > 1]:
+            return report(str(path), f"several columns {twice[0]!r}")
         row = 0
         for group in range(file.num_row_groups):
             end = row + file.metadata.row_group(group).num_rows
             try:
-                for batch in file.iter_batches(ROWS_PER_READ, row_groups=[group], columns=columns, use_threads=False):
+                for batch in file.iter_batches(together, row_groups=[group], columns=columns, use_threads=False):
                     for values in zip(*batch.columns, strict=True):
                         where, row = f"{path}, row {row}", row + 1
                         yield where, dict(zip(columns, values, strict=True))
             except (pyarrow.ArrowException, OSError) as error:
-                report(f"{path}, rows {row} to {end - 1}", f"row group {group} is broken: {_first_line(error)}")
+                report(f"{path}, rows {row} to {end - 1}", f"row group {group} is broken: {first_line(error)}")
             row = end
 
 
@@ -125,14 +145,14 @@ def huggingface(path: str, subset: str, split: str, field: str, report: Report) 
     try:
         stream = iter(datasets.load_dataset(path, subset or None, split=split, streaming=True))
     except Exception as error:
-        raise UserError(f"cannot load the data set {what}: {_first_line(error)}") from None
+        raise UserError(f"cannot load the data set {what}: {first_line(error)}") from None
     while True:
         try:
             record = next(stream)
         except StopIteration:
             return
         except Exception as error:
-            raise UserError(f"reading the data set {what} broke off at row {row}: {_first_line(error)}") from None
+            raise UserError(f"reading the data set {what} broke off at row {row}: {first_line(error)}") from None
         where, row = f"{path}, split {split}, row {row}", row + 1
         if (text := checked_text(record, field, where, report)) is not None:
             yield where, text
@@ -162,5 +182,6 @@ def _extra(module: str) -> ModuleType:
         raise UserError(f'this source needs {package}, which is not installed: pip install "k2jax[data]"') from None
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,6 +1,7 @@
 """Work that several processes do in the order of its items, and what ends them."""
 
 import itertools
+import multiprocessing
 import os
 import time
 
@@ -32,3 +33,33 @@ def test_results_come_in_the_order_of_their_items_and_no_more_are_taken_than_are
 def test_a_process_that_dies_is_one_line():
     with pytest.raises(UserError, match="a process that prepares data died, of memory perhaps"):
         list(ordered_map(dies, range(3), 1))
+
+
+def refuses_20(number):
+    if number == 20:
+        raise UserError("no twenty")
+    return number
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_is_raised_after_the_results_before_it(workers):
+    results = []
+    with pytest.raises(UserError, match="no twenty"):
+        results.extend(ordered_map(refuses_20, range(40), workers))
+    # ``extend`` keeps what came before the error
+    assert results == list(range(20))
+
+
+def sleeps(number):
+    time.sleep(0 if number < 8 else 60)
+    return number
+
+
+def test_processes_end_when_nobody_wants_the_rest():
+    results = ordered_map(sleeps, range(1000), 2)
+    assert next(results) == 0
+    children = multiprocessing.active_children()
+    start = time.monotonic()
+    results.close()
+    assert time.monotonic() - start < 30
+    assert children and not any(child.is_alive() for child in children)

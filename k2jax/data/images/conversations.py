@@ -102,7 +102,7 @@ def read_conversation(
         UserError: the record is malformed.
         ImageError: an image is missing, damaged or beyond the limits.
     """
-    document = record.get("document") if isinstance(record, Mapping) else None
+    document = record.get("document") if isinstance(record, Mapping) and "messages" not in record else None
     whole = isinstance(document, list) and bool(document)
     messages, tools = ([{"content": document}], None) if whole else messages_and_tools(record)
     permitted = record.get("augment") or ()
@@ -203,7 +203,10 @@ class ConversationRenderer:
         return RenderedConversation(ids, trained, shown, self._features(ids, shown))
 
     def _document(self, prepared: PreparedMessages) -> RenderedConversation:
-        """Texts and images between the tokens of a document's beginning and end; all but the media are targets."""
+        """Texts and images between the tokens of a document's beginning and end; all but the media are targets.
+
+        The clock before a chunk of a clip, and the line feed after an image, are text.
+        """
         tokenizer = self._tokenizer
         content = content_ids(tokenizer, prepared.messages[0])
         ids = np.array([*tokenizer.encode_document(""), *content, tokenizer.eos], np.int32)

@@ -7,6 +7,7 @@ must then have the bytes that it had.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -204,10 +205,11 @@ def prepare_visual(
 
     def build(folder: Path) -> None:
         found = candidates(name, source, config.held_out, limits)
-        measured = ordered_map(Measurer(config, source, renderer, limits), found, config.workers)
-        drawn = source.kind == "synthetic_images"  # its pictures are as many as it says
-        usable = _usable(measured, report, 0 if drawn else source.max_documents)
-        write_corpus(folder, name, usable, held_out=config.held_out, report=report, tokenizer=tokenizer)
+        most = 0 if source.kind == "synthetic_images" else source.max_documents  # it draws as many as it says
+        measurer = Measurer(config, source, renderer, limits)
+        with contextlib.closing(ordered_map(measurer, found, config.workers)) as measured:
+            usable = _usable(measured, report, most)
+            write_corpus(folder, name, usable, held_out=config.held_out, report=report, tokenizer=tokenizer)
 
     get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds)
     corpus = VisualCorpus(folder, source, renderer, limits)

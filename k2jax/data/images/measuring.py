@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 import dataclasses
 import hashlib
-import itertools
 import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,7 +26,6 @@ from k2jax.data.images.records import visual_records
 from k2jax.data.images.sampled import SampledConversation, sampled_conversation
 from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.data.manifest import HELD_OUT, TRAIN
-from k2jax.data.records import Report
 from k2jax.data.sources import files
 from k2jax.data.split import document_hash
 from k2jax.errors import UserError
@@ -44,7 +42,7 @@ class UnmeasuredConversation(NamedTuple):
     Attributes:
         form: how it is given.
         where: its place, in words.
-        value: a JSON value, a ``SampledConversation``, or the place of a drawn picture.
+        value: a record in JSON, a ``SampledConversation``, or the place of a drawn picture.
         folder: where relative paths of images begin.
     """
 
@@ -119,10 +117,11 @@ class Measurer:
             return Unusable(candidate.where, str(error))
 
     def _record(self, candidate: UnmeasuredConversation) -> list[MeasuredConversation]:
-        found = read_conversation(candidate.value, candidate.folder, self.limits)
+        record = json.loads(candidate.value)
+        found = read_conversation(record, candidate.folder, self.limits)
         branches = self.renderer.branches(found)
         line = {
-            "record": candidate.value,
+            "record": record,
             "folder": candidate.folder,
             "digests": found.digests,
             "media": found.media,
@@ -139,7 +138,8 @@ class Measurer:
     def _synthetic(self, candidate: UnmeasuredConversation) -> list[MeasuredConversation]:
         _, split, index = place = candidate.value
         rendered = self.renderer.render(synthetic_conversation(picture_size(self.source), *place))
-        return [self._measured({"synthetic": place}, rendered, index, split == HELD_OUT)]
+        held_out = split == HELD_OUT
+        return [self._measured({"synthetic": place}, rendered, 2 * index + held_out, held_out)]
 
     def _measured(
         self, line: dict, rendered: RenderedConversation, digest: int, held_out: bool | None = None
@@ -178,28 +178,28 @@ def candidates(
     if source.kind == "synthetic_images":
         yield from _drawn(source, held_out)
         return
-    reported: list[Unusable] = []  # before the next candidate
-    report = lambda *line: reported.append(Unusable(*line))  # noqa: E731
-    sampled = source.kind == "image_trajectories"
-    read = lambda file: _paths(file, source, report) if sampled else _records(file, limits, report)  # noqa: E731
-    for candidate in itertools.chain.from_iterable(map(read, files(name, source))):
-        yield from reported
-        reported.clear()
-        yield candidate
-    yield from reported
+    for file in files(name, source):
+        if source.kind == "image_trajectories":
+            yield from _paths(file, source)
+        else:
+            for where, record, why in visual_records(file, limits):
+                yield Unusable(where, why) if why else _unmeasured(where, record, file)
 
 
-def _records(file: Path, limits: ReadLimits, report: Report) -> Iterator[UnmeasuredConversation]:
-    for where, record in visual_records(file, limits, report):
-        yield UnmeasuredConversation("record", where, record, str(file.parent))
+def _unmeasured(where: str, record: Any, file: Path) -> UnmeasuredConversation:
+    # As JSON: what nests deeply is not pickled.
+    return UnmeasuredConversation("record", where, json.dumps(record).encode(), str(file.parent))
 
 
-def _paths(file: Path, source: SourceConfig, report: Report) -> Iterator[UnmeasuredConversation]:
+def _paths(file: Path, source: SourceConfig) -> Iterator[UnmeasuredConversation | Unusable]:
     """The paths of a trajectory store that pass the source's filters; what each shows is kept in the cache."""
     chosen = {"filters": source.filters} if source.filters else {}
-    for demonstrated in demonstrated_paths(read_trajectories(file, lambda line: report(str(file), line)), **chosen):
+    cut: list[Unusable] = []  # an incomplete last record
+    trajectories = read_trajectories(file, lambda line: cut.append(Unusable(str(file), line)))
+    for demonstrated in demonstrated_paths(trajectories, **chosen):
         where = f"{file}, trajectory {tuple(demonstrated.trajectory.key)}"
         yield UnmeasuredConversation("sampled", where, sampled_conversation(demonstrated))
+    yield from cut
 
 
 def _drawn(source: SourceConfig, held_out: float) -> Iterator[UnmeasuredConversation]:

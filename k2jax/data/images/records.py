@@ -1,62 +1,104 @@
 """Records of conversations with images by file: JSON lines, Parquet as Hugging Face writes it, and WebDataset tar.
 
-The images of the last two are in the file itself and become data URLs, so that a record stands alone.
+The images of the last two are in the file itself and become data URLs, so that a record stands alone. What cannot be
+used is a line in its place.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import itertools
+from collections.abc import Callable, Iterator, Mapping
 import json
 from pathlib import Path
-import tarfile
 from typing import Any, NamedTuple
 
 from k2jax.data.images.processor import MEDIA_TYPES
 from k2jax.data.images.reading import ReadLimits
-from k2jax.data.records import Report, json_lines, parquet_rows
+from k2jax.data.images.tar_samples import TarSample, tar_samples
+from k2jax.data.records import first_line, lines_of_json, parquet_rows
 from k2jax.errors import UserError, abbreviate
 
-_CAPTION = "txt"
-_TEXT_MEMBERS = ("json", _CAPTION)
-_COLUMNS = ("messages", "document", "tools", "augment", "images", "image")
+_MESSAGES, _DOCUMENT = "messages", "document"
+_OTHERS = ("tools", "augment")
+_IMAGES = ("images", "image")
+_ROWS = 4  # of Parquet that are in memory at a time: each may have many images
 
 
 class PlacedRecord(NamedTuple):
-    """A record and where it is, in words; ``value`` is a JSON value."""
+    """A record, or why there is none.
+
+    Attributes:
+        where: its place, in words.
+        value: a JSON value.
+        why: what is wrong; empty where nothing is.
+    """
 
     where: str
     value: Any
+    why: str = ""
 
 
-def visual_records(path: Path, limits: ReadLimits, report: Report) -> Iterator[PlacedRecord]:
+def visual_records(path: Path, limits: ReadLimits) -> Iterator[PlacedRecord]:
     """The records of a file, by its suffix.
 
     Args:
         path: a ``.parquet`` or ``.tar`` file; every other is read as JSON lines.
-        limits: largest file of an image; a larger member of a tar is not read.
-        report: receives what is unusable.
+        limits: largest file of an image.
     """
     if path.suffix == ".parquet":
-        yield from _parquet(path, report)
+        yield from _parquet(path, limits)
     elif path.suffix == ".tar":
-        yield from _tar(path, limits, report)
+        for sample in tar_samples(path, limits):
+            yield _placed(sample.where, lambda sample=sample: _of_sample(sample))
     else:
-        for _, where, record, _ in json_lines(path, report):
-            yield PlacedRecord(where, record)
+        for line in lines_of_json(path):
+            yield PlacedRecord(line.where, line.value, line.why)
 
 
-def _parquet(path: Path, report: Report) -> Iterator[PlacedRecord]:
+def _placed(where: str, record: Callable[[], Any]) -> PlacedRecord:
+    """A record that a function makes, or the line in its place."""
+    try:
+        return PlacedRecord(where, record())
+    except Exception as error:  # Arrow's conversions raise a dozen types on odd cells, as JSON does on odd texts
+        return PlacedRecord(where, None, abbreviate(first_line(error), 300))
+
+
+def _parquet(path: Path, limits: ReadLimits) -> Iterator[PlacedRecord]:
     """Rows with ``messages`` or ``document`` (lists, or their JSON), and their ``images`` in order."""
-    for where, row in parquet_rows(path, _COLUMNS, report):
-        try:
-            record = {key: _plain(value.as_py()) for key, value in row.items()}
-            shown = record.pop("images", None) or [record.pop("image", None)]
-            record = {key: json.loads(value) if isinstance(value, str) else value for key, value in record.items()}
-            yield PlacedRecord(where, _filled(record, _in_order([_cell(image) for image in shown if image])))
-        except (UserError, ValueError, RecursionError) as error:
-            report(where, str(error))
+    unreadable: list[PlacedRecord] = []
+    columns = (_MESSAGES, _DOCUMENT, *_OTHERS, *_IMAGES)
+    for where, row in parquet_rows(path, columns, lambda *line: unreadable.append(_failed(*line)), _ROWS):
+        yield from unreadable
+        unreadable.clear()
+        yield _placed(where, lambda row=row: _of_row(row, limits))
+    yield from unreadable
+
+
+def _failed(where: str, why: str) -> PlacedRecord:
+    return PlacedRecord(where, None, why)
+
+
+def _of_row(row: Mapping[str, Any], limits: ReadLimits) -> Any:
+    cells = {key: value.as_py() for key, value in row.items()}
+    shown = [_cell(image, limits) for key in _IMAGES for image in _listed(cells.get(key))]
+    record = {key: _plain(_json(cells.get(key))) for key in _OTHERS}
+    if (messages := _json(cells.get(_MESSAGES))) is not None:
+        record[_MESSAGES] = _plain(messages)
+    else:
+        record[_DOCUMENT] = _plain(_json(cells.get(_DOCUMENT)))
+    record = {key: value for key, value in record.items() if value is not None}
+    json.dumps(record)  # a cell may hold what JSON does not, such as a date
+    return _filled(record, dict(enumerate(shown)))
+
+
+def _json(value: Any) -> Any:
+    """A cell that may be JSON; an empty one is nothing."""
+    return (json.loads(value) if value.strip() else None) if isinstance(value, str | bytes) else value
+
+
+def _listed(images: Any) -> list[Any]:
+    """The images of a cell, which is a list, or one of them."""
+    return images if isinstance(images, list) else [] if images is None else [images]
 
 
 def _plain(value: Any) -> Any:
@@ -66,10 +108,12 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
-def _cell(image: Any) -> str:
+def _cell(image: Any, limits: ReadLimits) -> str:
     """An image of a row: its bytes, or a struct of ``bytes`` and ``path``, or a path."""
     data = image.get("bytes") if isinstance(image, Mapping) else image
     if isinstance(data, bytes):
+        if len(data) > limits.megabytes * 1e6:
+            raise UserError(f"an image has {len(data) / 1e6:,.1f} MB; at most {limits.megabytes:g} are read")
         return _data_url(data)
     path = image.get("path") if isinstance(image, Mapping) else image
     if not isinstance(path, str):
@@ -77,85 +121,76 @@ def _cell(image: Any) -> str:
     return path
 
 
-def _tar(path: Path, limits: ReadLimits, report: Report) -> Iterator[PlacedRecord]:
-    """Samples of a WebDataset: consecutive members of one key, ``KEY.json`` or a caption ``KEY.txt``, and images."""
-    try:
-        with tarfile.open(path) as archive:
-            files = (member for member in archive if member.isreg())
-            for key, members in itertools.groupby(files, lambda member: _key(member.name)):
-                where = f"{path}, sample {key}"
-                try:
-                    yield PlacedRecord(where, _sample(archive, list(members), limits))
-                except (UserError, ValueError, RecursionError) as error:
-                    report(where, str(error))
-    except (tarfile.TarError, OSError, EOFError) as error:
-        report(str(path), f"not readable as tar: {error}")
-
-
-def _key(name: str) -> str:
-    """The name of a member up to the first full stop of its last part."""
-    folder, slash, file = name.rpartition("/")
-    return folder + slash + file.partition(".")[0]
-
-
-def _sample(archive: tarfile.TarFile, members: list[tarfile.TarInfo], limits: ReadLimits) -> Any:
-    most, contents = limits.megabytes * 1e6, {}
-    for member in members:
-        if member.size > most:
-            raise UserError(f"{member.name} has {member.size / 1e6:,.1f} MB; at most {limits.megabytes:g} are read")
-        contents[member.name.removeprefix(_key(member.name) + ".")] = archive.extractfile(member).read()
-    described = json.loads(contents.get("json", b"{}"))
-    images = {name: _data_url(data) for name, data in contents.items() if name not in _TEXT_MEMBERS}
-    conversation = isinstance(described, Mapping) and not {"messages", "document"}.isdisjoint(described)
-    if not conversation and _CAPTION in contents:
-        question = [{"type": "image"} for _ in images]
-        caption = contents[_CAPTION].decode()
-        described = {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": caption}]}
-    by_name = images | {f"{_key(members[0].name)}.{name}": url for name, url in images.items()}
-    return _filled(described, _in_order(list(images.values())), by_name)
+def _of_sample(sample: TarSample) -> Any:
+    """The record of a sample of a tar: its JSON, or its caption as an answer to its images."""
+    if sample.why:
+        raise UserError(sample.why)
+    record = json.loads(sample.json or b"{}")
+    conversation = isinstance(record, Mapping) and not {_MESSAGES, _DOCUMENT}.isdisjoint(record)
+    if not conversation and sample.caption is not None:
+        question = [{"type": "image"} for _ in sample.images]
+        answer = {"role": "assistant", "content": sample.caption.decode()}
+        record = {_MESSAGES: [{"role": "user", "content": question}, answer]}
+    return _filled(record, {name: _data_url(data) for name, data in sample.images.items()}, sample.key)
 
 
 def _data_url(data: bytes) -> str:
     return "data:application/octet-stream;base64," + base64.b64encode(data).decode()
 
 
-def _in_order(images: Sequence[str]) -> Callable[[], str]:
-    """What gives the next image at each call."""
-    left = iter(images)
+def _filled(record: Any, images: Mapping[Any, str], key: str = "") -> Any:
+    """A record whose parts of media have their images.
 
-    def following() -> str:
-        image = next(left, None)
-        if image is None:
-            raise UserError(f"it has {len(images)} images, fewer than parts that show one")
-        return image
+    Args:
+        record: its value.
+        images: by name, in order. A part without a value takes the next that no part has yet.
+        key: stands before a full stop and the names, where parts name members by their whole names.
 
-    return following
-
-
-def _filled(record: Any, following: Callable[[], str], by_name: Mapping[str, str] | None = None) -> Any:
-    """A record whose parts of media without a value, or with the name of a member, have the image."""
+    Raises:
+        UserError: there are fewer images than parts, or more.
+    """
     if not isinstance(record, Mapping):
         return record
+    left = dict(images)
+    names = {f"{key}.{name}": name for name in images} | {name: name for name in images} if key else {}
 
-    def of(part: Any) -> Any:
+    def named(value: Any) -> Any:
+        name = names.get(value) if isinstance(value, str) else None
+        if name is None:
+            return value
+        left.pop(name, None)
+        return images[name]
+
+    def given(part: Any) -> Any:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in MEDIA_TYPES:
-            return part
-        value = part.get(kind)
+        value = part.get(kind) if kind in MEDIA_TYPES else None
         if value is None:
-            return {**part, kind: following()}
-        names = by_name or {}
-        if isinstance(value, list):
-            return {**part, kind: [names.get(each, each) if isinstance(each, str) else each for each in value]}
-        return {**part, kind: names.get(value, value)} if isinstance(value, str) else part
+            return part
+        return {**part, kind: [named(each) for each in value] if isinstance(value, list) else named(value)}
+
+    def following(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in MEDIA_TYPES or part.get(kind) is not None:
+            return part
+        if not left:
+            raise UserError(f"it has {len(images)} images, fewer than parts that show one")
+        return {**part, kind: left.pop(next(iter(left)))}
+
+    filled = _with_parts(_with_parts(record, given), following)
+    if left:
+        raise UserError(f"{len(left)} of its {len(images)} images are in no part; a part of type image shows one")
+    return filled
+
+
+def _with_parts(record: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """The record with every part of its document, or of its messages' content, changed by a function."""
+
+    def changed(parts: Any) -> Any:
+        return [change(part) for part in parts] if isinstance(parts, list) else parts
 
     def of_message(message: Any) -> Any:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        return {**message, "content": [of(part) for part in content]} if isinstance(content, list) else message
+        return {**message, "content": changed(message.get("content"))} if isinstance(message, Mapping) else message
 
-    filled = dict(record)
-    if isinstance(messages := record.get("messages"), list):
-        filled["messages"] = [of_message(message) for message in messages]
-    if isinstance(document := record.get("document"), list):
-        filled["document"] = [of(part) for part in document]
-    return filled
+    if isinstance(messages := record.get(_MESSAGES), list):
+        return {**record, _MESSAGES: [of_message(message) for message in messages]}
+    return {**record, _DOCUMENT: changed(record.get(_DOCUMENT))} if _DOCUMENT in record else dict(record)

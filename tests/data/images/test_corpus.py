@@ -278,6 +278,11 @@ def test_processes_that_measure_write_what_one_writes(tmp_path):
         prepared(tmp_path, sources, workers=2, cache_dir=str(tmp_path / "other"), on_corrupt="fail")
 
 
+def test_one_drawn_picture_of_each_split_is_enough(tmp_path):
+    data = prepared(tmp_path, {"drawn": source(kind="synthetic_images", max_documents=1, side=64)})
+    assert [split["documents"] for split in data.manifests["drawn"]["splits"].values()] == [1, 1]
+
+
 def test_rows_respect_both_budgets_and_hold_every_conversation_once():
     rng = np.random.default_rng(0)
     tokens, patches = rng.integers(1, 100, 700), rng.integers(0, 60, 700)

@@ -1,5 +1,7 @@
 """Parquet, WebDataset tar and documents: the same rows as JSON lines with the same images; one line for each fault."""
 
+import datetime
+import gzip
 import io
 import json
 import tarfile
@@ -7,6 +9,7 @@ import tarfile
 from datasets import Dataset, Features, Image, List, Value
 import numpy as np
 import PIL.Image
+import pyarrow.parquet
 import pytest
 
 from k2jax.config import source
@@ -81,7 +84,7 @@ def test_parquet_of_hugging_face_is_read_as_json_lines_are(tmp_path, lines, text
     messages = Value("string") if text else List({"role": Value("string"), "content": List(part)})
     features = Features({"messages": messages, "images": List(Image()), "other": Value("int64")})
     Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
-    found = list(visual_records(tmp_path / "rows.parquet", ReadLimits(), lambda *line: pytest.fail(str(line))))
+    found = list(visual_records(tmp_path / "rows.parquet", ReadLimits()))
     assert "null" not in json.dumps([record.value for record in found])
     assert same(read(tmp_path, "rows.parquet", (tmp_path / "rows.parquet").read_bytes()), lines)
 
@@ -101,35 +104,101 @@ def test_captions_in_a_tar_are_conversations_without_a_question(tmp_path):
     members = [(f"{n}.{end}", data) for n, file in enumerate(pictures()) for end, data in
                (("jpg", file), ("json", b'{"width": 3}'), ("txt", f"Thing {n}.".encode()))]  # fmt: skip
     (tmp_path / "shard.tar").write_bytes(tar(members))
-    records = list(visual_records(tmp_path / "shard.tar", ReadLimits(), lambda *line: pytest.fail(str(line))))
+    records = list(visual_records(tmp_path / "shard.tar", ReadLimits()))
     assert [record.value["messages"][1]["content"] for record in records] == [f"Thing {n}." for n in range(len(SIZES))]
     assert all([part["type"] for part in record.value["messages"][0]["content"]] == ["image"] for record in records)
     data = prepared(tmp_path, {"chat": source(kind="image_chat", path=str(tmp_path))})
     assert sum(split["documents"] for split in data.manifests["chat"]["splits"].values()) == len(SIZES)
 
 
-def test_what_is_unusable_is_one_line_and_the_rest_is_read(tmp_path):
-    good = [("good.json", json.dumps({"messages": conversation(1, images(None))}).encode()), ("good.png", b"?")]
-    few = ("few.json", json.dumps({"messages": conversation(1, images(None))}).encode())
-    members = [*good, few, ("broken.json", b"{"), ("large.png", bytes(2_000_000)), ("latin.txt", b"\xe9"),
-               ("latin.png", b"?")]  # fmt: skip
+def told(path, **limits):
+    """How many records of a file are usable, and a line for each that is not."""
+    records = list(visual_records(path, ReadLimits(**limits)))
+    assert not any("\n" in record.where + record.why for record in records)
+    return sum(not record.why for record in records), [record.why for record in records if record.why]
+
+
+def sample(key, shown=1, has=1, data=b"?"):
+    record = {"messages": conversation(1, images(*[None] * shown))}
+    return [(f"{key}.json", json.dumps(record).encode()), *((f"{key}.{i}.png", data) for i in range(has))]
+
+
+def test_unusable_samples_of_a_tar_are_one_line_each_and_the_rest_is_read(tmp_path):
+    members = [*sample("good"), *sample("few", has=0), ("broken.json", b"{"), *sample("large", data=bytes(1_100_000)),
+               ("latin.txt", b"\xe9"), ("latin.png", b"?"), *sample("more", shown=1, has=2), *sample("twice"),
+               ("twice.0.png", b"!"), *sample("lot", 9, 9, bytes(950_000)), ("last.cls", b"3"),
+               *sample("last")]  # fmt: skip
     (tmp_path / "shard.tar").write_bytes(tar(members))
-    (tmp_path / "cut.tar").write_bytes(tar([*good, ("next.png", bytes(100_000))])[:50_000])
-    (tmp_path / "page.tar").write_bytes(b"<html>" * 200)
-    Dataset.from_list([{"text": "a"}]).to_parquet(tmp_path / "text.parquet")
-    reported = {}
-    for name in ("shard.tar", "cut.tar", "page.tar", "text.parquet"):
-        lines = reported[name] = []
-        found = list(visual_records(tmp_path / name, ReadLimits(megabytes=1), lambda *line, to=lines: to.append(line)))
-        assert len(found) == (name in ("shard.tar", "cut.tar"))
-    where, why = zip(*reported["shard.tar"], strict=True)
-    assert [place.rpartition(" ")[2] for place in where] == ["few", "broken", "large", "latin"]
-    for words, line in zip(("0 images, fewer than parts", "Expecting property", "2.0 MB; at most 1", "utf-8"), why,
-                           strict=True):  # fmt: skip
-        assert words in line
-    (cut,), (page,), (text,) = (reported[name] for name in ("cut.tar", "page.tar", "text.parquet"))
-    assert "not readable as tar" in cut[1] and "not readable as tar" in page[1]
-    assert "no column 'messages' or 'document'" in text[1]
+    usable, lines = told(tmp_path / "shard.tar", megabytes=1)
+    words = ("0 images, fewer than parts", "Expecting property", "1.1 MB; at most 1", "utf-8",
+             "1 of its 2 images are in", "two of its members have one name", "more than 8 MB together")  # fmt: skip
+    assert usable == 2 and len(lines) == len(words)
+    assert all(some in line for some, line in zip(words, lines, strict=True)), lines
+
+
+def test_a_tar_that_is_damaged_is_read_to_there_and_its_end_is_said(tmp_path):
+    whole = tar([member for n in range(4) for member in sample(f"s{n}")])
+    header = whole.index(b"s2.json")
+    flipped = bytearray(whole)
+    flipped[header + 100] ^= 1  # of the mode, which the checksum covers
+    backwards = bytearray(whole)
+    backwards[header + 124 : header + 136] = (-512 % 256**12).to_bytes(12, "big")
+    backwards[header + 148 : header + 156] = b" " * 8
+    backwards[header + 148 : header + 156] = b"%06o\0 " % sum(backwards[header : header + 512])
+    damaged = {
+        "flipped": bytes(flipped),
+        "backwards": bytes(backwards),
+        "emptied": whole[:header] + bytes(512) + whole[header + 512 :],
+        "between members": whole[:header],
+        "in a header": whole[: header + 100],
+        "in a member": whole[: header + 700],
+    }
+    for name, data in damaged.items():
+        (tmp_path / "s.tar").write_bytes(data)
+        usable, lines = told(tmp_path / "s.tar")
+        assert usable in (1, 2) and len(lines) == 1 and "not readable as a tar" in lines[0], (name, usable, lines)
+    for data in (gzip.compress(whole), b"<html>" * 200, b""):
+        (tmp_path / "s.tar").write_bytes(data)
+        usable, lines = told(tmp_path / "s.tar")
+        assert usable == 0 and len(lines) == 1, lines
+    (tmp_path / "s.tar").write_bytes(whole)
+    assert told(tmp_path / "s.tar") == (4, [])
+
+
+def test_rows_of_parquet_are_read_in_their_forms_or_one_line_each(tmp_path):
+    def read_rows(rows, **limits):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+        return told(tmp_path / "rows.parquet", **limits)
+
+    text, shown = json.dumps(conversation(1, images(None))), b"x" * 1000
+    for row in (
+        {"messages": text, "images": [shown], "tools": "", "document": "a text beside"},
+        {"messages": text, "images": "a.png"},
+        {"messages": text, "image": {"bytes": None, "path": "a.png"}},
+        {"messages": text.encode(), "image": shown},
+        {"document": json.dumps(images(None)), "image": shown},
+    ):
+        assert read_rows([row, row]) == (2, []), row
+    unmarked = json.dumps(conversation(1, [{"type": "text", "text": "<image>"}]))
+    for row, why in (
+        ({"messages": text, "images": [1]}, "neither bytes nor a path"),
+        ({"messages": text, "images": 7}, "neither bytes nor a path"),
+        ({"messages": text, "images": [shown, None]}, "neither bytes nor a path"),
+        ({"messages": text, "images": [shown], "image": shown}, "1 of its 2 images are in no part"),
+        ({"messages": text, "images": [shown * 2000]}, "an image has 2.0 MB; at most 1"),
+        ({"messages": "{", "images": [shown]}, "Expecting property"),
+        ({"messages": [{"content": [{"type": "text", "at": datetime.datetime(2026, 1, 2)}]}]}, "not JSON serializable"),
+        (
+            {"messages": unmarked, "image": shown},
+            "in no part",
+        ),
+    ):
+        usable, lines = read_rows([row], megabytes=1)
+        assert usable == 0 and len(lines) == 1 and why in lines[0], (row, lines)
+    _, (line,) = read_rows([{"text": "a"}])
+    assert "no column 'messages' or 'document'" in line
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1" * 30)
+    assert "not readable as parquet" in told(tmp_path / "rows.parquet")[1][0]
 
 
 def test_all_of_a_document_but_its_images_is_learned(tmp_path):
