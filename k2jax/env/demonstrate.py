@@ -4,12 +4,13 @@ Example:
     python -m k2jax.env.demonstrate --to=runs/characters.jsonl
     python -m k2jax.env.demonstrate --to=runs/clean.jsonl --kinds=add3,sort6 --count=5000 --direct=0
     python -m k2jax.env.demonstrate --to=runs/tools.jsonl --dataset=tool_use
-    python -m k2jax.env.demonstrate --to=runs/pictures.jsonl --dataset=picture_tools --count=500 --direct=0
+    python -m k2jax.env.demonstrate --to=runs/pictures.jsonl --dataset=picture_tools --count=500
 
 Each line is a conversation of one question and one answer, or with datasets that have tools (commands, expressions,
 picture_tools, tool_use) of calls, results and the answer. The teacher writes the share --direct of its answers at once,
-without working, calls or a look at the files, which often goes wrong: what reinforcement learning can then improve. The
-calls of picture_tools are really carried out, in a sandbox for each conversation.
+without working, calls or a look at the files, which often goes wrong: what reinforcement learning can then improve. Of
+picture_tools it writes none unless asked: they are right, and nothing in a question of text leads to them. The calls of
+picture_tools are really carried out, in a sandbox for each conversation.
 """
 
 from absl import flags
@@ -41,7 +42,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("dataset", "characters", list(_TEACHERS), "Dataset of the problems.", **to)
     flags.DEFINE_list("kinds", None, "Kinds of problems, each with its size; by default the dataset's.", **to)
     flags.DEFINE_integer("count", 24000, "Number of problems, all distinct.", **to, lower_bound=2)
-    flags.DEFINE_float("direct", 0.6, "Share of answers without working or calls.", **to)
+    flags.DEFINE_float("direct", None, "Share of answers without working or calls; None is the dataset's own.", **to)
     flags.DEFINE_integer("seed", 0, "Seed of problems and styles.", **to)
 
 
@@ -51,7 +52,8 @@ def main(values: flags.FlagValues) -> None:
     dataset, teacher = _TEACHERS[values.dataset]
     kinds = {"kinds": tuple(values.kinds)} if values.kinds else {}
     tasks = dataset(count=values.count, seed=values.seed, **kinds).load()
-    count = write_json_lines(values.to, teacher(tasks, values.direct, values.seed))
+    direct = {} if values.direct is None else {"direct": values.direct}
+    count = write_json_lines(values.to, teacher(tasks, seed=values.seed, **direct))
     print(f"{count:,} conversations in {values.to}")
 
 

@@ -114,10 +114,16 @@ def plain_files(task: Task) -> dict[str, bytes]:
     files = task.metadata.get(FILES, {})
     if any("mode" in file for file in files.values()):
         raise UserError(f"a file of the task {task.id!r} has a mode; its environment must be 'files'")
-    return {
-        path: base64.b64decode(file["base64"]) if "base64" in file else file["text"].encode()
-        for path, file in files.items()
-    }
+    try:
+        return {path: _content(file) for path, file in files.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"a file of the task {task.id!r} has neither text nor base64 of its bytes: {error}") from None
+
+
+def _content(file: Mapping[str, str]) -> bytes:
+    if "base64" in file:
+        return base64.b64decode(file["base64"], validate=True)
+    return file["text"].encode()
 
 
 def isolated_python(task: Task) -> list[str]:

@@ -67,7 +67,7 @@ def _of_numbers(answer: str, numbers: int) -> np.ndarray:
 
 def _shapes(answer: str) -> list[list[int]]:
     """The numbers of every bracket anywhere in an answer."""
-    return [list(map(int, shape.split(","))) for shape in re.findall(r"\[(\d+(?:,\d+)*)\]", answer)]
+    return [list(map(int, shape.split(","))) for shape in re.findall(r"\[([0-9]{1,4}(?:,[0-9]{1,4})*)\]", answer)]
 
 
 _SCORES: dict[str, Callable[[VisualSample, str], float]] = {

@@ -9,7 +9,7 @@ with the pictures exchanged among them: what the model knows without seeing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from k2jax.convert.image_limits import processor_limits
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.images.measuring import picture_size
 from k2jax.data.images.processor import ImageProcessor
-from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, synthetic_sample
+from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.data.images.synthetic_drawing import VisualSample
 from k2jax.errors import UserError, nearest
 from k2jax.evaluate.picture_scores import score_answer
@@ -121,8 +121,9 @@ def evaluate_pictures(
         checkpoint: a workdir, or one of its steps.
         config: of its run.
         questions: of each kind.
-        kinds: what is asked; empty is what the run trained on. What it did not train on is drawn in its largest size.
-        max_tokens: most tokens of an answer; 0 is ``LONGEST``, and ``LONGEST_CODE`` where code is asked for.
+        kinds: what is asked; empty is what the run trained on. What it did not train on is drawn in the largest
+            of its sizes that shows it.
+        max_tokens: most tokens of an answer; 0 is ``LONGEST``, and ``LONGEST_CODE`` of code.
 
     Raises:
         UserError: the run has no synthetic pictures, or a kind is unknown or needs larger ones.
@@ -134,19 +135,24 @@ def evaluate_pictures(
         if kind not in KINDS:
             raise UserError(f"--kinds: no kind {kind!r}{nearest(kind, KINDS)}")
     size_of = {kind: picture_size(source) for source in reversed(drawn) for kind in source.pictures or BASIC_KINDS}
-    largest = max(size_of.values(), key=np.prod)
     asked = {}
     for kind in kinds or sorted(size_of):
-        options = {"kind": kind, "split": "held_out", "size": size_of.get(kind, largest)}
+        options = {"kind": kind, "split": "held_out", "size": size_of.get(kind) or _largest(kind, size_of.values())}
         asked[kind] = [synthetic_sample(SEED, index, **options) for index in range(questions)]
-    max_tokens = max_tokens or (LONGEST_CODE if "code" in asked else LONGEST)
-    reader = load_picture_reader(checkpoint, config, max_tokens)
+    longest = {kind: max_tokens or (LONGEST_CODE if kind == "code" else LONGEST) for kind in asked}
+    reader = load_picture_reader(checkpoint, config, max(longest.values()))
     scores = []
     for kind, samples in asked.items():
-        answers = [greedy_answers(reader, _asked(shown), max_tokens) for shown in (samples, exchanged(samples))]
+        answers = [greedy_answers(reader, _asked(shown), longest[kind]) for shown in (samples, exchanged(samples))]
         means = [np.mean([score_answer(*pair) for pair in zip(samples, given, strict=True)]) for given in answers]
         scores.append(PictureScore(kind, *map(float, means), questions))
     return scores
+
+
+def _largest(kind: str, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The largest size in which a kind can be drawn, or the largest of all where there is none."""
+    least = least_size([kind])
+    return max(sizes, key=lambda size: (size[0] >= least[0] and size[1] >= least[1], size[0] * size[1]))
 
 
 def exchanged(samples: Sequence[VisualSample]) -> list[VisualSample]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from importlib import metadata
 import os
 import sys
 from typing import NamedTuple
 
 from k2jax.errors import UserError, abbreviate
+
+_NO_MODULES = (".dist-info", ".egg-info", ".pth")
 
 
 class HostPython(NamedTuple):
@@ -31,7 +33,10 @@ def host_python() -> HostPython:
 
 
 class HostPackages(NamedTuple):
-    """Installed packages of this program, and nothing that is installed beside them.
+    """Installed packages of this program.
+
+    What is installed beside them is not shown, unless it lies in the interpreter's own folder or in ``/usr``, as
+    without a virtual environment.
 
     Attributes:
         folders: what ``sys.path`` must name inside.
@@ -42,14 +47,15 @@ class HostPackages(NamedTuple):
     read_only: tuple[str, ...]
 
 
-def host_packages(names: Sequence[str]) -> HostPackages:
+@functools.cache
+def host_packages(names: tuple[str, ...]) -> HostPackages:
     """The modules and libraries of packages; what they require must be named too.
 
     Args:
         names: as pip has them, such as ``pillow``.
 
     Raises:
-        UserError: a package is not installed, or does not say what its files are.
+        UserError: a package is not installed, or is installed without a list of its files, as an editable one is.
     """
     folders: dict[str, None] = {}
     shown: dict[str, None] = {}
@@ -58,10 +64,12 @@ def host_packages(names: Sequence[str]) -> HostPackages:
             installed = metadata.distribution(name)
         except (metadata.PackageNotFoundError, ValueError):
             raise UserError(f"there is no package {abbreviate(name)} here for sandboxes to show; install it") from None
-        tops = {file.parts[0] for file in installed.files or ()}
-        tops = sorted(top for top in tops if top != ".." and not top.endswith((".dist-info", ".egg-info", ".pth")))
+        files = installed.files if installed.read_text("RECORD") else None
+        tops = sorted({file.parts[0] for file in files or ()} - {"..", "__pycache__"})
+        tops = [top for top in tops if not top.endswith(_NO_MODULES) and not top.startswith("__editable__")]
         if not tops:
             raise UserError(f"the package {name!r} has no list of its files; install it again, by pip")
-        folders[os.path.realpath(installed.locate_file(""))] = None
-        shown |= dict.fromkeys(os.path.realpath(installed.locate_file(top)) for top in tops)
+        folder = os.path.realpath(installed.locate_file(""))
+        folders[folder] = None
+        shown |= dict.fromkeys(os.path.join(folder, top) for top in tops)
     return HostPackages(tuple(folders), tuple(shown))

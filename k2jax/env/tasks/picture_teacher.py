@@ -64,7 +64,7 @@ for name, box in sorted(shapes, key=lambda shape: (shape[1][1] // cell[1], shape
     print(name, [round(1000 * edge / side) for edge, side in zip(box, image.size * 2)])"""
 
 
-def picture_demonstrations(tasks: Iterable[Task], direct: float = 0.6, seed: int = 0) -> Iterator[dict[str, Any]]:
+def picture_demonstrations(tasks: Iterable[Task], direct: float = 0.0, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Conversations ``{"messages": [user, assistant, tool, ..., assistant], "tools": [...]}`` with right answers.
 
     The calls of a conversation are carried out in a sandbox of its own, by ``bubblewrap``; what the verifier gives less

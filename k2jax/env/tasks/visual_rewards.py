@@ -64,7 +64,7 @@ def visual_words(task: Task, answer: str) -> Reward:
 
 
 def visual_count(task: Task, answer: str) -> Reward:
-    """How near the number at the end of an answer is, behind the last ``=``; see ``count_closeness``."""
+    """How near the number of an answer is, which may stand behind a tally and ``=``; see ``count_closeness``."""
     return _reward(lambda: count_closeness(task.metadata[TRUTH], _number(answer)))
 
 
@@ -204,10 +204,10 @@ def _read(answer: str) -> list[list[int]]:
 
 
 def _number(answer: str) -> int:
-    number = _short(answer).rpartition("=")[2]
-    if not re.fullmatch(r"\s*[0-9]{1,6}\s*", number):
-        raise MalformedAnswerError("it does not end with a number, alone or behind =")
-    return int(number)
+    found = re.fullmatch(r"\s*(?:[0-9/]*=)?\s*([0-9]{1,6})\s*", _short(answer))
+    if found is None:
+        raise MalformedAnswerError("it is no number, alone or behind a tally and =")
+    return int(found[1])
 
 
 def _short(answer: str) -> str:

@@ -11,9 +11,10 @@ from k2jax.sandbox.interpreter import host_packages, host_python
 from k2jax.sandbox.worker import ToolAnswer, ToolWorker
 
 SOURCE = "python_source"
-"""Key of a task's metadata: Python source that the interpreter runs before its first cell."""
+"""Key of a task's metadata: Python source that the interpreter runs before its first cell. It imports the standard
+library alone."""
 _IMPORTABLE = (
-    "__import__('sys').path += {folders!r}; __import__('os').environ.setdefault('OPENBLAS_NUM_THREADS', '1')\n"
+    "\n__import__('sys').path += {folders!r}; __import__('os').environ.setdefault('OPENBLAS_NUM_THREADS', '1')\n"
 )
 """Source that lets packages be imported. NumPy would begin with a thread for each core, beyond a sandbox's limit."""
 _CELL = '  File "<code>"'
@@ -69,7 +70,7 @@ class PythonTool:
                 "packages out"
             )
         importable = _IMPORTABLE.format(folders=self._folders) if self._folders else ""
-        source = importable + task.metadata.get(SOURCE, "")
+        source = task.metadata.get(SOURCE, "") + importable  # that source may begin with imports of __future__
         self._worker = ToolWorker(workplace.sandbox, source, python="python3" if task.image else None)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
