@@ -1,5 +1,7 @@
 """Whole runs of the command: killed and resumed, stopped, refused."""
 
+import copy
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -34,20 +36,35 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module", autouse=True)
 def _kept_programs():
-    """Runs of equal configs in this process share one program: to trace it takes longer than to read it compiled.
+    """Runs in this process share a program where theirs are equal: to trace it takes longer than to read it compiled.
 
     What is left of a run is its state, which is not in the program; runs in new processes trace their own.
     """
     made = {}
 
     def program(config, **options):
-        key = repr(config)
+        key = repr(_compiled_part(config))
         if key not in made:
             made[key] = Program(config, **options)
-        return made[key]
+        shared = copy.copy(made[key])
+        shared.config = config
+        return shared
 
     with mock.patch("k2jax.train.loop.Program", program):
         yield
+
+
+def _compiled_part(config):
+    """The config without what only the loop reads: when it validates, saves and traces, and where things come from."""
+    return dataclasses.replace(
+        config,
+        init_from="",
+        checkpoint=None,
+        eval=None,
+        log=None,
+        data=dataclasses.replace(config.data, sources={}),
+        train=dataclasses.replace(config.train, profile_steps=(), spike_factor=1.2),
+    )
 
 
 @pytest.fixture(scope="module")
