@@ -10,7 +10,7 @@ from k2jax.config import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, Mo
 from k2jax.inference.engine import Engine
 from k2jax.inference.weights import named_leaves
 from k2jax.model import K2, model_specs
-from k2jax.params import initialize
+from k2jax.params import map_specs
 
 MLA = ModelConfig(
     layers=3, dense_layers=1, d_model=32, heads=4, dense_ffn=48, vocab=61,
@@ -39,12 +39,17 @@ MODELS = {"mla-yarn": MLA, "mla-no-q-lora-groups": PLAIN, "gqa-bias-llama3": GQA
 
 @functools.cache
 def weights(model, seed=0):
-    """Random weights, every norm and bias moved from its start; large enough that logits differ."""
-    params = initialize(model_specs(model), jax.random.key(seed), 0.3)
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    moved = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(tree, moved)
+    """Random weights, every norm and bias moved from its start; large enough that logits differ.
+
+    NumPy draws them: JAX would compile a program for every shape, as long as several of the engine's.
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw(spec):
+        starts = {"zeros": np.zeros, "ones": np.ones, "normal": lambda shape: 0.3 * rng.standard_normal(shape)}
+        return jnp.asarray((starts[spec.init](spec.shape) + 0.1 * rng.standard_normal(spec.shape)).astype(np.float32))
+
+    return map_specs(draw, model_specs(model))
 
 
 def engine(model=MLA, seed=0, **sizes):
@@ -59,16 +64,20 @@ def _full(model):
 
 def oracle(model, ids, temperature=1.0, seed=0):
     """Log-probabilities ``[len(ids), V]`` float64 of the token after each, from one pass over all of them."""
-    width = 1 << max(6, (len(ids) - 1).bit_length())  # few shapes; what follows a token does not change it
-    padded = np.zeros((1, width), np.int32)
-    padded[0, : len(ids)] = ids
-    logits = np.asarray(_full(model)(weights(model, seed), jnp.asarray(padded)), np.float64)[0, : len(ids)]
-    logits = logits / (temperature or 1.0)
+    logits = _logits(model, tuple(ids), seed) / (temperature or 1.0)
     return (
         logits
         - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
         - logits.max(-1, keepdims=True)
     )
+
+
+@functools.lru_cache(2)  # several temperatures of the same tokens
+def _logits(model, ids, seed):
+    width = 1 << max(6, (len(ids) - 1).bit_length())  # few shapes; what follows a token does not change it
+    padded = np.zeros((1, width), np.int32)
+    padded[0, : len(ids)] = ids
+    return np.asarray(_full(model)(weights(model, seed), jnp.asarray(padded)), np.float64)[0, : len(ids)]
 
 
 def prompts(*lengths, seed=0, vocab=61):

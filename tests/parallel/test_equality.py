@@ -6,7 +6,7 @@ import pytest
 from tests.parallel.eight import steps
 
 ALWAYS = {
-    "one": {"do": "step gradients validate"},
+    "one": {"do": "step validate"},  # moments after the step are its gradients
     "all": {
         "parallel.data": 2,
         "parallel.expert": 2,
@@ -15,6 +15,7 @@ ALWAYS = {
         "do": "step validate",
     },
 }
+ALONE = {"one": {"do": "step gradients validate"}}
 SLOW = {
     "uneven": {  # two of six slots are empty, four heads do not divide over three stages
         "parallel.stage": 3,
@@ -65,7 +66,7 @@ SLOW_SHARED = {
 }
 SMALL = {"model.layers": 2, "model.heads": 8, "train.micro_batches": 1, "do": "gradients"}
 SHARED = {
-    "one": SMALL,
+    "small": SMALL,
     "context, tensor and expert": SMALL | {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2},
 }
 CROWDED = {"parallel.expert_slots": 0.2, "do": "gradients crowd"}
@@ -112,7 +113,14 @@ TERMS_ALWAYS = ("one", "data, expert and stage", "small", "tensor and context")
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return steps(tmp_path_factory.mktemp("steps"), ALWAYS)
+    """All cases that are not slow, in one process."""
+    return steps(tmp_path_factory.mktemp("steps"), ALWAYS | SHARED | {"expert": DROPPING["expert"]})
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """One device, with all that slow cases compare."""
+    return steps(tmp_path_factory.mktemp("alone"), ALONE)["one"]
 
 
 @pytest.fixture(scope="module")
@@ -121,21 +129,22 @@ def more(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return steps(tmp_path_factory.mktemp("shared"), SHARED)
-
-
-@pytest.fixture(scope="module")
 def grouped(tmp_path_factory):
     return steps(tmp_path_factory.mktemp("grouped"), GROUPED_QUERIES)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "expert")) for case in DROPPING]
-)
-def test_rows_without_a_slot_are_counted(tmp_path, case):
+def test_rows_without_a_slot_are_counted(found):
+    check_dropped_rows(found["expert"], DROPPING["expert"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in DROPPING if case != "expert"])
+def test_rows_without_a_slot_are_counted_on_other_meshes(tmp_path, case):
     overrides = DROPPING[case]
-    found = steps(tmp_path, {case: overrides})[case]
+    check_dropped_rows(steps(tmp_path, {case: overrides})[case], overrides)
+
+
+def check_dropped_rows(found, overrides):
     real = found["real"]  # [micro-batches, rows]; every token goes to the first rank
     devices = overrides["parallel.expert"] * overrides.get("parallel.data", 1)
     tokens = real.shape[1] * 32 // devices
@@ -165,8 +174,8 @@ def test_a_step_on_a_mesh_is_that_of_one_device(found):
     assert_same_step(found["all"], found["one"])
 
 
-def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device(shared):
-    assert_same_step(shared["context, tensor and expert"], shared["one"])
+def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device(found):
+    assert_same_step(found["context, tensor and expert"], found["small"])
 
 
 @pytest.fixture(scope="module")
@@ -190,14 +199,14 @@ def test_a_loss_over_turns_and_branches_on_other_meshes_is_that_of_one_device(tu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW)
-def test_a_step_on_other_meshes_is_that_of_one_device(found, more, case):
-    assert_same_step(more[case], found["one"])
+def test_a_step_on_other_meshes_is_that_of_one_device(alone, more, case):
+    assert_same_step(more[case], alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW_SHARED)
-def test_a_step_where_devices_share_rows_or_layers_is_that_of_one_device(found, tmp_path, case):
-    assert_same_step(steps(tmp_path, {case: SLOW_SHARED[case]})[case], found["one"])
+def test_a_step_where_devices_share_rows_or_layers_is_that_of_one_device(alone, tmp_path, case):
+    assert_same_step(steps(tmp_path, {case: SLOW_SHARED[case]})[case], alone)
 
 
 @pytest.mark.slow

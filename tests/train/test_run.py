@@ -1,5 +1,7 @@
 """Whole runs of the command: killed and resumed, stopped, refused."""
 
+import copy
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -10,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,6 +32,39 @@ from tests.command import run_command
 from tests.train.tiny import CONFIG_FILE, tiny, write_corpus
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kept_programs():
+    """Runs in this process share a program where theirs are equal: to trace it takes longer than to read it compiled.
+
+    What is left of a run is its state, which is not in the program; runs in new processes trace their own.
+    """
+    made = {}
+
+    def program(config, **options):
+        key = repr(_compiled_part(config))
+        if key not in made:
+            made[key] = Program(config, **options)
+        shared = copy.copy(made[key])
+        shared.config = config
+        return shared
+
+    with mock.patch("k2jax.train.loop.Program", program):
+        yield
+
+
+def _compiled_part(config):
+    """The config without what only the loop reads: when it validates, saves and traces, and where things come from."""
+    return dataclasses.replace(
+        config,
+        init_from="",
+        checkpoint=None,
+        eval=None,
+        log=None,
+        data=dataclasses.replace(config.data, sources={}),
+        train=dataclasses.replace(config.train, profile_steps=(), spike_factor=1.2),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +196,16 @@ def copy_tree(source, target):
     return target
 
 
+def unfinished(finished, target):
+    """A copy of the finished run that goes on from step 8.
+
+    Tests resume it with the number of steps it was begun with: the schedule makes that number a part of the compiled
+    step, and another one costs a compilation. All of this file's runs of ``tiny`` share one.
+    """
+    shutil.rmtree(copy_tree(finished, target) / "checkpoints" / "12")
+    return target
+
+
 def test_a_workdir_of_another_model_is_refused_and_kept(folder, finished):
     before = (finished / "config.json").read_text()
     message = refused(folder, "--config.model.layers=3", workdir=finished)
@@ -216,7 +262,7 @@ def test_a_spike_after_a_non_finite_step_is_still_counted(folder):
 
 def test_a_mistake_that_was_mended_leaves_no_trace(folder):
     assert "nowhere" in refused(folder, "--config.data.sources.one.path=nowhere", workdir=folder / "mended")
-    assert train(tiny(folder, **{"train.steps": 4}), folder / "mended") == 0
+    assert train(tiny(folder), folder / "mended") == 0
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(folder, finished):
@@ -258,28 +304,29 @@ def test_a_report_that_was_lost_at_the_end_is_written_on_the_next_start(folder, 
 
 
 def test_a_trace_covers_what_is_left_of_its_steps(folder, finished, tmp_path):
-    """Resuming at step 12 inside the window, and ending before its end."""
-    workdir = copy_tree(finished, tmp_path / "traced")
-    assert train(tiny(folder, **{"train.steps": 13, "train.profile_steps": (2, 99)}), workdir) == 0
+    """Resuming at step 8 inside the window, and ending before its end."""
+    workdir = unfinished(finished, tmp_path / "traced")
+    assert train(tiny(folder, **{"train.profile_steps": (2, 99)}), workdir) == 0
     assert list((workdir / "profile").rglob("*.xplane.pb"))
 
 
+RATE_COMMAND = "python -m k2jax.train --config=c.py --config.optimizer.learning_rate=1e-3"
+
+
 def test_a_changed_setting_is_said_and_stays_in_the_report(folder, finished, tmp_path, capsys):
-    workdir = copy_tree(finished, tmp_path / "changed_rate")
-    for steps, rate in ((13, 1e-3), (14, 1e-3)):
-        config = tiny(folder, **{"train.steps": steps, "optimizer.learning_rate": rate})
-        assert train(config, workdir, "python -m k2jax.train --config=c.py --config.optimizer.learning_rate=1e-3") == 0
+    """First one that leaves the program as it is, then, of the run that has ended, the rate and the number of steps."""
+    workdir = unfinished(finished, tmp_path / "changed_rate")
+    first = {"train.spike_factor": 1.3}
+    for overrides in (first, first | {"train.steps": 13, "optimizer.learning_rate": 1e-3}):
+        assert train(tiny(folder, **overrides), workdir, RATE_COMMAND) == 0
         told = capsys.readouterr().out
-        assert ("config.optimizer.learning_rate was 0.005 up to step 12 and is 0.001 now" in told) is (steps == 13)
+        assert ("config.train.spike_factor was 1.2 up to step 8 and is 1.3 now" in told) is (overrides == first)
+        rate_is_said = "config.optimizer.learning_rate was 0.005 up to step 12 and is 0.001 now" in told
+        assert rate_is_said is (overrides != first)
     report = (workdir / "report.md").read_text()
-    assert [
-        line
-        for line in report.splitlines()
-        if line.split("|")[1:2] == ["         12 "] and "`optimizer.learning_rate`" in line
-    ]
-    assert [
-        line for line in report.splitlines() if line.split("|")[1:2] == ["         13 "] and "`train.steps`" in line
-    ]
+    changes = [[cell.strip() for cell in line.split("|")[1:3]] for line in report.splitlines() if "|" in line]
+    for step, key in (("8", "train.spike_factor"), ("12", "optimizer.learning_rate"), ("12", "train.steps")):
+        assert [step, f"`{key}`"] in changes
     assert "--config.optimizer.learning_rate=1e-3" in report.split("## Continue")[1]
 
 
@@ -290,10 +337,11 @@ def test_samples_begin_like_held_out_documents(finished):
 
 
 def test_a_corpus_may_move(folder, finished, tmp_path):
-    workdir = copy_tree(finished, tmp_path / "moved")
+    workdir = unfinished(finished, tmp_path / "moved")
     shutil.copytree(folder / "one", tmp_path / "elsewhere")
-    config = tiny(folder, **{"data.sources.one.path": str(tmp_path / "elsewhere"), "train.steps": 13})
+    config = tiny(folder, **{"data.sources.one.path": str(tmp_path / "elsewhere")})
     assert train(config, workdir) == 0
+    assert losses(workdir) == losses(finished)
 
 
 def test_embeddings_of_another_tokenizer_are_refused(folder, finished, tmp_path):
@@ -303,18 +351,18 @@ def test_embeddings_of_another_tokenizer_are_refused(folder, finished, tmp_path)
 
 
 def test_parameters_of_another_run_start_an_empty_workdir(folder, finished):
-    config = tiny(folder, init_from=str(finished), **{"train.steps": 3})
+    config = tiny(folder, init_from=str(finished))
     assert train(config, folder / "warm") == 0
     assert read_metrics(folder / "warm")[0]["loss"] < read_metrics(finished)[3]["loss"]
 
 
 def test_a_loop_of_its_own_keeps_what_it_needs_beside_the_state(folder, tmp_path):
     """A Run knows neither data nor algorithm: the loop's batches are its own, and so is what it saves."""
-    config = tiny(folder, **{"train.steps": 4, "checkpoint.every": 2})
+    config = tiny(folder, **{"checkpoint.every": 6})
     row = pack_row([np.arange(1, 30)], config.data.sequence_length)
     batch = stack_rows([row] * config.train.batch_size)
     losses_of = {}
-    for stop in (2, None, None):
+    for stop in (6, None, None):
         with claimed(tmp_path / "own", config) as path, Run(Program(config), path, {"game": "chess"}) as run:
             phase = run.extra["phase"] if run.extra else 0
             for step in run.steps():
@@ -324,11 +372,11 @@ def test_a_loop_of_its_own_keeps_what_it_needs_beside_the_state(folder, tmp_path
                 run.save_when_due(step, {"phase": phase, "unfinished": [np.arange(step)]})
                 if step == stop:
                     break
-    assert run.exit_code == 0 and run.start == 4
-    assert run.extra["phase"] == 1 + 2 + 3 + 4 and run.extra["unfinished"][0].tolist() == [0, 1, 2, 3]
-    assert losses_of[4] < losses_of[1]
+    assert run.exit_code == 0 and run.start == 12
+    assert run.extra["phase"] == sum(range(13)) and run.extra["unfinished"][0].tolist() == list(range(12))
+    assert losses_of[12] < losses_of[1]
     records = read_metrics(tmp_path / "own")
-    assert [(record["step"], record["reward"]) for record in records] == [(step, 0.5) for step in range(1, 5)]
-    assert records[-1]["tokens"] == 4 * config.train.batch_size * 29  # padding is not counted
+    assert [(record["step"], record["reward"]) for record in records] == [(step, 0.5) for step in range(1, 13)]
+    assert records[-1]["tokens"] == 12 * config.train.batch_size * 29  # padding is not counted
     with claimed(tmp_path / "own", config) as path, pytest.raises(UserError, match="the game changed since"):
         Run(Program(config), path, {"game": "go"})
