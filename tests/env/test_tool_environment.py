@@ -16,6 +16,7 @@ from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.env.toolsets.store import StoreTools
 from k2jax.errors import UserError
 from k2jax.sandbox import SandboxError
+from k2jax.sandbox.interpreter import host_packages
 from k2jax.trajectory import verify
 from tests.env.tool_episodes import BYTES, COMPACT, compact_client, episode, kimi_client, task
 from tests.sandbox.backends import NAMESPACES, backend
@@ -142,13 +143,13 @@ def test_a_task_that_needs_a_sandbox_says_so_where_there_is_none():
         episode(compact_client(solve), wrong, SingleTurn())
 
 
-def calls(*steps, tools=("python timeout=2", "shell timeout=2", "edit"), backend_name="bubblewrap"):
+def calls(*steps, tools=("python timeout=2", "shell timeout=2", "edit"), backend_name="bubblewrap", **options):
     """Takes steps in one environment with a sandbox, and returns the results' texts."""
 
     async def run():
         environment = ToolEnvironment(lambda: backend(backend_name))
         try:
-            await environment.reset(task(tools=tools), 0)
+            await environment.reset(task(tools=tools, **options), 0)
             results = []
             for name, arguments in steps:
                 call = {"id": "0", "function": {"name": name, "arguments": json.dumps(arguments)}}
@@ -212,6 +213,19 @@ def test_cells_cannot_change_the_packages_of_the_host():
     assert results[0] == "True" and results[3] == "['ro,']"
     assert all("Read-only file system" in result or "Permission denied" in result for result in results[1:3])
     assert file.read_bytes() == kept and not beside.exists()
+
+
+def test_source_of_a_task_may_begin_with_the_future_where_packages_are_shown():
+    source = {"python_source": "from __future__ import annotations\nstart = 4"}
+    cell = ("python", {"code": "import numpy\nint(numpy.sqrt(start))"})
+    assert calls(cell, tools=("python packages=numpy",), metadata=source) == ["2"]
+
+
+def test_of_a_package_only_what_is_its_own_is_shown():
+    shown = [Path(path).name for path in host_packages(("six",)).read_only]
+    assert shown == ["six.py"]
+    with pytest.raises(UserError, match="the package 'k2jax' has no list of its files; install it again, by pip"):
+        host_packages(("k2jax",))  # an editable one
 
 
 def test_packages_that_are_not_installed_and_packages_beside_an_image_are_refused_in_one_line():

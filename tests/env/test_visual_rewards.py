@@ -135,7 +135,19 @@ def test_every_kind_has_a_right_answer_one_that_is_half_right_and_malformed_ones
         assert reward(kind, truth, "")[0] == 0
         return
     outside = ("[0,0,2000,2000]", "click(1001,5)", "[-1,0,5,5]", "-1")
-    for answer in ("about", "[1,2", "[1,2,3]", "4 shapes", *outside, "1e3", "٤ ٤", "4=", "click(1,2) click(1,2)"):
+    for answer in (
+        "about",
+        "[1,2",
+        "[1,2,3]",
+        "4 shapes",
+        *outside,
+        "1e3",
+        "٤ ٤",
+        "4=",
+        "click(1,2) click(1,2)",
+        "Four=4",
+        "1=2=4",
+    ):
         value, reason = reward(kind, truth, answer)
         assert value == 0 and reason, (answer, reason)
 

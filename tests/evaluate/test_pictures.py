@@ -16,6 +16,8 @@ def test_the_exact_answer_scores_one_and_another_one_less(kind):
     assert score_answer(some, some.answer) == 1
     assert sum(score_answer(some, other.answer) for other in others) < 0.9 * len(others)
     assert score_answer(some, "") == 0
+    for numbers in (2, 4, 6):
+        assert score_answer(some, "[" + ",".join(["9" * 400] * numbers) + "]") < 0.1
 
 
 def test_an_outline_with_other_corners_has_its_overlap_and_two_outlines_nothing():
@@ -38,7 +40,7 @@ def scores(monkeypatch, kinds, max_tokens=0, **drawn):
     """Scores of a model that answers every question about the picture that it is shown with ``unsure``."""
     config, limits = defaults("sft"), []
     config.data.sources = {"drawn": source(kind="synthetic_images", **drawn), "words": source(kind="synthetic_images",
-                                           pictures=("read",), side=112, height=28)}  # fmt: skip
+                                           pictures=("read",), side=256, height=28)}  # fmt: skip
     monkeypatch.setattr(pictures, "load_picture_reader", lambda checkpoint, config, longest: limits.append(longest))
     monkeypatch.setattr(pictures, "greedy_answers", lambda reader, contents, longest: ["unsure"] * len(contents))
     found = evaluate_pictures("somewhere", config, 3, kinds=kinds, max_tokens=max_tokens)
@@ -51,6 +53,7 @@ def test_a_run_is_asked_what_it_trained_on_or_what_is_named(monkeypatch):
     assert scores(monkeypatch, (), pictures=("click", "point")) == (["click", "point", "read"], [LONGEST])
     assert scores(monkeypatch, ("table", "code")) == (["table", "code"], [LONGEST_CODE])
     assert scores(monkeypatch, ("code",), max_tokens=9) == (["code"], [9])
+    assert scores(monkeypatch, ("point",), side=84, pictures=("locate",)) == (["point"], [LONGEST])
 
 
 def test_a_kind_that_is_unknown_or_larger_than_the_pictures_of_a_run_is_refused(monkeypatch):

@@ -43,17 +43,18 @@ def check_against_oracle(model, request, seed=0):
         np.testing.assert_allclose(request.prompt_logprobs, wanted, atol=1e-4)
 
 
+@pytest.mark.parametrize("longest", [1000, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
-def test_cached_decode_equals_the_full_forward_pass(name):
-    """Prompts of 1 to 1,000 tokens together; page and chunk borders among them; every position is compared.
+def test_cached_decode_equals_the_full_forward_pass(name, longest):
+    """Prompts of 1 to 1,000 or 3,000 tokens together; page and chunk borders among them; every position is compared.
 
     The longest is beyond the positions that YaRN and Llama 3's frequencies stretch to (512 and 256), has four chunks,
     and each program's number of pages, from none to 64, occurs.
     """
     model = MODELS[name]
-    lengths = (1, 2, 15, 16, 17, 31, 33, 127, 129, 511, 513, 1000) if model in (MLA, GQA) else (1, 17, 33, 200)
+    lengths = (1, 2, 15, 16, 17, 31, 33, 127, 129, 511, 513, longest) if model in (MLA, GQA) else (1, 17, 33, 200)
     asked = [dataclasses.replace(SAMPLED if i % 2 else GREEDY, prompt_logprobs=i % 3 != 0) for i in range(len(lengths))]
-    run = engine(model, max_length=1024)
+    run = engine(model, max_length=longest // 1000 * 1024)
     for request, length in zip(run.generate(prompts(*lengths), asked), lengths, strict=True):
         assert len(request.tokens) == 12 and request.finish_reason == "length"
         if request.sampling.prompt_logprobs:
