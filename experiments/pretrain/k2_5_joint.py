@@ -34,6 +34,7 @@ def get_config():
     config.data.tokenizer.path = "tokenizer.json"
     config.data.images.share = (0.1,)
     config.data.images.patches = 4096  # of a row, 1,024 features: room for a quarter of the tokens
+    config.data.images.rows = 0.25  # a tenth have images, and each of 1,024 devices a row of the tower
     config.data.images.image_patches = 4096
     config.train.batch_size = 4096
     config.train.micro_batches = 64

@@ -108,6 +108,11 @@ def _check_vision(config: Config) -> None:
             "go together: both are on, or neither"
         )
     parallel = config.parallel
+    if config.stage == "rl" and config.data.images.rows < 1:
+        raise UserError(
+            f"config.data.images.rows {config.data.images.rows} is for stages pretrain and sft, as all rows of rl may "
+            "have images; set it to 1"
+        )
     if vision.contrast and (config.stage == "rl" or max(parallel.stage, parallel.tensor, parallel.context) > 1):
         raise UserError(
             "config.model.vision.contrast is for stages pretrain and sft, on parallel.data and parallel.expert alone: "

@@ -89,10 +89,24 @@ class DataLoader:
                 f"the data allow {self._plan.rows // batch_size} steps of {batch_size} rows, not {steps}: {which} "
                 "max_epochs; raise one, set one to 0, or lower train.steps"
             )
+        if images:
+            self._check_patch_rows(images.shape.rows)
         shuffled = [
             grain.MapDataset.source(rows[name]).shuffle(seed=_shuffle_seed(seed, name)).repeat() for name in self._names
         ]
         self._rows = grain.MapDataset.select_from_datasets(shuffled, self._plan)
+
+    def _check_patch_rows(self, rows: int) -> None:
+        """Raises UserError where a step has more rows with images than ``rows`` of patches hold, however full."""
+        if rows >= self._batch_size:
+            return
+        drawn = [self._plan.drawn(step * self._batch_size) for step in range(self._steps + 1)]
+        seen = np.diff(np.array(drawn)[:, self._has_images].sum(1))
+        if seen.max() > rows:
+            raise UserError(
+                f"step {seen.argmax() + 1} has {seen.max()} rows with images, and {rows} rows of patches hold them: "
+                f"set config.data.images.rows to {seen.max() / self._batch_size:.3g} or more"
+            )
 
     def batch(self, step: int) -> PackedBatch:
         """This process's rows of a step's batch, NumPy arrays ``[rows, sequence]``."""
@@ -196,7 +210,21 @@ class HeldOut:
         first, stop = (0, self.rows) if number is None else map(int, self._starts[number : number + 2])
         count = min(rows, stop - first) if rows else stop - first
         chosen = [first + i * (stop - first) // count for i in range(count)]
-        return (self._batch(chosen, start, batch_size, local_rows) for start in range(0, count, batch_size))
+        return (self._batch(group, local_rows) for group in self._grouped(chosen, batch_size))
+
+    def _grouped(self, chosen: list[int], batch_size: int) -> Iterator[list[int]]:
+        """Rows by batches: no more with images than there are rows of patches."""
+        most = batch_size if self._images is None else min(batch_size, self._images.shape.rows)
+        if most == batch_size:
+            yield from (chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size))
+            return
+        seen = [index for index in chosen if not hasattr(self._source_of(index)[0], "beginning")]
+        text = [index for index in chosen if hasattr(self._source_of(index)[0], "beginning")]
+        while seen or text:
+            group, seen = seen[:most], seen[most:]
+            room = batch_size - len(group)
+            group, text = group + text[:room], text[room:]
+            yield group
 
     def beginnings(self, count: int, tokens: int) -> list[np.ndarray]:
         """The first tokens of documents, or the prompts of conversations, evenly spaced over all sources.
@@ -226,19 +254,23 @@ class HeldOut:
             return None
         return bits_per_byte(nll, targets, self.targets, self.bytes)
 
-    def _batch(self, chosen: list[int], start: int, batch_size: int, local_rows: Sequence[int]) -> PackedBatch:
-        row_of = lambda row: self._row(chosen, start + row if row < batch_size else len(chosen))  # noqa: E731
+    def _batch(self, group: list[int], local_rows: Sequence[int]) -> PackedBatch:
+        row_of = lambda row: self._row(group, row)  # noqa: E731
         if self._images is None:
             return stack_rows([row_of(row) for row in local_rows])
         return self._images.batch(row_of, local_rows, None)
 
-    def _row(self, chosen: list[int], number: int) -> PackedBatch | PlannedRow:
-        """Row ``chosen[number]``; a row of padding beyond the end of ``chosen``."""
-        if number >= len(chosen):
+    def _row(self, group: list[int], number: int) -> PackedBatch | PlannedRow:
+        """Row ``group[number]``; a row of padding beyond the end of the group."""
+        if number >= len(group):
             return pack_row([], self._length)
-        index = chosen[number]
+        source, row = self._source_of(group[number])
+        return source[row]
+
+    def _source_of(self, index: int) -> tuple[SplitRows, int]:
+        """The source of a row, and its number there."""
         source = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self._sources[source][index - int(self._starts[source])]
+        return self._sources[source], index - int(self._starts[source])
 
 
 def check_shares(sources: Mapping[str, SourceConfig]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -41,9 +42,9 @@ class BatchSharding:
 
     @property
     def patch_rows(self) -> PatchRows:
-        """The static shape of a step's images: a row of patches for each row of tokens, as many on each device."""
+        """The static shape of a step's images: ``data.images.rows`` of the rows of tokens, as many on each device."""
         devices = self._mesh.size
-        rows = -(-self.total_rows // devices) * devices
+        rows = math.ceil(self.total_rows * self._config.data.images.rows / devices) * devices
         return PatchRows(self.total_rows, rows, self._config.data.images.patches, devices)
 
     @functools.cached_property

@@ -90,6 +90,16 @@ def test_two_processes_train_on_images_as_one_does(folder, finished):
     np.testing.assert_allclose(*curves, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_run_with_fewer_rows_of_patches_has_the_same_losses(folder, finished):
+    assert train(visual(folder, **{"data.images.rows": 0.75}), folder / "fewer") == 0
+    curves = [
+        [[record["loss"], record.get("val_loss", 0)] for record in read_metrics(workdir)]
+        for workdir in (folder / "fewer", finished)
+    ]
+    np.testing.assert_allclose(*curves, rtol=1e-5)
+
+
 def params_of(workdir):
     return jax.device_get(load_pretrained(workdir, vision=True).params)
 

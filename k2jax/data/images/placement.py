@@ -15,6 +15,7 @@ import numpy as np
 
 from k2jax.config.schema import VisionConfig
 from k2jax.data.images.levelling import deal_rows, level
+from k2jax.errors import UserError
 
 
 class PatchRows(NamedTuple):
@@ -22,7 +23,8 @@ class PatchRows(NamedTuple):
 
     Attributes:
         token_rows: rows of tokens of a batch over all processes, rows of padding included.
-        rows: rows of patches, at least as many, and a multiple of ``devices``; consecutive ones share a device.
+        rows: rows of patches, a multiple of ``devices``; consecutive ones share a device. They hold as many rows of
+            tokens with images, however full.
         length: patches of a row.
         devices: over which they are balanced.
     """
@@ -50,13 +52,21 @@ def place_chunks(own: Sequence[Sequence[int]], shape: PatchRows, vision: VisionC
 
     Returns:
         Numbers of the chunks, counted over all rows of tokens, of each of ``shape.rows`` rows.
+
+    Raises:
+        UserError: more rows of tokens have images than there are rows of patches, and do not fit them.
     """
     sizes = np.array([size for row in own for size in row], np.int64)
     work = np.array([chunk_load(int(size), vision) for size in sizes])
     filled = _largest_first(sizes, work, shape)
     if filled is None:  # rows are too full for this order: begin from one that fits
         ends = np.cumsum([0, *map(len, own)]).tolist()
-        rows = [list(range(start, stop)) for start, stop in itertools.pairwise(ends)]
+        rows = [list(range(start, stop)) for start, stop in itertools.pairwise(ends) if stop > start]
+        if len(rows) > shape.rows:
+            raise UserError(
+                f"{len(rows)} rows of tokens have images, which {shape.rows} rows of patches do not hold: raise "
+                "config.data.images.rows"
+            )
         filled = deal_rows(rows + [[] for _ in range(shape.rows - len(rows))], work, shape.devices)
     level(filled, sizes, work, shape.length, shape.devices)
     return filled

@@ -8,6 +8,7 @@ import pytest
 from k2jax.config.presets import vision_preset
 from k2jax.data.images.placement import PatchRows, chunk_load, place_chunks
 from k2jax.data.images.rows import fit_two_budgets
+from k2jax.errors import UserError
 
 VISION = vision_preset("nano_vision")
 
@@ -53,6 +54,23 @@ def test_whatever_the_sizes_each_chunk_is_in_one_row_and_fits(own, data):
     rows = -(-len(own) // devices) * devices
     shape = PatchRows(len(own), rows, length, devices)
     assert loads(own, shape).tolist() == loads(own, shape).tolist()
+
+
+@given(st.data())
+def test_as_many_rows_as_have_images_hold_them_however_full(data):
+    devices = data.draw(st.sampled_from([1, 2, 4]))
+    full = st.lists(st.integers(1, 16).map(lambda n: 4 * n), max_size=8).filter(lambda row: sum(row) <= 64)
+    seen = data.draw(st.lists(full, max_size=2 * devices))
+    own = data.draw(st.permutations([*seen, *[[]] * 5]))
+    filled = place_chunks(own, PatchRows(len(own), 2 * devices, 64, devices), VISION)
+    sizes = [size for row in own for size in row]
+    assert len(filled) == 2 * devices and sorted(number for row in filled for number in row) == list(range(len(sizes)))
+    assert all(sum(sizes[number] for number in row) <= 64 for row in filled)
+
+
+def test_more_full_rows_than_there_is_room_for_are_one_line():
+    with pytest.raises(UserError, match=r"3 rows of tokens have images, which 2 rows of patches do not hold"):
+        place_chunks([[64], [], [64], [64]], PatchRows(4, 2, 64, 1), VISION)
 
 
 def test_what_fits_in_one_way_alone_is_placed_in_it():
