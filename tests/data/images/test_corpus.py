@@ -201,7 +201,7 @@ def test_whatever_the_devices_the_same_pixels_stand_for_the_same_tokens_and_medi
 
 def test_half_as_many_rows_of_patches_hold_the_images_of_half_the_rows(drawn, tmp_path):
     mixed = {**drawn[0], "text": source(kind="chat", path=text_chat(tmp_path))}
-    settings = {"images.share": (0.5,), "images.share_from": (0.0,)}
+    settings = {"images.share": (0.5,), "images.share_from": (0.0,), "held_out": 0.5}
     whole, half = prepared(tmp_path, mixed, **settings), prepared(tmp_path, mixed, rows=3, **settings)
     for step in range(9):
         a, b = whole.loader.batch(step), half.loader.batch(step)
@@ -211,6 +211,8 @@ def test_half_as_many_rows_of_patches_hold_the_images_of_half_the_rows(drawn, tm
         parts = [list(data.held_out.batches(4, source=name)) for data in (whole, half)]
         rows = [sorted(row.tobytes() for batch in each for row in batch.tokens if row.any()) for each in parts]
         assert rows[0] == rows[1] and all(batch.media.patches.pixels.shape[0] == 3 for batch in parts[1])
+        seen = [max((batch.media.feature >= 0).any(1).sum() for batch in each) for each in parts]
+        assert seen == [4, 3]
     with pytest.raises(UserError, match=r"step \d has [34] rows with images, and 2 rows of patches hold them: "):
         prepared(tmp_path, mixed, rows=2, **settings | {"images.share": (0.9,)})
 
