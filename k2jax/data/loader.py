@@ -75,7 +75,7 @@ class DataLoader:
         self._batch_size, self._steps, self._seed, self._images = batch_size, steps, seed, images
         self._length, self._workers = next(iter(rows.values())).length, workers
         self._own = frozenset(self._local_rows)
-        self._has_images = [not hasattr(rows[name], "beginning") for name in self._names]
+        self._has_images = [_shows_images(rows[name]) for name in self._names]
         self._source_rows = [len(rows[name]) for name in self._names]
         limits = [_limit(sources[name].max_epochs, len(rows[name])) for name in self._names]
         weights = [sources[name].weight for name in self._names]
@@ -218,8 +218,8 @@ class HeldOut:
         if most == batch_size:
             yield from (chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size))
             return
-        seen = [index for index in chosen if not hasattr(self._source_of(index)[0], "beginning")]
-        text = [index for index in chosen if hasattr(self._source_of(index)[0], "beginning")]
+        seen = [index for index in chosen if _shows_images(self._source_of(index)[0])]
+        text = [index for index in chosen if not _shows_images(self._source_of(index)[0])]
         while seen or text:
             group, seen = seen[:most], seen[most:]
             room = batch_size - len(group)
@@ -235,7 +235,7 @@ class HeldOut:
             count: number of documents, at most those that there are.
             tokens: most tokens of each document.
         """
-        sources = [source for source in self._sources if hasattr(source, "beginning")]
+        sources = [source for source in self._sources if not _shows_images(source)]
         ends = np.cumsum([source.stream.documents for source in sources])
         total = sum(source.stream.documents for source in sources)
         count, parts = min(count, total), []
@@ -250,7 +250,7 @@ class HeldOut:
 
         None where some sources have images, whose records are mostly not text.
         """
-        if not all(hasattr(source, "beginning") for source in self._sources):
+        if any(map(_shows_images, self._sources)):
             return None
         return bits_per_byte(nll, targets, self.targets, self.bytes)
 
@@ -271,6 +271,11 @@ class HeldOut:
         """The source of a row, and its number there."""
         source = int(np.searchsorted(self._starts, index, side="right")) - 1
         return self._sources[source], index - int(self._starts[source])
+
+
+def _shows_images(rows: SplitRows) -> bool:
+    """Whether rows have images: only those of text say how their documents begin."""
+    return not hasattr(rows, "beginning")
 
 
 def check_shares(sources: Mapping[str, SourceConfig]) -> None:
