@@ -12,7 +12,7 @@ from k2jax.env.errors import EnvironmentFailedError
 from k2jax.env.task import Task
 from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.errors import UserError
-from k2jax.sandbox import Sandbox, SandboxError, SandboxSpec
+from k2jax.sandbox import HostPaths, Sandbox, SandboxError, SandboxSpec
 from k2jax.sandbox.interpreter import host_python
 
 FILES = "files"
@@ -49,7 +49,7 @@ class FilesEnvironment(ToolEnvironment):
     compressed tar archive in Base64. It has no times, so that an episode that is repeated leaves the same bytes.
     """
 
-    def spec(self, task: Task, read_only: tuple[str, ...]) -> SandboxSpec:
+    def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
         """With this program's own Python, where the task has no image."""
         shown = read_only if task.image else tuple(dict.fromkeys((*read_only, *host_python().read_only)))
         return SandboxSpec(image=task.image, read_only=shown)

@@ -18,7 +18,7 @@ from k2jax.env.task import Task
 from k2jax.env.tasks import repository_program
 from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.errors import UserError, abbreviate
-from k2jax.sandbox import Limits, Sandbox, SandboxSpec
+from k2jax.sandbox import HostPaths, Limits, Sandbox, SandboxSpec
 from k2jax.sandbox.interpreter import host_python
 from k2jax.sandbox.types import MEBI, ExecResult
 
@@ -45,7 +45,7 @@ class RepositoryEnvironment(ToolEnvironment):
 
     folder = TREE
 
-    def spec(self, task: Task, read_only: tuple[str, ...]) -> SandboxSpec:
+    def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
         """A larger sandbox, in which pytest can be imported where the task has no image."""
         return repository_spec(task, read_only)
 
@@ -72,7 +72,7 @@ class RepositoryEnvironment(ToolEnvironment):
         return {"patch": patch.encode("utf-8", "replace").decode(), "too_large": result.truncated}
 
 
-def repository_spec(task: Task, read_only: tuple[str, ...] = ()) -> SandboxSpec:
+def repository_spec(task: Task, read_only: HostPaths = ()) -> SandboxSpec:
     """A sandbox for a task's repository: its image, or the host's Python."""
     if task.image:
         return SandboxSpec(image=task.image, read_only=read_only, limits=LIMITS)

@@ -13,7 +13,7 @@ from k2jax.env.toolsets.calling import Toolbox
 from k2jax.env.toolsets.types import Toolset, Workplace
 from k2jax.env.workspace import joined_spec
 from k2jax.errors import UserError
-from k2jax.sandbox import Sandbox, SandboxBackend, SandboxSpec
+from k2jax.sandbox import HostPaths, Sandbox, SandboxBackend, SandboxSpec
 from k2jax.trajectory import Trajectory
 
 USER_TURNS = "user_turns"
@@ -106,7 +106,7 @@ class ToolEnvironment:
         assert self._task is not None
         return await self.outcome(self._task, self._sandbox)
 
-    def spec(self, task: Task, read_only: tuple[str, ...]) -> SandboxSpec:
+    def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
         """What the episode's sandbox is made of; ``read_only`` is what the toolsets need of the host."""
         return SandboxSpec(image=task.image, read_only=read_only)
 

@@ -1,5 +1,25 @@
 """Sandboxes: where code that nobody trusts runs. It imports no jax."""
 
-from k2jax.sandbox.types import Capabilities, ExecResult, Limits, Sandbox, SandboxBackend, SandboxError, SandboxSpec
+from k2jax.sandbox.types import (
+    Capabilities,
+    ExecResult,
+    HostPaths,
+    Limits,
+    PlacedPath,
+    Sandbox,
+    SandboxBackend,
+    SandboxError,
+    SandboxSpec,
+)
 
-__all__ = ["Capabilities", "ExecResult", "Limits", "Sandbox", "SandboxBackend", "SandboxError", "SandboxSpec"]
+__all__ = [
+    "Capabilities",
+    "ExecResult",
+    "HostPaths",
+    "Limits",
+    "PlacedPath",
+    "Sandbox",
+    "SandboxBackend",
+    "SandboxError",
+    "SandboxSpec",
+]

@@ -91,7 +91,7 @@ class BubblewrapLauncher:
 
     def root(self, stage: SandboxStage, box: Path, record: Mapping[str, Any]) -> list[str]:
         """Arguments for what is visible."""
-        read_only = {path: str(stage.visible(path)) for path in record["read_only"]}
+        read_only = {inside: str(stage.visible(source)) for inside, source in record["read_only"].items()}
         return root_arguments(stage, box, record["image"], read_only)
 
     def invoke(self, root: list[str], record: Mapping[str, Any], late: Mapping[int, int]) -> Invocation:

@@ -9,6 +9,7 @@ import sys
 from typing import NamedTuple
 
 from k2jax.errors import UserError, abbreviate
+from k2jax.sandbox.types import PlacedPath
 
 _NO_MODULES = (".dist-info", ".egg-info", ".pth")
 
@@ -35,6 +36,7 @@ def host_python() -> HostPython:
 class HostPackages(NamedTuple):
     """Installed packages of this program.
 
+    They are shown in ``/packages``, because an environment may lie where a sandbox has its own files, as in ``/tmp``.
     What is installed beside them is not shown, unless it lies in the interpreter's own folder or in ``/usr``, as
     without a virtual environment.
 
@@ -44,7 +46,7 @@ class HostPackages(NamedTuple):
     """
 
     folders: tuple[str, ...]
-    read_only: tuple[str, ...]
+    read_only: tuple[PlacedPath, ...]
 
 
 @functools.cache
@@ -57,8 +59,8 @@ def host_packages(names: tuple[str, ...]) -> HostPackages:
     Raises:
         UserError: a package is not installed, or is installed without a list of its files, as an editable one is.
     """
-    folders: dict[str, None] = {}
-    shown: dict[str, None] = {}
+    folders: dict[str, str] = {}
+    shown: dict[PlacedPath, None] = {}
     for name in names:
         try:
             installed = metadata.distribution(name)
@@ -70,6 +72,6 @@ def host_packages(names: tuple[str, ...]) -> HostPackages:
         if not tops:
             raise UserError(f"the package {name!r} has no list of its files; install it again, by pip")
         folder = os.path.realpath(installed.locate_file(""))
-        folders[folder] = None
-        shown |= dict.fromkeys(os.path.join(folder, top) for top in tops)
-    return HostPackages(tuple(folders), tuple(shown))
+        inside = folders.setdefault(folder, f"/packages/{len(folders)}")
+        shown |= dict.fromkeys(PlacedPath(os.path.join(folder, top), f"{inside}/{top}") for top in tops)
+    return HostPackages(tuple(folders.values()), tuple(shown))

@@ -24,11 +24,13 @@ from k2jax.sandbox import cgroup, seccomp
 from k2jax.sandbox.folder import FolderSandbox
 from k2jax.sandbox.link import Answer, Link
 from k2jax.sandbox.process import SandboxProcess
-from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, SandboxError, SandboxSpec
+from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, PlacedPath, SandboxError, SandboxSpec
 
 _NEVER = ("/", "/home", "/root", "/run", "/tmp", "/var", "/proc", "/sys", "/dev", "/etc")
 """Folders of the host that no sandbox shows whole."""
-_OWN = ("/tmp", "/work", "/dev", "/proc", "/sys")
+_KERNEL = ("/dev", "/proc", "/sys")
+"""Folders of the host of which no sandbox shows a part."""
+_OWN = ("/tmp", "/work", *_KERNEL)
 """Folders that are a sandbox's own: nothing of the host can be shown in them."""
 _WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
 """Folders that a program can write to, and their names in the sandbox's own folder on the host."""
@@ -125,7 +127,7 @@ class NamespaceBackend(abc.ABC):
         _, future = link.ask(
             "open",
             limits={name: int(getattr(limits, name)) for name in limits.__dataclass_fields__},
-            read_only=["/" + os.path.normpath(path).lstrip("/") for path in spec.read_only],
+            read_only={_normal(inside): _normal(source) for source, inside in map(_placed, spec.read_only)},
             image=os.path.abspath(spec.image) if spec.image else "",
         )
         try:
@@ -174,15 +176,31 @@ def _abandon(link: Link, number: int, started: Future[Answer]) -> None:
             link.ask("kill", target=number)
 
 
+def _placed(path: str | PlacedPath) -> PlacedPath:
+    return PlacedPath(path, path) if isinstance(path, str) else path
+
+
+def _normal(path: str) -> str:
+    return "/" + os.path.normpath(path).lstrip("/")
+
+
 def _check(spec: SandboxSpec) -> None:
-    for path in spec.read_only:
-        if not os.path.isabs(path) or not os.path.exists(path):
-            raise UserError(f"read_only must name absolute paths that exist, not {path!r}")
-        normal = "/" + os.path.normpath(path).lstrip("/")
-        if normal in _NEVER or os.path.realpath(path) in _NEVER:
-            raise UserError(f"no sandbox shows {path} whole; name the folders in it that it needs")
-        if normal.startswith(tuple(f"{own}/" for own in _OWN)):
-            raise UserError(f"a sandbox has its own /{normal.split('/')[1]}; {path} cannot be shown in it: write() it")
+    sources: dict[str, str] = {}
+    for source, inside in map(_placed, spec.read_only):
+        if not os.path.isabs(source) or not os.path.exists(source):
+            raise UserError(f"read_only must name absolute paths that exist, not {source!r}")
+        if not os.path.isabs(inside):
+            raise UserError(f"read_only must show {source} at an absolute path, not {inside!r}")
+        place = _normal(inside)
+        origins = {_normal(source), os.path.realpath(source)}
+        if {*origins, place} & set(_NEVER):
+            raise UserError(f"no sandbox shows {source} whole; name the folders in it that it needs")
+        if any(origin.startswith(tuple(f"{kernel}/" for kernel in _KERNEL)) for origin in origins):
+            raise UserError(f"a sandbox has its own devices, processes and shared memory, not the host's {source}")
+        if place.startswith(tuple(f"{own}/" for own in _OWN)):
+            raise UserError(f"a sandbox has its own /{place.split('/')[1]}; {inside} cannot be shown in it: write() it")
+        if sources.setdefault(place, _normal(source)) != _normal(source):
+            raise UserError(f"{sources[place]} and {source} cannot both be shown at {place}")
     if spec.image and not os.path.isdir(spec.image):
         raise UserError(f"image must be the folder of an unpacked root file system, not {spec.image!r}")
 

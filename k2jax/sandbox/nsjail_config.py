@@ -55,7 +55,7 @@ class NsjailLauncher:
             f'gidmap {{ inside_id: "{NOBODY}" outside_id: "{outside}" count: 1 }}',
             "mount_proc: true",
             *(_image(stage, record["image"]) if record["image"] else _host(stage)),
-            *(_bind(str(stage.visible(path)), path) for path in record["read_only"]),
+            *(_bind(str(stage.visible(source)), inside) for inside, source in record["read_only"].items()),
             *(_bind(f"/dev/{name}", f"/dev/{name}", "rw: true") for name in _DEVICES),
             *(_link(target, f"/dev/{name}") for name, target in (_LINKS | {"ptmx": "pts/ptmx"}).items()),
             'mount { dst: "/dev/pts" fstype: "devpts" options: "newinstance,ptmxmode=0666,mode=620" rw: true }',

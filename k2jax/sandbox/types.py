@@ -34,19 +34,35 @@ class Limits:
     open_files: int = 256
 
 
+class PlacedPath(NamedTuple):
+    """A file or folder of the host that a sandbox shows at another place.
+
+    Attributes:
+        source: its path on the host.
+        inside: its path in the sandbox.
+    """
+
+    source: str
+    inside: str
+
+
+HostPaths = tuple[str | PlacedPath, ...]
+"""Absolute paths of the host that a sandbox shows, read-only: at the same place unless they say another."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SandboxSpec:
     """What a sandbox is made of.
 
     Attributes:
         image: name of the root file system; empty for the host's programs, read-only, without its data.
-        read_only: host paths that are visible inside, at the same place, read-only.
+        read_only: see HostPaths.
         limits: see Limits.
         env: environment variables of every command.
     """
 
     image: str = ""
-    read_only: tuple[str, ...] = ()
+    read_only: HostPaths = ()
     limits: Limits = Limits()
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
+import six
 
 from k2jax.env import Budget
 from k2jax.env.registry import toolsets
@@ -201,18 +202,18 @@ def test_cells_import_the_packages_that_are_named_and_no_others(name):
 
 
 def test_cells_cannot_change_the_packages_of_the_host():
-    file, beside = Path(np.__file__), Path(np.__file__).parents[1] / "more.py"
-    kept = file.read_bytes()
+    source, file = Path(np.__file__), "/packages/0/numpy/__init__.py"
+    kept = source.read_bytes()
     cells = (
-        f"open({str(file)!r}, 'rb').read() == {kept!r}",
-        f"open({str(file)!r}, 'a')",
-        f"open({str(beside)!r}, 'w')",
-        f"[line.split()[3][:3] for line in open('/proc/self/mounts') if line.split()[1] == {str(file.parent)!r}]",
+        f"open({file!r}, 'rb').read() == {kept!r}",
+        f"open({file!r}, 'a')",
+        "open('/packages/0/more.py', 'w')",
+        "[line.split()[3][:3] for line in open('/proc/self/mounts') if line.split()[1] == '/packages/0/numpy']",
     )
     results = calls(*(("python", {"code": code}) for code in cells), tools=("python packages=numpy",))
     assert results[0] == "True" and results[3] == "['ro,']"
     assert all("Read-only file system" in result or "Permission denied" in result for result in results[1:3])
-    assert file.read_bytes() == kept and not beside.exists()
+    assert source.read_bytes() == kept and not (source.parents[1] / "more.py").exists()
 
 
 def test_source_of_a_task_may_begin_with_the_future_where_packages_are_shown():
@@ -222,8 +223,10 @@ def test_source_of_a_task_may_begin_with_the_future_where_packages_are_shown():
 
 
 def test_of_a_package_only_what_is_its_own_is_shown():
-    shown = [Path(path).name for path in host_packages(("six",)).read_only]
-    assert shown == ["six.py"]
+    packages = host_packages(("six",))
+    [shown] = packages.read_only
+    assert Path(shown.source).samefile(six.__file__)
+    assert shown.inside == "/packages/0/six.py" and packages.folders == ("/packages/0",)
     with pytest.raises(UserError, match="the package 'k2jax' has no list of its files; install it again, by pip"):
         host_packages(("k2jax",))  # an editable one
 

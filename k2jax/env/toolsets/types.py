@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from k2jax.env.task import Task
-from k2jax.sandbox import Sandbox
+from k2jax.sandbox import HostPaths, Sandbox
 from k2jax.trajectory import Trajectory
 
 
@@ -35,13 +35,13 @@ class Toolset(Protocol):
 
     Attributes:
         needs_sandbox: whether ``open`` needs a sandbox.
-        read_only: host paths that its sandbox shows, read-only.
+        read_only: what ``SandboxSpec.read_only`` must name for it.
         tools: declarations in OpenAI's format, ``{"type": "function", "function": {"name", "description",
             "parameters"}}``, in order; complete when ``open`` has returned.
     """
 
     needs_sandbox: bool
-    read_only: tuple[str, ...]
+    read_only: HostPaths
     tools: Sequence[Mapping[str, Any]]
 
     async def open(self, workplace: Workplace) -> None:
