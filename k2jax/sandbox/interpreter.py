@@ -9,7 +9,7 @@ import sys
 from typing import NamedTuple
 
 from k2jax.errors import UserError, abbreviate
-from k2jax.sandbox.types import PlacedPath
+from k2jax.sandbox.types import MountedPath
 
 _NO_MODULES = (".dist-info", ".egg-info", ".pth")
 
@@ -46,7 +46,7 @@ class HostPackages(NamedTuple):
     """
 
     folders: tuple[str, ...]
-    read_only: tuple[PlacedPath, ...]
+    read_only: tuple[MountedPath, ...]
 
 
 @functools.cache
@@ -60,7 +60,7 @@ def host_packages(names: tuple[str, ...]) -> HostPackages:
         UserError: a package is not installed, or is installed without a list of its files, as an editable one is.
     """
     folders: dict[str, str] = {}
-    shown: dict[PlacedPath, None] = {}
+    shown: dict[MountedPath, None] = {}
     for name in names:
         try:
             installed = metadata.distribution(name)
@@ -73,5 +73,5 @@ def host_packages(names: tuple[str, ...]) -> HostPackages:
             raise UserError(f"the package {name!r} has no list of its files; install it again, by pip")
         folder = os.path.realpath(installed.locate_file(""))
         inside = folders.setdefault(folder, f"/packages/{len(folders)}")
-        shown |= dict.fromkeys(PlacedPath(os.path.join(folder, top), f"{inside}/{top}") for top in tops)
+        shown |= dict.fromkeys(MountedPath(os.path.join(folder, top), f"{inside}/{top}") for top in tops)
     return HostPackages(tuple(folders.values()), tuple(shown))

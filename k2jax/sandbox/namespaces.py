@@ -24,7 +24,7 @@ from k2jax.sandbox import cgroup, seccomp
 from k2jax.sandbox.folder import FolderSandbox
 from k2jax.sandbox.link import Answer, Link
 from k2jax.sandbox.process import SandboxProcess
-from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, PlacedPath, SandboxError, SandboxSpec
+from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, MountedPath, SandboxError, SandboxSpec
 
 _NEVER = ("/", "/home", "/root", "/run", "/tmp", "/var", "/proc", "/sys", "/dev", "/etc")
 """Folders of the host that no sandbox shows whole."""
@@ -176,8 +176,8 @@ def _abandon(link: Link, number: int, started: Future[Answer]) -> None:
             link.ask("kill", target=number)
 
 
-def _placed(path: str | PlacedPath) -> PlacedPath:
-    return PlacedPath(path, path) if isinstance(path, str) else path
+def _placed(path: str | MountedPath) -> MountedPath:
+    return MountedPath(path, path) if isinstance(path, str) else path
 
 
 def _normal(path: str) -> str:

@@ -34,7 +34,7 @@ class Limits:
     open_files: int = 256
 
 
-class PlacedPath(NamedTuple):
+class MountedPath(NamedTuple):
     """A file or folder of the host that a sandbox shows at another place.
 
     Attributes:
@@ -46,7 +46,7 @@ class PlacedPath(NamedTuple):
     inside: str
 
 
-HostPaths = tuple[str | PlacedPath, ...]
+HostPaths = tuple[str | MountedPath, ...]
 """Absolute paths of the host that a sandbox shows, read-only: at the same place unless they say another."""
 
 

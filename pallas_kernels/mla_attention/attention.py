@@ -35,7 +35,8 @@ def mla_attention(
     The Mosaic kernels skip every block of 512 x 512 scores, smaller for short sequences, in which the mask of its row
     of the batch makes no key visible. The XLA path skips the scores above the causal diagonal without ``start`` and,
     for more than ``xla.UNROLL_UP_TO`` tokens, the tiles of 256 x 256 in which the mask of the whole batch makes no key
-    visible. With ``start`` it visits, for each block of queries, the keys from the first to the last that it sees.
+    visible. With ``start`` it visits, for each block of queries, the keys from the first to the last that it sees, in
+    blocks of 128 tokens where devices share a CPU.
 
     Args:
         q_nope: ``[B, H, S, Dn]``, queries without position; float32 or bfloat16, as all arrays but ``exit``.
@@ -75,5 +76,5 @@ def mla_attention(
         unseen = [full(shape, -jnp.inf, jnp.float32, *arrays) for shape in ((heads,), (batch, heads, length))]
         return full(v.shape, 0, v.dtype, *arrays), AttentionStats(*unseen)
     if chosen == "xla":
-        return xla.mla_attention(inputs, scale, xla.default_tiling(length))
+        return xla.mla_attention(inputs, scale, xla.default_tiling(length, both_directions=start is not None))
     return mosaic.mla_attention(inputs, scale, interpret=chosen == "interpret")

@@ -43,6 +43,9 @@ UNROLLED_BLOCK = 64
 """Tokens of an unrolled block up to half that length, twice as many above it: at most 8 blocks to compile."""
 LOOPED_BLOCK = 256
 """Tokens of a block in the loops."""
+SHARED_CORES_BLOCK = 128
+"""The same for attention inside documents in both directions where devices share the cores of a CPU. It computes fewer
+scores between documents; larger products pay off by being divided over cores, which the other devices use already."""
 
 
 class Tiling(NamedTuple):
@@ -57,11 +60,12 @@ class Tiling(NamedTuple):
     unrolled: bool
 
 
-def default_tiling(length: int) -> Tiling:
-    """Tiling for sequences of ``length`` tokens."""
+def default_tiling(length: int, *, both_directions: bool = False) -> Tiling:
+    """Tiling for sequences of ``length`` tokens, of causal attention or of that inside documents in both directions."""
     if length <= UNROLL_UP_TO:
         return Tiling(UNROLLED_BLOCK if length <= UNROLL_UP_TO // 2 else 2 * UNROLLED_BLOCK, unrolled=True)
-    return Tiling(LOOPED_BLOCK, unrolled=False)
+    shared_cores = both_directions and jax.local_device_count() > 1
+    return Tiling(SHARED_CORES_BLOCK if shared_cores else LOOPED_BLOCK, unrolled=False)
 
 
 def mla_attention(inputs: AttentionInputs, scale: float, tiling: Tiling) -> tuple[Array, AttentionStats]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pallas_kernels.mla_attention import AttentionInputs, blocks, mosaic, xla
+from pallas_kernels.mla_attention import AttentionInputs, blocks, mla_attention, mosaic, xla
 from tests.pallas_kernels.test_mla_attention import NAMES, SCALE, assert_close, random_inputs
 
 ROWS = ([37, 5, 60, 1, 30], [129])  # lengths of documents; what is left of a row is padding
@@ -156,3 +156,17 @@ def test_the_mosaic_schedule_holds_the_blocks_of_the_same_document_and_no_others
         (q, k) for document in ([0], [1, 2], [3, 4, 5]) for q in document for k in document
     ]
     assert all(bool(pair.full) for pair in pairs)
+
+
+@pytest.mark.parametrize(("devices", "block"), [(1, xla.LOOPED_BLOCK), (2, xla.SHARED_CORES_BLOCK)])
+def test_devices_that_share_a_cpu_have_smaller_blocks_in_both_directions(monkeypatch, devices, block):
+    monkeypatch.setattr(jax, "local_device_count", lambda: devices)
+    length = xla.UNROLL_UP_TO + 1
+    assert xla.default_tiling(length, both_directions=True) == xla.Tiling(block, unrolled=False)
+    assert xla.default_tiling(length) == xla.Tiling(xla.LOOPED_BLOCK, unrolled=False)
+    inputs, tilings = random_inputs(length)[0], []
+    monkeypatch.setattr(xla, "mla_attention", lambda inputs, scale, tiling: tilings.append(tiling))
+    start, exit = intervals([[length]] * len(inputs[0]), length)
+    mla_attention(*inputs, start=start, exit=exit, scale=SCALE)
+    mla_attention(*inputs, exit=exit, scale=SCALE)
+    assert [tiling.block for tiling in tilings] == [block, xla.LOOPED_BLOCK]

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from k2jax.errors import UserError
-from k2jax.sandbox import PlacedPath, SandboxError, SandboxSpec
+from k2jax.sandbox import MountedPath, SandboxError, SandboxSpec
 from k2jax.sandbox.backends import make_backend
 from tests.sandbox.backends import ALL, NAMESPACES, REMOTE, SPEC, in_sandbox, open_sandbox, own_descriptors, python
 
@@ -234,13 +234,13 @@ def test_folders_with_the_hosts_data_are_never_shown_whole(path):
     with pytest.raises(UserError, match=r"whole|its own|absolute"):
         in_sandbox("bubblewrap", None, SandboxSpec(read_only=(path,)))
     with pytest.raises(UserError, match=r"whole|its own|absolute"):
-        in_sandbox("bubblewrap", None, SandboxSpec(read_only=(PlacedPath(path, "/shown"),)))
+        in_sandbox("bubblewrap", None, SandboxSpec(read_only=(MountedPath(path, "/shown"),)))
 
 
 @pytest.mark.parametrize("place", ["/", "/tmp", "//etc", "relative", "/dev/shm", "/tmp/x", "/work/x", "/usr/../work/x"])
 def test_nothing_is_shown_in_the_place_of_what_is_the_sandboxs_own(place):
     with pytest.raises(UserError, match=r"whole|its own|absolute"):
-        in_sandbox("bubblewrap", None, SandboxSpec(read_only=(PlacedPath("/usr/bin", place),)))
+        in_sandbox("bubblewrap", None, SandboxSpec(read_only=(MountedPath("/usr/bin", place),)))
 
 
 @pytest.mark.parametrize("name", NAMESPACES)
@@ -249,7 +249,7 @@ def test_what_lies_in_the_hosts_tmp_can_be_shown_at_another_place(name, tmp_path
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "file").write_text("shown")
     (tmp_path / "other").write_text("not shown")
-    paths = (PlacedPath(str(tmp_path / "data"), "/data/0"), PlacedPath(str(tmp_path / "data" / "file"), "/data/1"))
+    paths = (MountedPath(str(tmp_path / "data"), "/data/0"), MountedPath(str(tmp_path / "data" / "file"), "/data/1"))
 
     async def use(sandbox):
         script = f"cat /data/0/file /data/1; ls -A /data /tmp {tmp_path}; echo x > /data/0/new; echo x > /data/1"
@@ -262,6 +262,6 @@ def test_what_lies_in_the_hosts_tmp_can_be_shown_at_another_place(name, tmp_path
 
 
 def test_two_paths_of_the_host_at_one_place_are_refused():
-    paths = (PlacedPath("/usr/bin", "/shown"), PlacedPath("/usr/lib", "/shown/"))
+    paths = (MountedPath("/usr/bin", "/shown"), MountedPath("/usr/lib", "/shown/"))
     with pytest.raises(UserError, match="/usr/bin and /usr/lib cannot both be shown at /shown"):
         in_sandbox("bubblewrap", None, SandboxSpec(read_only=paths))
