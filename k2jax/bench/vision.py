@@ -2,8 +2,8 @@
 
 Both compute 64 images of the same weights' shapes: of sizes with a long tail (photographs, icons, pages and
 screenshots), and of one size, where nothing has to be packed. Ours lie in rows of ``LENGTH`` patches, as few as hold
-them, on an emulated device for each core of a CPU, as a training that sees is fastest there; transformers gets all
-images in one call, and attends to each by itself. The last row counts padding.
+them, on an emulated device for each of up to four cores of a CPU, as training on images is fastest there;
+transformers gets all images in one call, and attends to each by itself. The last row counts padding.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from k2jax.params import initialize
 from k2jax.train.report import device_name
 
 IMAGES, LENGTH = 64, 4096  # patches of a row, and of the largest image
+MOST_DEVICES = 4  # as many as there are rows of images of one size
 _ROWS = "rows"  # the mesh's axis
 ATTENTION = ("sdpa", "eager")  # implementations of transformers
 
@@ -68,7 +69,7 @@ def long_tailed_grids(rng: np.random.Generator, count: int) -> list[tuple[int, i
 def _emulate_a_device_for_each_core() -> None:
     """Only where JAX has not begun to use its devices; the table says how many there are."""
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", os.cpu_count())
+        jax.config.update("jax_num_cpu_devices", min(os.cpu_count(), MOST_DEVICES))
 
 
 def _noise(grids: list[tuple[int, int]], model: ModelConfig) -> list[PatchChunk]:
