@@ -9,7 +9,6 @@ transformers gets all images in one call, and attends to each by itself. The las
 from __future__ import annotations
 
 from collections.abc import Callable
-import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -31,14 +30,14 @@ from k2jax.params import initialize
 from k2jax.train.report import device_name
 
 IMAGES, LENGTH = 64, 4096  # patches of a row, and of the largest image
-MOST_DEVICES = 4  # as many as there are rows of images of one size
+DEVICES = 1, 2, 4  # numbers of devices that have equally many rows, of both kinds of images
 _ROWS = "rows"  # the mesh's axis
 ATTENTION = ("sdpa", "eager")  # implementations of transformers
 
 
 def measure(rounds: int = 10) -> list[Row]:
     """Rows of patches per second, and of the share of padding."""
-    _emulate_a_device_for_each_core()
+    _emulate_devices()
     model = dataclasses.replace(model_preset("nano"), vision=vision_preset("nano_vision"))
     rows = []
     mix = long_tailed_grids(np.random.default_rng(0), IMAGES)
@@ -66,10 +65,11 @@ def long_tailed_grids(rng: np.random.Generator, count: int) -> list[tuple[int, i
     return [(height, width) for height, width in np.maximum(2, 2 * (sides / 2).astype(int)).tolist()]
 
 
-def _emulate_a_device_for_each_core() -> None:
-    """Only where JAX has not begun to use its devices; the table says how many there are."""
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", min(os.cpu_count(), MOST_DEVICES))
+def _emulate_devices() -> None:
+    """One for each core, as far as rows divide evenly, unless the user says how many; the table names their number."""
+    if jax.config.jax_num_cpu_devices < 0 and "device_count" not in os.environ.get("XLA_FLAGS", ""):
+        cores = len(os.sched_getaffinity(0))
+        jax.config.update("jax_num_cpu_devices", max(count for count in DEVICES if count <= cores))
 
 
 def _noise(grids: list[tuple[int, int]], model: ModelConfig) -> list[PatchChunk]:

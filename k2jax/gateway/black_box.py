@@ -45,7 +45,7 @@ PORT = 8080
 """Where an agent finds the gateway, on the loopback of its own sandbox."""
 ROLLOUT = "episode"
 """Name of the rollout in the agent's URL, the same in every episode so that prompts are."""
-_SOCKETS = "/var/tmp"  # folders of sockets; a sandbox shows nothing of the host's /tmp
+_SOCKETS = "/var/tmp"  # folders of sockets; shown at the same place, which a sandbox's own /tmp would hide
 _LONGEST = 7 * 86400.0  # wall time of a command [s]; what ends an agent is its own time
 _KEPT_OUTPUT = 2000  # characters of an agent's output in the metadata
 

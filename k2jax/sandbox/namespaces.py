@@ -23,15 +23,10 @@ from k2jax.errors import UserError
 from k2jax.sandbox import cgroup, seccomp
 from k2jax.sandbox.folder import FolderSandbox
 from k2jax.sandbox.link import Answer, Link
+from k2jax.sandbox.mounts import mounts
 from k2jax.sandbox.process import SandboxProcess
-from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, MountedPath, SandboxError, SandboxSpec
+from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, SandboxError, SandboxSpec
 
-_NEVER = ("/", "/home", "/root", "/run", "/tmp", "/var", "/proc", "/sys", "/dev", "/etc")
-"""Folders of the host that no sandbox shows whole."""
-_KERNEL = ("/dev", "/proc", "/sys")
-"""Folders of the host of which no sandbox shows a part."""
-_OWN = ("/tmp", "/work", *_KERNEL)
-"""Folders that are a sandbox's own: nothing of the host can be shown in them."""
 _WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
 """Folders that a program can write to, and their names in the sandbox's own folder on the host."""
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
@@ -98,9 +93,11 @@ class NamespaceBackend(abc.ABC):
 
     async def open(self, spec: SandboxSpec) -> NamespaceSandbox:
         """A new sandbox; see ``SandboxBackend.open``."""
-        _check(spec)
+        if spec.image and not os.path.isdir(spec.image):
+            raise UserError(f"image must be the folder of an unpacked root file system, not {spec.image!r}")
+        shown = mounts(spec.read_only)
         link = await asyncio.to_thread(self._connect)
-        return await self._open(link, spec)
+        return await self._open(link, spec, shown)
 
     def _connect(self) -> Link:
         """The running spawner, or a new one, tried out first."""
@@ -119,15 +116,15 @@ class NamespaceBackend(abc.ABC):
             return self._link
 
     async def _try_out(self, link: Link) -> None:
-        async with await self._open(link, SandboxSpec()) as sandbox:
+        async with await self._open(link, SandboxSpec(), {}) as sandbox:
             await sandbox.exec(["/bin/sh", "-c", ":"])
 
-    async def _open(self, link: Link, spec: SandboxSpec) -> NamespaceSandbox:
+    async def _open(self, link: Link, spec: SandboxSpec, shown: Mapping[str, str]) -> NamespaceSandbox:
         limits = spec.limits
         _, future = link.ask(
             "open",
             limits={name: int(getattr(limits, name)) for name in limits.__dataclass_fields__},
-            read_only={_normal(inside): _normal(source) for source, inside in map(_placed, spec.read_only)},
+            read_only=shown,
             image=os.path.abspath(spec.image) if spec.image else "",
         )
         try:
@@ -174,35 +171,6 @@ def _abandon(link: Link, number: int, started: Future[Answer]) -> None:
         os.close(started.result().descriptor)
         with contextlib.suppress(SandboxError):
             link.ask("kill", target=number)
-
-
-def _placed(path: str | MountedPath) -> MountedPath:
-    return MountedPath(path, path) if isinstance(path, str) else path
-
-
-def _normal(path: str) -> str:
-    return "/" + os.path.normpath(path).lstrip("/")
-
-
-def _check(spec: SandboxSpec) -> None:
-    sources: dict[str, str] = {}
-    for source, inside in map(_placed, spec.read_only):
-        if not os.path.isabs(source) or not os.path.exists(source):
-            raise UserError(f"read_only must name absolute paths that exist, not {source!r}")
-        if not os.path.isabs(inside):
-            raise UserError(f"read_only must show {source} at an absolute path, not {inside!r}")
-        place = _normal(inside)
-        origins = {_normal(source), os.path.realpath(source)}
-        if {*origins, place} & set(_NEVER):
-            raise UserError(f"no sandbox shows {source} whole; name the folders in it that it needs")
-        if any(origin.startswith(tuple(f"{kernel}/" for kernel in _KERNEL)) for origin in origins):
-            raise UserError(f"a sandbox has its own devices, processes and shared memory, not the host's {source}")
-        if place.startswith(tuple(f"{own}/" for own in _OWN)):
-            raise UserError(f"a sandbox has its own /{place.split('/')[1]}; {inside} cannot be shown in it: write() it")
-        if sources.setdefault(place, _normal(source)) != _normal(source):
-            raise UserError(f"{sources[place]} and {source} cannot both be shown at {place}")
-    if spec.image and not os.path.isdir(spec.image):
-        raise UserError(f"image must be the folder of an unpacked root file system, not {spec.image!r}")
 
 
 class NamespaceSandbox(FolderSandbox):

@@ -15,7 +15,7 @@ import time
 
 from k2jax.errors import UserError
 from k2jax.sandbox.folder import FolderSandbox
-from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, Sandbox, SandboxSpec
+from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, MountedPath, Sandbox, SandboxSpec
 
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 _CHUNK = 1 << 16
@@ -37,6 +37,8 @@ class UnsafeBackend:
         """A new folder; see ``SandboxBackend.open``."""
         if spec.image:
             raise UserError("the unsafe backend has no images")
+        if any(isinstance(path, MountedPath) for path in spec.read_only):
+            raise UserError("the unsafe backend shows the host's files at their own places alone")
         return UnsafeSandbox(spec, self.capabilities)
 
 

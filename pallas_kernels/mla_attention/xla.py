@@ -23,6 +23,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
+from pallas_kernels.implementation import target_platform
 from pallas_kernels.mla_attention import xla_intervals
 from pallas_kernels.mla_attention.arrays import AttentionInputs, AttentionStats
 from pallas_kernels.mla_attention.xla_tile import (
@@ -64,7 +65,8 @@ def default_tiling(length: int, *, both_directions: bool = False) -> Tiling:
     """Tiling for sequences of ``length`` tokens, of causal attention or of that inside documents in both directions."""
     if length <= UNROLL_UP_TO:
         return Tiling(UNROLLED_BLOCK if length <= UNROLL_UP_TO // 2 else 2 * UNROLLED_BLOCK, unrolled=True)
-    shared_cores = both_directions and jax.local_device_count() > 1
+    platform = target_platform.value or jax.default_backend()
+    shared_cores = both_directions and platform == "cpu" and jax.local_device_count() > 1
     return Tiling(SHARED_CORES_BLOCK if shared_cores else LOOPED_BLOCK, unrolled=False)
 
 

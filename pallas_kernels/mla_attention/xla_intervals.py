@@ -2,7 +2,8 @@
 
 The rows of a batch are joined to one sequence, ``[H, T, D]`` with T = B S, because every key names the queries that see
 it: a tile may span the end of a row. Each block of queries visits the blocks of keys from the first to the last that
-any of its queries sees, two at a time: from 512 rows on, XLA:CPU divides a product over the cores.
+any of its queries sees, two at a time: with blocks of 256 these are the 512 rows from which on XLA:CPU divides a
+product over the cores.
 
 A tile of scores is held transposed, ``[keys, queries]``, as in ``tile``: reducing over keys is arithmetic between rows,
 and no product contracts the rows of a whole tile, which XLA:CPU does at a third of the speed.

@@ -15,6 +15,7 @@ def test_sizes_have_a_long_tail_and_fit_a_row():
 @pytest.mark.slow
 def test_rows_of_a_few_images(monkeypatch):
     monkeypatch.setattr(bench, "IMAGES", 3)
+    monkeypatch.setattr(bench, "_emulate_devices", lambda: None)  # the devices are those of all tests of the process
     mixed, same, padding = bench.measure(rounds=1)
     assert "transformers" in mixed.baseline_name and "768 patches" in same.name
     for row in (mixed, same, padding):
