@@ -107,7 +107,8 @@ def unpack_packages(packages: str, folder: str) -> None:
     """Unpacks Python packages, a tar archive in Base64; nothing where it is empty."""
     if packages:
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packages))) as archive:
-            archive.extractall(folder, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+            archive.extractall(folder)
 
 
 def diff(header: dict, payload: bytes) -> None:
@@ -162,7 +163,8 @@ def run(header: dict, payload: bytes) -> None:
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: the tests' process cannot open this one in /proc
     folder = f"/work/{secrets.token_hex(8)}"
     with tarfile.open(fileobj=io.BytesIO(payload)) as archive:
-        archive.extractall(folder, filter="fully_trusted")
+        archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+        archive.extractall(folder)
     with open(f"{folder}/{header['file']}", "a") as file:
         file.write(header["canaries"])
     source, sink = os.pipe()

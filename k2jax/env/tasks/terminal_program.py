@@ -35,7 +35,9 @@ def main() -> None:
     reason = ""
     try:
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(request["archive"]))) as archive:
-            archive.extractall("/work/left", filter="fully_trusted")  # modes count
+            # Modes count. Python 3.11.2 knows no filter, and does as this one.
+            archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+            archive.extractall("/work/left")
         os.chdir("/work/left")
         exec(compile(request["test"], "test", "exec"), {"os": os, "json": json, "run": run, "read": read})
     except BaseException as error:
