@@ -2,7 +2,8 @@
 
 A step computes the features of all images of its batch, balanced over the devices by the data, and keeps nothing else
 of the tower. The decoder runs as it does for text, whatever its parallelism; its gradient of the features adds up over
-micro-batches. Then the tower's forward runs again, row of patches by row, and its backward on the same devices.
+micro-batches. Then the tower's forward runs again, row of patches by row (short rows several at once), and its backward
+on the same devices.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from pallas_kernels.vma import vary_tree
 P = PartitionSpec
 TOWER = "decoupled_tower"
 """Named scope of the tower's passes, apart from the decoder's."""
+PATCHES_AT_ONCE = 4096
+"""Rows are computed together up to so many patches, one after the other beyond."""
 
 
 class DecoupledGradients(NamedTuple):
@@ -99,11 +102,12 @@ def make_decoupled_loss_sums(
 def make_tower(model: ModelConfig, layout: Layout) -> Callable[[Any, PatchBatch], tuple[Array, Array]]:
     """``(vision weights, patches [R, P]) -> (features [R P / 4, D], max logit [layers, heads])``, on all devices.
 
-    Rows are computed one after the other, so that the memory is that of one row.
+    Rows are computed one after the other, so that the memory is that of one row; short rows together, so that products
+    are not small.
     """
 
     def local(params: Any, patches: PatchBatch) -> tuple[Array, Array]:
-        output = lax.map(lambda row: vision_features(params, _one_row(row), model), patches)
+        output = lax.map(lambda rows: vision_features(params, rows, model), _in_turn(patches, patches.start.shape[1]))
         return output.features.reshape(-1, output.features.shape[-1]), output.max_logit.max(0)
 
     if layout.mesh.size == 1:
@@ -124,15 +128,15 @@ def make_tower_backward(config: Config, layout: Layout) -> Callable[[Any, PatchB
     dtype = ACCUMULATE[config.train.gradient_dtype]
 
     def local(params: Any, patches: PatchBatch, d_features: Array) -> Any:
-        def add(sums: Any, row: tuple[PatchBatch, Array]) -> tuple[Any, None]:
-            given, d_row = row
-            features_of = lambda params: vision_features(params, _one_row(given), config.model).features  # noqa: E731
+        def add(sums: Any, rows: tuple[PatchBatch, Array]) -> tuple[Any, None]:
+            given, d_rows = rows
+            features_of = lambda params: vision_features(params, given, config.model).features  # noqa: E731
             _, pull = jax.vjp(features_of, params)
-            return jax.tree.map(lambda a, g: a + g.astype(dtype), sums, pull(d_row)[0]), None
+            return jax.tree.map(lambda a, g: a + g.astype(dtype), sums, pull(d_rows)[0]), None
 
-        rows = len(patches.start)
+        d_rows = d_features.reshape(len(patches.start), -1, d_features.shape[-1])
         zeros = jax.tree.map(lambda p: vary_tree(jnp.zeros(p.shape, dtype), like=p), params)
-        return lax.scan(add, zeros, (patches, d_features.reshape(rows, 1, -1, d_features.shape[-1])))[0]
+        return lax.scan(add, zeros, _in_turn((patches, d_rows), patches.start.shape[1]))[0]
 
     if layout.mesh.size == 1:
         return local
@@ -143,6 +147,12 @@ def make_tower_backward(config: Config, layout: Layout) -> Callable[[Any, PatchB
 
     specs = (layout.compute[VISION], P(axes), P(axes))
     return jax.shard_map(on_device, mesh=layout.mesh, in_specs=specs, out_specs=layout.compute[VISION])
+
+
+def rows_at_once(rows: int, length: int) -> int:
+    """How many of a device's rows of ``length`` patches the tower computes together, in every turn as many."""
+    most = max(1, PATCHES_AT_ONCE // length)
+    return max(count for count in range(1, min(rows, most) + 1) if rows % count == 0)
 
 
 def with_features(layout: Layout, count: int) -> Layout:
@@ -168,5 +178,8 @@ def _with(params: Any, features: Array) -> Any:
     return {**{name: part for name, part in params.items() if name != VISION}, FEATURES: features}
 
 
-def _one_row(row: PatchBatch) -> PatchBatch:
-    return jax.tree.map(lambda leaf: leaf[None], row)
+def _in_turn(tree: Any, length: int) -> Any:
+    """Leaves ``[R, ...]`` of rows of ``length`` patches as ``[turns, rows at once, ...]``."""
+    rows = len(jax.tree.leaves(tree)[0])
+    at_once = rows_at_once(rows, length)
+    return jax.tree.map(lambda leaf: leaf.reshape(rows // at_once, at_once, *leaf.shape[1:]), tree)

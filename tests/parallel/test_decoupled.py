@@ -12,6 +12,7 @@ from k2jax.data.images.packing import PatchChunk, pack_rows
 from k2jax.data.images.placement import PatchRows, place_chunks
 from k2jax.losses import NLL
 from k2jax.model.vision import multimodal_specs, vision_features
+from k2jax.parallel import decoupled as parallel_decoupled
 from k2jax.parallel.accumulate import FEATURES, loss_shares
 from k2jax.parallel.gradients import make_objective
 from k2jax.parallel.resharding import from_logical
@@ -130,8 +131,9 @@ def in_loops(jaxpr, inside=False):
 
 @pytest.mark.devices(2)
 @pytest.mark.parametrize("stages", [1, 2])
-def test_a_micro_batch_adds_to_the_gradient_of_the_features_that_it_shows_alone(stages):
+def test_a_micro_batch_adds_to_the_gradient_of_the_features_that_it_shows_alone(monkeypatch, stages):
     """A gradient of the step's whole table for every micro-batch would cost more than the tower."""
+    monkeypatch.setattr(parallel_decoupled, "PATCHES_AT_ONCE", 1)  # or the tower's own arrays have the table's shape
     overrides = {"parallel.stage": stages, "train.micro_batches": 8, "model.vision.width": 48}
     config = config_with(3, overrides)
     program = Program(config, jax.devices()[:stages])
@@ -144,8 +146,19 @@ def test_a_micro_batch_adds_to_the_gradient_of_the_features_that_it_shows_alone(
     assert set(made) - control == {"scatter-add"}
 
 
-def test_on_one_device_the_gradients_are_those_of_one_program():
+@pytest.mark.parametrize(
+    "at_once", [PATCHES, 4 * PATCHES, 8 * PATCHES], ids=lambda patches: f"{patches} patches at once"
+)
+def test_on_one_device_the_gradients_are_those_of_one_program(monkeypatch, at_once):
+    monkeypatch.setattr(parallel_decoupled, "PATCHES_AT_ONCE", at_once)
     assert_equal(1, {}, 1)  # a dense layer
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "expected"), [(4, 144, 4), (12, 1024, 4), (6, 1024, 3), (7, 600, 1), (5, 4096, 1), (2, 16384, 1)]
+)
+def test_every_turn_of_the_tower_has_as_many_rows(rows, length, expected):
+    assert parallel_decoupled.rows_at_once(rows, length) == expected
 
 
 @pytest.mark.slow

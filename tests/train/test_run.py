@@ -32,7 +32,7 @@ from tests.command import run_command
 from tests.train.tiny import CONFIG_FILE, tiny, write_corpus
 
 ROOT = Path(__file__).parents[2]
-# Bytes: how tensors share a checkpoint's files depends on the moment, but the embedding of 300 x 32 lies in one of them.
+# Bytes: how tensors share the files of a checkpoint depends on the moment; the embedding of 300 x 32 lies in one.
 LESS_THAN_A_TENSOR = 20_000
 
 

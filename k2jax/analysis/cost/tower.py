@@ -17,7 +17,7 @@ from k2jax.data.images.packing import empty_rows
 from k2jax.model.vision import vision_features, vision_specs
 from k2jax.model.vision.specs import MERGED
 from k2jax.parallel.accumulate import ACCUMULATE
-from k2jax.parallel.decoupled import TOWER
+from k2jax.parallel.decoupled import TOWER, rows_at_once
 from k2jax.params import abstract, count
 from pallas_kernels.implementation import target_platform
 
@@ -60,14 +60,14 @@ def tower_share(
     features = mesh.size * rows * length // MERGED // mesh.shape.get("stage", 1) * config.model.d_model
     weights, wide = count(vision_specs(config.model)), jnp.dtype(ACCUMULATE[config.train.gradient_dtype]).itemsize
     narrow = jnp.dtype(config.train.compute_dtype).itemsize
-    residuals = residual_bytes(config.model, length)
+    residuals = residual_bytes(config.model, length)  # of one row
     memory = {
         "weights at rest": shard_bytes(params["vision"]),
         "weights to compute with": weights * narrow,
         "their gradient, at the end": weights * wide,
         "features, while the decoder runs": features * narrow,
         "their gradient, while the decoder runs": features * wide,
-        "residuals of one row, at the end": residuals,
+        "residuals of the rows at once, at the end": rows_at_once(rows, length) * residuals,
     }
     own = [loop for loop in loops if loop.scope == TOWER]
     flops = sum(loop.times * loop.cost.flops for loop in own)
