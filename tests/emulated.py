@@ -20,12 +20,20 @@ ROOT = Path(__file__).parents[1]
 OUTCOMES = "K2JAX_TEST_OUTCOMES"
 """Environment variable of a child: the file to which it appends the outcome of every test as a line of JSON."""
 TIMEOUT_SECONDS = 3600
+# By default XLA:CPU runs independent collectives of a program side by side, in another order on every device: with
+# fewer threads than devices they can wait for each other for ever.
+SIDE_BY_SIDE = ""
+IN_ONE_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
-def run_on(devices: int, *arguments: str, timeout: int | None = None) -> str:
-    """Standard output of ``python ARGUMENTS`` in the repository with emulated devices; fails if the program fails."""
+def run_on(devices: int, *arguments: str, timeout: int | None = None, only_compiles: bool = False) -> str:
+    """Standard output of ``python ARGUMENTS`` in the repository with emulated devices; fails if the program fails.
+
+    One that only compiles has operations in XLA's own order, which decides how much memory is needed.
+    """
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=_environment(devices), capture_output=True, text=True, timeout=timeout)
+    environment = _environment(devices, SIDE_BY_SIDE if only_compiles else IN_ONE_ORDER)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -136,14 +144,11 @@ def _name_in_file(nodeid: str) -> str:
     return nodeid.partition("::")[2]
 
 
-def _environment(devices: int) -> dict[str, str]:
+def _environment(devices: int, order: str = IN_ONE_ORDER) -> dict[str, str]:
     # All devices share the few threads of one pool: on a busy machine a collective can wait for longer than the 40
     # seconds after which XLA ends the process.
     patience = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
-    # By default XLA:CPU runs independent collectives of a program side by side, in another order on every device: with
-    # fewer threads than devices they can wait for each other for ever.
-    patience += " --xla_cpu_enable_concurrency_optimized_scheduler=false"
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {patience} --xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {patience} {order} --xla_force_host_platform_device_count={devices}"
     # By default XLA's pools have one thread for each device. A program with collectives needs them all at once, and
     # would wait for ever for one that something else has taken.
     threads = {"PJRT_NPROC": str(3 * devices)}
