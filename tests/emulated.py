@@ -22,7 +22,6 @@ OUTCOMES = "K2JAX_TEST_OUTCOMES"
 TIMEOUT_SECONDS = 3600
 # By default XLA:CPU runs independent collectives of a program side by side, in another order on every device: with
 # fewer threads than devices they can wait for each other for ever.
-SIDE_BY_SIDE = ""
 IN_ONE_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
@@ -32,7 +31,7 @@ def run_on(devices: int, *arguments: str, timeout: int | None = None, only_compi
     One that only compiles has operations in XLA's own order, which decides how much memory is needed.
     """
     command = [sys.executable, *arguments]
-    environment = _environment(devices, SIDE_BY_SIDE if only_compiles else IN_ONE_ORDER)
+    environment = _environment(devices, "" if only_compiles else IN_ONE_ORDER)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
