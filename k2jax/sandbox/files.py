@@ -1,8 +1,9 @@
 """Reading and writing a sandbox's files from outside, where whatever ran inside may have set traps.
 
 Every path is walked from an open folder, one name at a time, and no symbolic link is followed. A file is looked at
-before it is opened, so that opening a pipe or a device cannot block or do anything; it is written by replacing it, so
-that a link in its place leads nowhere. Reads and listings are bounded.
+before it is opened, so that opening a pipe or a device cannot block or do anything, and one on which a program holds a
+lease is refused, because the kernel would let its reader wait. It is written by replacing it, so that a link in its
+place leads nowhere. Reads and listings are bounded.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ def read_file(root: int, path: str, limit: int) -> bytes:
         limit: bytes.
 
     Raises:
-        SandboxError: there is no regular file at this path.
+        SandboxError: there is no regular file at this path, or a program inside holds a lease on it.
     """
     with _failures(path), _parent_of(root, path) as (folder, name):
         place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
             if not stat.S_ISREG(os.fstat(place).st_mode):
                 raise SandboxError(f"{_shown(path)} is no regular file")
-            file = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except BlockingIOError:
+            raise SandboxError(f"{_shown(path)} is held by a lease of a program that still runs") from None
         finally:
             os.close(place)
         with open(file, "rb") as opened:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 import os
-from typing import Self
+from typing import Any, Self
 
 from k2jax.sandbox import files
 from k2jax.sandbox.types import MEBI, SandboxError
+
+FILE_SECONDS = 30.0
+"""Wall time in which a file or a listing must be there, and how long the caller waits for it [s]."""
+_THREADS = ThreadPoolExecutor(8, "sandbox-files")
+"""Where files are read and written, so that none of them holds up an event loop; threads belong to no loop."""
 
 
 class FolderSandbox(abc.ABC):
@@ -26,15 +33,15 @@ class FolderSandbox(abc.ABC):
 
     async def read(self, path: str, limit: int = MEBI) -> bytes:
         """The beginning of a file; see ``Sandbox.read``. Links are not followed."""
-        return files.read_file(self._files(), self._outside(path), limit)
+        return await self._in_thread(files.read_file, self._outside(path), limit)
 
     async def write(self, path: str, data: bytes) -> None:
         """Replaces a file; see ``Sandbox.write``."""
-        files.write_file(self._files(), self._outside(path), data)
+        await self._in_thread(files.write_file, self._outside(path), data)
 
     async def list(self, path: str, limit: int = 1000) -> list[str]:
         """Names in a folder; see ``Sandbox.list``."""
-        return files.list_folder(self._files(), self._outside(path), limit)
+        return await self._in_thread(files.list_folder, self._outside(path), limit)
 
     async def close(self) -> None:
         """Ends the sandbox; see ``Sandbox.close``."""
@@ -58,6 +65,23 @@ class FolderSandbox(abc.ABC):
         if self._root is None:
             raise SandboxError("the sandbox is closed")
         return self._root
+
+    async def _in_thread(self, function: Callable[..., Any], path: str, argument: Any) -> Any:
+        """What a function of ``files`` returns or raises, in a thread.
+
+        The thread has a descriptor of its own, whose number is no other file's after the sandbox is closed.
+        """
+        root = os.dup(self._files())
+        try:
+            future = _THREADS.submit(function, root, path, argument)
+        except BaseException:
+            os.close(root)
+            raise
+        future.add_done_callback(lambda _: os.close(root))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), FILE_SECONDS)
+        except TimeoutError:
+            raise SandboxError(f"the files of the sandbox do not answer within {FILE_SECONDS:g} s") from None
 
     def _outside(self, path: str) -> str:
         """Where a path inside lies below the root."""
