@@ -38,7 +38,8 @@ def root_arguments(stage: SandboxStage, box: Path, image: str, read_only: Mappin
     arguments += ["--proc", "/proc", "--dev", "/dev"]
     for name, inside in (("shm", "/dev/shm"), ("tmp", "/tmp"), ("work", "/work")):
         arguments += ["--bind", str(box / name), inside]
-    return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
+    # A process may write to the memory of another of its user in /proc, the first one's too, which tells exit codes.
+    return [*arguments, "--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def _host(stage: SandboxStage) -> list[str]:

