@@ -10,6 +10,7 @@ from k2jax.api.detokenize import Delta, ScoredToken
 from k2jax.api.dialect import Dialect
 from k2jax.api.errors import bad_request, unsupported
 from k2jax.api.fields import Fields, invalid_value
+from k2jax.api.lengths import check_text
 from k2jax.api.model_card import ModelCard
 from k2jax.api.requests import (
     IGNORED,
@@ -108,6 +109,8 @@ def _encode_prompts(prompt: Any, card: ModelCard, with_bos: bool) -> tuple[tuple
     encode = card.tokenizer.encode_document if with_bos else card.tokenizer.encode
     encoded = []
     for item in prompts:
+        if isinstance(item, str):
+            check_text("prompt", item, card)
         ids = encode(item) if isinstance(item, str) else _check_ids(item, card)
         if not ids:
             raise bad_request("prompt", "a prompt is empty")

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import json
 from typing import Any
 
 from k2jax.api.encoding import dump_json
 from k2jax.api.errors import bad_request, unsupported
 from k2jax.api.fields import Fields
+from k2jax.api.lengths import check_texts
 from k2jax.api.model_card import ModelCard
 from k2jax.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
 from k2jax.errors import UserError
+from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.text.chat import ChatBuilder
 from k2jax.text.media_reading import start_reading
 from k2jax.text.messages import without_old_reasoning
@@ -29,6 +30,8 @@ MALFORMED = "malformed_arguments"
 
 MAX_DEPTH = 64
 """Arguments of calls that are nested deeper count as malformed."""
+MOST_ARGUMENT_VALUES = 50_000
+"""Arguments of a call with more values count as malformed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,10 @@ class Conversation:
     options: GenerationRequest
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+
+    def check_length(self, card: ModelCard) -> None:
+        """Raises ApiError if there is more text than the model's longest sequence holds, before it is encoded."""
+        check_texts(self.messages, self.origins, self.tools, card)
 
 
 ReadConversation = Callable[..., Conversation]
@@ -101,6 +108,7 @@ def render(conversation: Conversation, card: ModelCard, limit_field: str = "max_
             it asks for; the error names it.
     """
     with api_errors():
+        conversation.check_length(card)
         prompt, media = _render(conversation, card)
         rendered = {"prompts": (prompt,), "media": media, "tools": bool(conversation.tools)}
         return check_room(limit_field, dataclasses.replace(conversation.options, **rendered), card)
@@ -147,7 +155,7 @@ def text_of_parts(parts: Any, kinds: tuple[str, ...], where: str, separator: str
 def arguments_object(text: str) -> dict[str, Any]:
     """Returns a call's arguments as a JSON object; those that are none as text under ``MALFORMED``."""
     try:
-        value = json.loads(text)
+        value = parse_bounded_json(text, MOST_ARGUMENT_VALUES)
         if _is_deep(value):  # wherever the interpreter's own limit is
             return {MALFORMED: text}
         dump_json(value)  # refuses what no strict reader takes back: infinities and unpaired surrogates

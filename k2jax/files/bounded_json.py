@@ -22,11 +22,12 @@ class TooManyValuesError(ValueError):
     """A document has more values than are read."""
 
 
-def parse_bounded_json(data: bytes | str, most: int = MOST_VALUES) -> Any:
+def parse_bounded_json(data: bytes | bytearray | str, most: int = MOST_VALUES) -> Any:
     """Parses strict JSON, without NaN and infinities, of a limited number of values.
 
     Args:
         data: the document; bytes are UTF-8 and nothing else, because bytes of another encoding may be quotes by chance.
+            A bytearray is emptied, so that a long document is not held beside its text and its values.
         most: of values; the keys of objects are counted too.
 
     Raises:
@@ -36,13 +37,17 @@ def parse_bounded_json(data: bytes | str, most: int = MOST_VALUES) -> Any:
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if count_values(raw, most) > most:
         raise TooManyValuesError(f"it has more than {most:,} values")
+    text = data if isinstance(data, str) else data.decode("utf-8-sig")
+    if isinstance(data, bytearray):
+        data.clear()
+    del raw
     try:
-        return json.loads(data if isinstance(data, str) else raw.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def count_values(data: bytes, most: int) -> int:
+def count_values(data: bytes | bytearray, most: int) -> int:
     """The number of values of a document and of the keys of its objects, at least; exact where it is JSON.
 
     Counting ends beyond ``most``. Marks inside strings count only where they are not too many, because a document
@@ -59,7 +64,7 @@ def count_values(data: bytes, most: int) -> int:
     return count
 
 
-def _outside_strings(data: bytes, piece: int = 1 << 16) -> Iterator[tuple[int, int]]:
+def _outside_strings(data: bytes | bytearray, piece: int = 1 << 16) -> Iterator[tuple[int, int]]:
     """Ranges of a document that lie outside its strings, in order, none of them longer than ``piece`` bytes."""
     begin, size = 0, len(data)
     while begin < size:
@@ -69,7 +74,7 @@ def _outside_strings(data: bytes, piece: int = 1 << 16) -> Iterator[tuple[int, i
         begin = end if quote < 0 else _end_of_string(data, quote + 1)
 
 
-def _end_of_string(data: bytes, begin: int) -> int:
+def _end_of_string(data: bytes | bytearray, begin: int) -> int:
     """Where a string ends, behind its closing quote; the end of the document where it has none."""
     while (quote := data.find(b'"', begin)) >= 0:
         backslashes = quote - len(data[begin:quote].rstrip(b"\\")) - begin

@@ -20,11 +20,15 @@ from k2jax.gateway.gateway import Gateway
 from k2jax.gateway.history import conversation_keys, encode_history
 from k2jax.gateway.session import GatewaySession
 from k2jax.gateway.spec import GatewayRollout
+from k2jax.web.arrivals import Arrival, Arrivals, busy
 from k2jax.web.errors import EXCEPTION_HANDLERS
-from k2jax.web.http import EventStream, json_response, on_disconnect, read_json
+from k2jax.web.http import EventStream, json_response, on_disconnect
 from k2jax.web.keys import ApiKeys, given_key
 from k2jax.web.models import list_models, show_model
-from k2jax.web.threads import RequestReaders
+
+MOST_ANSWERS = 128
+"""Answers of one rollout that are generated, or wait for its budget, at a time."""
+_OPERATOR_BYTES = 1 << 20
 
 
 def make_gateway_app(
@@ -65,8 +69,8 @@ class AgentEndpoints:
     """The handlers of a rollout's routes; every one needs the rollout's key."""
 
     def __init__(self, gateway: Gateway, max_body_bytes: int, max_running: int):
-        self._gateway, self._max_body_bytes, self._max_running = gateway, max_body_bytes, max_running
-        self._readers = RequestReaders(images=gateway.card.media is not None)
+        self._gateway, self._max_running = gateway, max_running
+        self._arrivals = Arrivals(max_body_bytes)
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models`` and ``GET /v1/models/NAME``."""
@@ -76,10 +80,10 @@ class AgentEndpoints:
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``: counted as if the history were encoded anew."""
-        self._session(request)
-        body = await read_json(request, self._max_body_bytes)
-        conversation = await self._readers.run(anthropic.read_messages, body, self._gateway.card, True)
-        rendered = await self._readers.run(render, conversation, self._gateway.card)
+        session = self._session(request)
+        async with self._arrivals.of(request, session.name) as arrival:
+            conversation = await arrival.parse(anthropic.read_messages, self._gateway.card, True)
+            rendered = await arrival.run(render, conversation, self._gateway.card)
         return json_response({"input_tokens": len(rendered.prompts[0])})
 
     def generation(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
@@ -89,27 +93,24 @@ class AgentEndpoints:
             session = self._session(request)
             if self._gateway.closing:
                 raise unavailable("the gateway is shutting down")
-            body = await read_json(request, self._max_body_bytes)
-            conversation, keys = await self._readers.run(_read, dialect, body, self._gateway)
-            prepared = await self._prepare(session, dialect, conversation, keys)
-            if self._gateway.running >= self._max_running:
-                message = "too many answers are being generated; try again later"
-                raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+            async with self._arrivals.of(request, session.name) as arrival:
+                prepared = await self._prepare(session, dialect, arrival)
+            if self._gateway.running >= self._max_running or session.in_progress >= MOST_ANSWERS:
+                raise busy("too many answers are being generated")
             exchange = self._gateway.start(prepared)
             return await self._respond(dialect, exchange, request)
 
         return generate
 
-    async def _prepare(
-        self, session: GatewaySession, dialect: Dialect, conversation: Conversation, keys: tuple[str, ...]
-    ) -> PreparedRequest:
+    async def _prepare(self, session: GatewaySession, dialect: Dialect, arrival: Arrival) -> PreparedRequest:
+        conversation, keys = await arrival.parse(_read, dialect, self._gateway)
         number, match = session.history_for(conversation, keys)
         history = session.history(number)
         # Encoding long messages takes a while, in which the event loop serves others; the match stays valid, because
         # histories only grow.
         with api_errors():
-            encoded = await self._readers.run(encode_history, match, history.resumed(match), self._gateway.card)
-        return PreparedRequest(session, number, match, encoded, dialect.path)
+            encoded = await arrival.run(encode_history, match, history.resumed(match), self._gateway.card)
+        return PreparedRequest(session, number, match.without_messages(), encoded, dialect.path)
 
     async def _respond(self, dialect: Dialect, exchange: Exchange, request: Request) -> Response:
         response = dialect.respond(exchange.request, self._gateway.card)
@@ -134,11 +135,12 @@ class OperatorEndpoints:
 
     def __init__(self, gateway: Gateway, keys: ApiKeys | None):
         self._gateway, self._keys = gateway, keys
+        self._arrivals = Arrivals(_OPERATOR_BYTES)
 
     async def open(self, request: Request) -> Response:
         """``POST /rollouts``: the fields of ``GatewayRollout``, and its ``name``."""
         self._check(request)
-        body = await read_json(request, 1 << 20)
+        body = await self._body(request)
         with api_errors():
             if not isinstance(body, dict):
                 raise bad_request(None, "the request body must be a JSON object")
@@ -158,7 +160,7 @@ class OperatorEndpoints:
         """``POST /rollouts/NAME/close``: ends a rollout, with an optional ``status`` and ``error``."""
         self._check(request)
         session = self._find(request)
-        body = await read_json(request, 1 << 20)
+        body = await self._body(request)
         values = body if isinstance(body, dict) else {}
         status, error = values.get("status", "finished"), values.get("error", "")
         if not isinstance(status, str) or not isinstance(error, str):
@@ -169,6 +171,10 @@ class OperatorEndpoints:
         except OSError as failure:
             raise unavailable(f"the end could not be written: {failure.strerror}") from None
         return json_response({"rollout": session.name, "trajectories": len(trajectories), "counts": session.counts()})
+
+    async def _body(self, request: Request) -> Any:
+        async with self._arrivals.of(request, None) as arrival:
+            return await arrival.parse(lambda body: body)
 
     def _check(self, request: Request) -> None:
         if self._keys is None or not self._keys or not self._keys.accept(given_key(request.scope["headers"])):
@@ -181,13 +187,14 @@ class OperatorEndpoints:
             raise ApiError(404, str(error)) from None
 
 
-def _read(dialect: Dialect, body: Any, gateway: Gateway) -> tuple[Conversation, tuple[str, ...]]:
+def _read(body: Any, dialect: Dialect, gateway: Gateway) -> tuple[Conversation, tuple[str, ...]]:
     """What a body says, and the keys of its messages."""
     assert dialect.read is not None
     with api_errors():
         conversation = dialect.read(body, gateway.card, lenient=True)
         if conversation.options.n != 1:
             raise unsupported("n", "a rollout samples one answer at a time")
+        conversation.check_length(gateway.card)
         return conversation, conversation_keys(conversation)
 
 

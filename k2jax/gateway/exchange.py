@@ -17,7 +17,7 @@ from k2jax.api import ApiError, Conversation, Delta, Detokenizer, GeneratedToken
 from k2jax.api.blocks import AnswerBlocks
 from k2jax.api.errors import bad_request, unavailable
 from k2jax.client import Client, Completion, Sampling
-from k2jax.errors import InfrastructureError, UserError, abbreviate
+from k2jax.errors import InfrastructureError, UserError
 from k2jax.gateway.history import EncodedHistory, MatchedHistory
 from k2jax.gateway.session import GatewaySession
 
@@ -46,15 +46,14 @@ class PreparedRequest:
 
     @property
     def conversation(self) -> Conversation:
-        """What the client sent."""
+        """What the client sent, without its messages; see ``MatchedHistory.without_messages``."""
         return self.match.conversation
 
     def facts(self, began: float) -> dict[str, Any]:
         """What the log says about the request beside its tokens."""
-        asked = {name: _short(value) for name, value in self.conversation.asked.items()}
         return {
             "dialect": self.dialect,
-            "asked": asked,
+            "asked": dict(self.conversation.asked),
             "left_out": list(self.conversation.left_out),
             "stream": self.conversation.options.stream,
             "prompt_tokens": len(self.encoded.prompt),
@@ -86,7 +85,6 @@ class Exchange:
             conversation.options,
             prompts=(tuple(prepared.encoded.prompt),),
             media=prepared.encoded.media,
-            tools=bool(conversation.tools),
             record=f"k2jax-{secrets.token_hex(8)}",
         )
         self._prepared, self._client, self._card = prepared, client, card
@@ -134,6 +132,7 @@ class Exchange:
             if self._abandoned:
                 raise ApiError(499, "the client closed the connection")
             if reserved is None:
+                session.check_over_budget()
                 facts = self._prepared.facts(self._began) | {"over_budget": True}
                 session.record(self._prepared.history, self._prepared.match, [], None, facts)
                 self._deltas.put_nowait(Delta(0, finish="length"))
@@ -295,9 +294,3 @@ def answer_message(answer: AnswerBlocks) -> dict[str, Any]:
         if block.kind == "call"
     ]
     return message | ({"tool_calls": calls} if calls else {})
-
-
-def _short(value: Any) -> Any:
-    """A value that a client asked for, as short JSON."""
-    plain = isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
-    return value if plain and len(str(value)) <= 80 else abbreviate(value)

@@ -147,7 +147,8 @@ class Gateway:
         check_media_room(prepared.encoded.media, (exchange.request.media for exchange in self._exchanges))
         exchange = Exchange(prepared, self._client, self.card, self._answer_seconds)
         self._exchanges.add(exchange)
-        exchange.on_end(self._exchanges.discard)
+        prepared.session.in_progress += 1
+        exchange.on_end(self._forget)
         return exchange
 
     async def close(self, name: str, status: Status = "finished", error: str = "") -> list[Trajectory]:
@@ -195,6 +196,10 @@ class Gateway:
             self._logs.close()
         if self._store is not None:
             self._store.close()
+
+    def _forget(self, exchange: Exchange) -> None:
+        self._exchanges.discard(exchange)
+        exchange.session.in_progress -= 1
 
     def _new_session(self, name: str, spec: GatewayRollout, digest: str) -> GatewaySession:
         logs = self._logs

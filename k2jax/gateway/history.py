@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple
 
 from k2jax.api import Conversation, ModelCard
 from k2jax.api.conversation import start_builder
 from k2jax.api.errors import bad_request
 from k2jax.api.requests import check_prompt_length
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 from k2jax.gateway.canonical import answer_parts, message_key, plain_message, tools_key
 from k2jax.text.chat import ChatBuilder
 from k2jax.text.media_reading import NO_PAD, start_reading
@@ -55,6 +56,14 @@ class MatchedHistory:
     matched: int
     kind: Kind
     drift: str = ""
+
+    def without_messages(self) -> MatchedHistory:
+        """What is needed once the history is encoded, without what the client sent, which may be megabytes."""
+        told = self.conversation
+        options = dataclasses.replace(told.options, tools=bool(told.tools))
+        asked = {name: _short(value) for name, value in told.asked.items()}
+        rest = Conversation((), (), (), options, asked, told.left_out)
+        return dataclasses.replace(self, conversation=rest, keys=())
 
 
 def conversation_keys(conversation: Conversation) -> tuple[str, ...]:
@@ -221,6 +230,12 @@ def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: Mod
     check_prompt_length("messages", len(builder.tokens), card)
     shown = reading.place([*recorded, *builder.tokens[len(recorded) :]])
     return EncodedHistory(list(builder.tokens), additions, shown)
+
+
+def _short(value: Any) -> Any:
+    """A value that a client asked for, as short JSON."""
+    plain = isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if plain and len(str(value)) <= 80 else abbreviate(value)
 
 
 def _open_key(conversation: Conversation) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.api import Conversation, ModelCard
+from k2jax.api import ApiError, Conversation, ModelCard
 from k2jax.client import Completion, Sampling
 from k2jax.env.seeds import derived_seed
 from k2jax.gateway.canonical import message_key
@@ -18,6 +18,8 @@ from k2jax.gateway.history import Addition, MatchedHistory, RecordedHistory
 from k2jax.gateway.spec import GatewayRollout
 from k2jax.trajectory import Node, Trajectory
 
+MOST_OVER_BUDGET = 100
+"""Requests beyond a rollout's budget that are answered, by an empty answer, and recorded."""
 WriteRecord = Callable[[Mapping[str, Any]], None]
 """Adds a record to the rollout's log."""
 
@@ -33,6 +35,7 @@ class GatewaySession:
         sides: histories of side calls, each a trajectory of its own.
         requests: what happened, one JSON object per answered request.
         running: answers that are being generated.
+        in_progress: answers that are being generated or wait for the budget.
         is_closed: whether its key is void, because it ends or has ended.
         has_ended: whether its end is in the log.
         ending: held by whoever ends it.
@@ -43,7 +46,7 @@ class GatewaySession:
         self.main = self._new_history(card)
         self.sides: list[RecordedHistory] = []
         self.requests: list[dict[str, Any]] = []
-        self.running = 0
+        self.running = self.in_progress = 0
         self.is_closed = self.has_ended = False
         self.ending = asyncio.Lock()
         self._card, self._write = card, write
@@ -123,6 +126,14 @@ class GatewaySession:
         return turn, dataclasses.replace(
             sampling, max_tokens=wanted, seed=seed, stop_tokens=tuple(dict.fromkeys(stops))
         )
+
+    def check_over_budget(self) -> None:
+        """Raises ApiError 429 where an agent has been told again and again that its budget is used up.
+
+        Each of these answers is a record, and nothing else would limit how many there are.
+        """
+        if sum("over_budget" in request for request in self.requests) >= MOST_OVER_BUDGET:
+            raise ApiError(429, "the budget of this rollout is used up", code="insufficient_quota")
 
     async def release(self, sampling: Sampling, is_side: bool) -> None:
         """Gives back what ``reserve`` set aside, after the answer is recorded or failed."""

@@ -12,6 +12,11 @@ import uvicorn
 
 from k2jax.api import ApiError
 from k2jax.web.http import error_response
+from k2jax.web.protocol import ConnectionLimits
+from k2jax.web.server import server_config
+
+_LIMITS = ConnectionLimits(connections=128)
+"""Of one agent, whose parallel requests have a connection each."""
 
 
 @contextlib.asynccontextmanager
@@ -26,11 +31,7 @@ async def rollout_socket(app: ASGIApp, path: str, file: Path) -> AsyncIterator[N
     Raises:
         OSError: the socket cannot be made, for example because its name is too long.
     """
-    config = uvicorn.Config(
-        _one_rollout(app, path), uds=str(file), http="h11", ws="none", lifespan="off", access_log=False,
-        log_level="warning", server_header=False,
-    )  # fmt: skip
-    server = _QuietServer(config)
+    server = _QuietServer(server_config(_one_rollout(app, path), _LIMITS, uds=str(file)))
     task = asyncio.create_task(server.serve())
     try:
         while not server.started and not task.done():

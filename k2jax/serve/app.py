@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import hashlib
 import time
 from typing import Any
 
@@ -16,11 +17,11 @@ from k2jax.api import DIALECTS, ApiError, Delta, Dialect, DialectResponse, anthr
 from k2jax.serve.metrics import Metrics
 from k2jax.serve.middleware import AuthMiddleware, MetricsMiddleware
 from k2jax.serve.service import Job, Service
+from k2jax.web.arrivals import Arrivals
 from k2jax.web.errors import EXCEPTION_HANDLERS
-from k2jax.web.http import EventStream, json_response, on_disconnect, read_json
-from k2jax.web.keys import ApiKeys
+from k2jax.web.http import EventStream, json_response, on_disconnect
+from k2jax.web.keys import ApiKeys, given_key
 from k2jax.web.models import list_models, show_model
-from k2jax.web.threads import RequestReaders
 
 PUBLIC_PATHS = ("/health",)  # these need no API key
 
@@ -57,8 +58,7 @@ class Endpoints:
     def __init__(self, service: Service, metrics: Metrics, max_body_bytes: int):
         """Serves the model of ``service``; longer request bodies than ``max_body_bytes`` are rejected."""
         self.metrics = metrics
-        self._service, self._max_body_bytes = service, max_body_bytes
-        self._readers = RequestReaders(images=service.card.media is not None)
+        self._service, self._arrivals = service, Arrivals(max_body_bytes)
 
     async def health(self, request: Request) -> Response:
         """``GET /health``: 200 while the engine accepts requests, otherwise 503."""
@@ -79,17 +79,17 @@ class Endpoints:
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``."""
-        body = await read_json(request, self._max_body_bytes)
-        return json_response(await self._readers.run(anthropic.count_tokens, body, self._service.card))
+        async with self._arrivals.of(request, _sender(request)) as arrival:
+            return json_response(await arrival.parse(anthropic.count_tokens, self._service.card))
 
     def generation(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         """Returns the handler of a dialect's endpoint."""
 
         async def generate(request: Request) -> Response:
             self._service.check()
-            body = await read_json(request, self._max_body_bytes)
-            # Encoding a long prompt takes a while, in which the event loop serves other clients.
-            parsed = await self._readers.run(dialect.parse, body, self._service.card)
+            async with self._arrivals.of(request, _sender(request)) as arrival:
+                # Encoding a long prompt takes a while, in which the event loop serves other clients.
+                parsed = await arrival.parse(dialect.parse, self._service.card)
             return await self._respond(dialect, self._service.start(parsed), request)
 
         return generate
@@ -133,3 +133,8 @@ class Endpoints:
                 self.metrics.first_token.observe(time.perf_counter() - job.started)
                 has_tokens = True
             yield delta
+
+
+def _sender(request: Request) -> bytes:
+    """Who shares a limit on request bodies: the holders of a key, or all clients of a server without keys."""
+    return hashlib.sha256(given_key(request.scope["headers"]) or b"").digest()

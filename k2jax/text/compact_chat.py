@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import json
 from typing import Any
 
+from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.text.common_chat import CommonChat
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, function_of, tool_calls
@@ -77,7 +78,7 @@ def _line(call: Mapping[str, Any]) -> str:
     """A call as it is written: arguments with names as the words of their values, in order."""
     name, arguments = function_of(call)
     try:
-        values = json.loads(arguments)
+        values = parse_bounded_json(arguments)
     except ValueError:
         values = arguments
     if isinstance(values, Mapping):

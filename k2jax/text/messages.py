@@ -45,8 +45,11 @@ def split_reasoning(message: Message) -> tuple[str, str]:
     """
     reasoning, content = message.get("reasoning_content"), message.get("content")
     if isinstance(content, list | tuple):
-        thoughts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "thinking"]
-        text = content_text({"content": [part for part in content if part not in thoughts]})
+        thoughts, others = [], []
+        for part in content:
+            is_thought = isinstance(part, Mapping) and part.get("type") == "thinking"
+            (thoughts if is_thought else others).append(part)
+        text = content_text({"content": others})
         inline = content_text({"content": [part.get("thinking") for part in thoughts]})
     else:
         text = content_text(message)

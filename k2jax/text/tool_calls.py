@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-import json
 import re
 from typing import Any
 
+from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.text.messages import THINK_BEGIN, THINK_END
 from k2jax.text.special_token_scanner import Segment, SpecialTokenScanner
 from k2jax.text.tokenizer import Tokenizer
@@ -288,10 +288,7 @@ class ToolCallParser:
 
 
 def _is_json_object(text: str) -> bool:
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        return isinstance(json.loads(text, parse_constant=refuse), dict)
-    except (ValueError, RecursionError):
+        return isinstance(parse_bounded_json(text), dict)
+    except ValueError:
         return False

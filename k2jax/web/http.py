@@ -1,4 +1,4 @@
-"""JSON bodies within limits, JSON responses, errors as each dialect has them, server-sent events, disconnects."""
+"""JSON responses, errors as each dialect has them, server-sent events, disconnects."""
 
 from __future__ import annotations
 
@@ -7,41 +7,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import contextlib
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from k2jax.api import DIALECTS
 from k2jax.api.dialect import openai_error
-from k2jax.api.encoding import dump_json, encode_event, parse_json
+from k2jax.api.encoding import dump_json, encode_event
 from k2jax.api.errors import ApiError
-
-BODY_SECONDS = 60.0  # the longest time in which a client may send a request body
-
-
-async def read_json(request: Request, limit: int) -> Any:
-    """Returns the parsed body of a request.
-
-    Raises:
-        ApiError: 415 if the content type is not JSON, 413 if the body has more than ``limit`` bytes, 408 if it arrives
-            too slowly, 400 if it is not JSON.
-    """
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        # Browsers send other content types to any server without a preflight request, whatever page asks for it.
-        raise ApiError(415, "send Content-Type: application/json", code="unsupported_media_type")
-    body, size = bytearray(), 0
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > limit:  # the server drops the rest after the response
-                    raise ApiError(413, f"the request body has more than {limit} bytes", code="request_too_large")
-                body += chunk
-    except TimeoutError:
-        raise ApiError(408, f"the request took more than {BODY_SECONDS:g} seconds to arrive") from None
-    except ClientDisconnect:
-        raise ApiError(499, "the client closed the connection") from None
-    return parse_json(bytes(body))
 
 
 def json_response(value: Any, status: int = 200, headers: Any = None) -> Response:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
 import socket
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from uvicorn.config import Config
 
 from k2jax.errors import UserError
+from k2jax.web.protocol import ConnectionLimits, LimitedHttpProtocol
 
 _FLUSH_SECONDS = 5.0  # time after the grace period in which the last responses are written
 
@@ -69,6 +71,23 @@ def open_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
+def server_config(app: object, limits: ConnectionLimits = ConnectionLimits(), **options: Any) -> Config:  # noqa: B008
+    """Returns how every server of this package listens.
+
+    There is no access log because request paths can contain secrets.
+
+    Args:
+        app: the ASGI application.
+        limits: of its connections.
+        options: further ones of uvicorn's.
+    """
+    protocol: Any = functools.partial(LimitedHttpProtocol, limits=limits)
+    return Config(
+        app, http=protocol, ws="none", lifespan="off", access_log=False, log_level="warning", server_header=False,
+        **options,
+    )  # fmt: skip
+
+
 def run_server(
     app: object, service: Stoppable, sock: socket.socket, grace_seconds: float, announcement: str = "serving at {url}"
 ) -> None:
@@ -84,11 +103,7 @@ def run_server(
     logging.getLogger("asyncio").setLevel(logging.WARNING)  # which ``cli`` silences, for checkpoints
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    # There is no access log because request paths can contain secrets. httptools costs less than h11 for each event.
-    config = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="off", access_log=False, log_level="warning", server_header=False,
-        timeout_graceful_shutdown=round(grace_seconds + _FLUSH_SECONDS),
-    )  # fmt: skip
+    config = server_config(app, timeout_graceful_shutdown=round(grace_seconds + _FLUSH_SECONDS))
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal again after its shutdown, and the default handler would change the exit code.
         signal.signal(number, lambda *_: None)

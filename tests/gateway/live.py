@@ -8,6 +8,7 @@ import httpx
 import uvicorn
 
 from k2jax.gateway import RolloutAccess
+from k2jax.web.server import server_config
 from tests.gateway.scripted import OPERATOR, Bench
 
 
@@ -35,7 +36,7 @@ def live_gateway(reply, folder=None, **limits):
     """A gateway on a free port, until the end of the block."""
     bench = Bench(reply, folder, **limits)
     sock = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(bench.app, http="h11", ws="none", lifespan="off", access_log=False, log_level="warning")
+    config = server_config(bench.app)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()

@@ -6,6 +6,7 @@ import sys
 
 import uvicorn
 
+from k2jax.web.server import server_config
 from tests.gateway.scripted import TOKENIZER, Bench, reply_ids
 
 SECONDS_PER_TOKEN = 0.01
@@ -33,7 +34,7 @@ def main(folder):
     bench.client.generate = slowly
     sock = socket.create_server(("127.0.0.1", 0))
     print(sock.getsockname()[1], flush=True)
-    config = uvicorn.Config(bench.app, http="h11", ws="none", lifespan="off", access_log=False, log_level="warning")
+    config = server_config(bench.app)
     uvicorn.Server(config).run(sockets=[sock])
 
 

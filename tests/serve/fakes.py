@@ -18,6 +18,7 @@ from k2jax.inference.worker import Worker
 from k2jax.serve.app import make_app
 from k2jax.serve.service import Service
 from k2jax.web.keys import ApiKeys
+from k2jax.web.server import server_config
 from tests.api.sample import NAME
 
 
@@ -129,7 +130,7 @@ def live(engine, tokenizer, *, vocab, max_length=256, keys=(), max_queue=200, ma
     service = Service(worker, card, max_queue)
     app = make_app(service, ApiKeys(keys), max_body_bytes)
     sock = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", access_log=False, log_level="warning")
+    config = server_config(app)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
