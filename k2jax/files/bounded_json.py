@@ -13,9 +13,10 @@ from typing import Any
 
 MOST_VALUES = 500_000
 """Values of a document: at most some 60 MB of Python objects and 0.1 s of the interpreter's lock."""
-BYTES_OF_A_VALUE = 120
-"""What a value takes beside its text, at most: half a pair of an object with a single pair [bytes]."""
+MOST_WIDE = 100_000
+"""Characters beyond U+FFFF in a document longer than a megabyte."""
 _MARKS = b",:[{"
+_LONG = 1 << 20  # bytes of a document that is worth a second look
 
 
 class TooManyValuesError(ValueError):
@@ -37,7 +38,7 @@ def parse_bounded_json(data: bytes | bytearray | str, most: int = MOST_VALUES) -
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if count_values(raw, most) > most:
         raise TooManyValuesError(f"it has more than {most:,} values")
-    text = data if isinstance(data, str) else data.decode("utf-8-sig")
+    text = data if isinstance(data, str) else _escaped(data).decode("utf-8-sig")
     if isinstance(data, bytearray):
         data.clear()
     del raw
@@ -45,6 +46,29 @@ def parse_bounded_json(data: bytes | bytearray | str, most: int = MOST_VALUES) -
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _escaped(data: bytes | bytearray) -> bytes | bytearray:
+    """A long document with escapes in the place of characters beyond U+FFFF, of which there may be ``MOST_WIDE``.
+
+    A single one would make all of the document's text four times as long in memory.
+    """
+    if len(data) <= _LONG:
+        return data
+    for lead in (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4"):
+        first, *rest = data.split(lead, MOST_WIDE)
+        if len(rest) == MOST_WIDE:
+            raise TooManyValuesError(f"it has more than {MOST_WIDE:,} characters beyond U+FFFF")
+        pieces, before = [first], first
+        for part in rest:
+            if (len(before) - len(before.rstrip(b"\\"))) % 2:
+                raise ValueError("Invalid \\escape")
+            code = ord((lead + part[:3]).decode()) - 0x10000
+            pieces += [b"\\u%04x\\u%04x" % (0xD800 + (code >> 10), 0xDC00 + (code & 0x3FF)), part[3:]]
+            before = part
+        if rest:
+            data = b"".join(pieces)
+    return data
 
 
 def count_values(data: bytes | bytearray, most: int) -> int:

@@ -129,17 +129,19 @@ async def received(request: Request, announced: int, limit: int) -> bytearray:
     Raises:
         ApiError: 413 if it is too long, 408 if it arrives too slowly, 499 if the client has gone.
     """
-    body = bytearray()
+    body, size = bytearray(announced), 0  # which does not move as it grows
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
-                if len(body) + len(chunk) > announced:  # the server drops the rest after the response
+                if size + len(chunk) > announced:  # the server drops the rest after the response
                     _refuse(limit)
-                body += chunk
+                body[size : size + len(chunk)] = chunk
+                size += len(chunk)
     except TimeoutError:
         raise ApiError(408, f"the request took more than {BODY_SECONDS:g} seconds to arrive") from None
     except ClientDisconnect:
         raise ApiError(499, "the client closed the connection") from None
+    del body[size:]
     return body
 
 

@@ -7,11 +7,12 @@ requests as arrive. Here a connection that exceeds a limit gets one line with st
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 import logging
 import resource
 from typing import Any, ClassVar, NamedTuple
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 _MOST_CONNECTIONS = 2048
 """Connections of all servers of this process together, where it may have twice as many descriptors."""
@@ -19,8 +20,8 @@ _PIPELINED = 4
 """Requests that may wait behind the one that is being answered; clients send one at a time."""
 
 
-_LOGGER = logging.getLogger("uvicorn.error.requests")
-_LOGGER.setLevel(logging.ERROR)  # a wrong request is the client's affair, and a line for each would fill a disk
+LOGGER = logging.getLogger("uvicorn.error.requests")
+"""Of errors alone: a wrong request is the client's affair, and a line for each would fill a disk."""
 
 
 class ConnectionLimits(NamedTuple):
@@ -47,12 +48,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, limits: ConnectionLimits = ConnectionLimits(), **options: Any):  # noqa: B008
         super().__init__(*arguments, **options)
-        self.logger = _LOGGER
+        self.logger = LOGGER
         self._limits = limits
         self._refusal: tuple[int, str] | None = None
         self._unparsed = 0  # bytes since the parser last made something of them
         self._header_bytes = self._header_count = 0
         self._is_received = False
+        self._unanswered: deque[RequestResponseCycle] = deque()  # requests in the order in which they came
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -68,6 +70,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Forgets the connection."""
         self._open.discard(self)
         self._stop_timer()
+        self._disconnect()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -83,8 +86,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Ends the connection: with a response where none is under way."""
         status, message = self._refusal or (400, msg)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # the transport refuses to write from now on
+        if self._unanswered:
+            self._disconnect()
             self.transport.abort()
             return
         lines = (b"content-type: text/plain; charset=utf-8", b"content-length: %d" % len(message), b"connection: close")
@@ -118,6 +121,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(429, "too many requests at a time")
             raise ValueError("too many pipelined requests")
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
@@ -132,6 +136,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """A client that still sends the body of an answered request has a while to end it."""
+        self._unanswered.popleft()
         super().on_response_complete()
         if not self._is_received and not self.pipeline and not self.transport.is_closing():
             self._start_timer()
@@ -143,6 +148,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._header_bytes > limits.header_bytes or self._header_count > limits.headers:
             self._refuse(431, "the request line and the headers are too many or too long")
             raise ValueError("too many headers")
+
+    def _disconnect(self) -> None:
+        """Lets no request write any more; uvicorn tells only the last of several."""
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def _refuse(self, status: int, message: str) -> None:
         self._refusal = (status, message)

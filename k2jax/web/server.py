@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.config import Config
 
 from k2jax.errors import UserError
-from k2jax.web.protocol import ConnectionLimits, LimitedHttpProtocol
+from k2jax.web.protocol import LOGGER, ConnectionLimits, LimitedHttpProtocol
 
 _FLUSH_SECONDS = 5.0  # time after the grace period in which the last responses are written
 
@@ -82,10 +82,12 @@ def server_config(app: object, limits: ConnectionLimits = ConnectionLimits(), **
         options: further ones of uvicorn's.
     """
     protocol: Any = functools.partial(LimitedHttpProtocol, limits=limits)
-    return Config(
+    config = Config(
         app, http=protocol, ws="none", lifespan="off", access_log=False, log_level="warning", server_header=False,
         **options,
     )  # fmt: skip
+    LOGGER.setLevel(logging.ERROR)  # uvicorn has just set all its loggers
+    return config
 
 
 def run_server(

@@ -9,6 +9,7 @@ import pytest
 from k2jax.client import Sampling
 from k2jax.env.task import Budget
 from k2jax.errors import UserError
+from k2jax.gateway.session import MOST_OVER_BUDGET
 from k2jax.trajectory import TrajectoryStore, verify
 from tests.gateway.scripted import DIALECTS, OPERATOR, Bench, chat_body, post, reply_ids, say, spec
 from tests.serve.test_fuzz import GOOD, NEEDED, bodies
@@ -241,3 +242,15 @@ def test_a_gateway_needs_a_chat_format_and_a_folder_of_its_own(tmp_path):
         Bench(plain_reply, tmp_path)
     with pytest.raises(UserError, match="no chat format"):
         Bench(plain_reply, card=type(bench.gateway.card)("k2", None, 9, 9, None))
+
+
+def test_a_used_up_budget_is_answered_and_recorded_a_number_of_times():
+    bench = Bench(plain_reply)
+    access = bench.gateway.open(spec(budget=Budget(steps=1)))
+
+    async def run():
+        async with bench.http() as http:
+            return [(await post(http, access, "chat/completions", chat_body(ITEMS))).status_code for _ in range(110)]
+
+    assert asyncio.run(run()) == [200] * (1 + MOST_OVER_BUDGET) + [429] * (109 - MOST_OVER_BUDGET)
+    assert len(bench.gateway.session(access.rollout).requests) == 1 + MOST_OVER_BUDGET
