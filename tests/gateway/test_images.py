@@ -21,7 +21,7 @@ from k2jax.inference.media_reader import ImageReader
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.trajectory import verify
-from k2jax.web.threads import READERS
+from k2jax.web.arrivals import READERS
 from tests.gateway.scripted import CARD, DIALECTS, TOKENIZER, Bench, post, reply_ids, spec
 from tests.serve.test_images import PAD, PROCESSOR, SEEING, data_url, frames, picture, png
 
