@@ -205,8 +205,8 @@ apis = Registry(
         "VehicleControlAPI": f"{_BFCL}.vehicle_control:VehicleControlAPI",
     },
 )
-"""Classes whose objects are tools of tasks; see ``k2jax.env.tasks.simulated_apis``. A task is data and names no code, so
-that only what a package declares runs here."""
+"""Classes whose objects are tools of tasks; see ``k2jax.env.tasks.simulated_apis``. A task is data and names no code:
+only what a package declares runs here."""
 
 scaffolds = Registry(
     "scaffold",
