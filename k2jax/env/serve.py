@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 import contextlib
 import functools
 from pathlib import Path
+import shlex
 from typing import Any
 
 from absl import flags
@@ -39,6 +40,8 @@ from k2jax.errors import InfrastructureError, UserError
 
 KEY_FILE = "environments.key"
 MEBI = 1 << 20
+CLOSING_SECONDS = 1.0
+"""Time for a client to agree to the end of its session [s]."""
 _LONGEST_REASON = 500  # characters of what went wrong
 
 
@@ -97,7 +100,8 @@ class EnvironmentServer:
         episode = _Episode(self._maker, self._offer, self._room)
         self.sessions += 1
         try:
-            socket = web.WebSocketResponse(max_msg_size=LARGEST_MESSAGE, heartbeat=30.0, compress=False)
+            options = {"max_msg_size": LARGEST_MESSAGE, "heartbeat": 30.0, "timeout": CLOSING_SECONDS}
+            socket = web.WebSocketResponse(compress=False, **options)
             await socket.prepare(request)
             connection.admit()
             with contextlib.suppress(TimeoutError, ConnectionError):
@@ -240,6 +244,7 @@ async def serving(server: EnvironmentServer, host: str = "127.0.0.1", port: int 
             yield f"ws://{shown}:{listening.sockets[0].getsockname()[1]}"
         finally:
             listening.close()
+            connections.abort()
     finally:
         await runner.cleanup()
 
@@ -271,7 +276,8 @@ def main(values: flags.FlagValues) -> None:
     async def serve() -> None:
         async with serving(server, values.host, values.port) as url:
             print(f"environments at {url}", flush=True)
-            print(f"clients need {VARIABLE}='{url}={file}', with a copy of that file on other machines", flush=True)
+            listed = shlex.quote(shlex.quote(f"{url}={file}"))
+            print(f"clients need {VARIABLE}={listed} (or a copy of that file)", flush=True)
             await asyncio.Event().wait()
 
     with contextlib.suppress(KeyboardInterrupt):

@@ -69,6 +69,11 @@ class Connections:
         """The connection of a transport; None where it has ended."""
         return self._open.get(transport)
 
+    def abort(self) -> None:
+        """Closes all connections at once."""
+        for connection in list(self._open.values()):
+            connection.abort()
+
     def opened(self, connection: Connection, transport: Any) -> None:
         """A connection has no key yet."""
         self._open[transport] = connection
