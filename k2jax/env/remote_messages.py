@@ -28,7 +28,7 @@ MOST_CALLS = 256
 _SEEDS = range(-(1 << 63), 1 << 64)
 
 
-class Request(NamedTuple):
+class EnvironmentRequest(NamedTuple):
     """What a client asks.
 
     Attributes:
@@ -42,7 +42,7 @@ class Request(NamedTuple):
     action: Mapping[str, Any] = {}
 
 
-async def read_request(text: str) -> Request:
+async def read_request(text: str) -> EnvironmentRequest:
     """A request of a client.
 
     Raises:
@@ -120,7 +120,7 @@ def _is_message(message: Mapping[str, Any]) -> bool:
     )
 
 
-def _request(text: str) -> Request:
+def _request(text: str) -> EnvironmentRequest:
     try:
         values = _object(text)
         if values.get("method") == "reset":
@@ -135,15 +135,15 @@ def _request(text: str) -> Request:
         raise UserError(f"a request that is none: {abbreviate(str(error), 200)}") from None
     if len(calls) > MOST_CALLS:
         raise InfrastructureError(f"an answer with {len(calls):,} calls of tools is too long for a remote environment")
-    return Request(action=action)
+    return EnvironmentRequest(action=action)
 
 
-def _reset(values: Mapping[str, Any]) -> Request:
+def _reset(values: Mapping[str, Any]) -> EnvironmentRequest:
     task, seed = values["task"], values["seed"]
     if type(seed) is not int or seed not in _SEEDS:
         raise ValueError("its seed is no integer of 64 bits")
     _object(task)
-    return Request(Task.from_json(task), seed)
+    return EnvironmentRequest(Task.from_json(task), seed)
 
 
 def _object(text: Any) -> dict[str, Any]:

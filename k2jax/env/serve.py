@@ -26,7 +26,7 @@ from k2jax.env.environment import Environment, Step
 from k2jax.env.remote import NO_AIOHTTP
 from k2jax.env.remote_messages import (
     LARGEST_MESSAGE,
-    Request,
+    EnvironmentRequest,
     memory_of,
     read_request,
     write_message,
@@ -184,13 +184,13 @@ class _Episode:
     def tools(self) -> Any:
         return getattr(self._environment, "tools", ())
 
-    async def read(self, text: str, size: int) -> Request:
+    async def read(self, text: str, size: int) -> EnvironmentRequest:
         """The request in a text, which takes ``size`` bytes of the room until the next one comes."""
         self._room.give(self._request_size)
         self._request_size = size
         return await read_request(text)
 
-    async def ask(self, request: Request) -> Step:
+    async def ask(self, request: EnvironmentRequest) -> Step:
         if request.task is not None:
             await self._close_environment()
             self._offer.check(request.task)

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import logging
-import subprocess
 import sys
 
 from aiohttp import web
@@ -18,6 +17,7 @@ from k2jax.env.scripted import said
 from k2jax.env.task import Task
 from k2jax.errors import UserError
 from tests.env.remote_server import KEY, listed, served
+from tests.memory import run_measured
 
 
 def a_task(url="", **told):
@@ -248,8 +248,9 @@ asyncio.run(main())
 """
 
 
-def test_large_replies_of_many_values_take_no_more_memory_than_their_text():
-    done = subprocess.run([sys.executable, "-c", CLIENT], capture_output=True, text=True, timeout=60)
+def test_large_replies_of_many_values_take_no_more_memory_than_their_text(tmp_path):
+    command = [sys.executable, "-c", CLIENT]
+    done, _ = run_measured(command, tmp_path / "peak", capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 200, f"{done.stdout} MiB"
 

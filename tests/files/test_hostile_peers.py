@@ -1,6 +1,7 @@
 """What other processes send is parsed within bounds, wherever code that nobody trusts may have written it."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -16,8 +17,6 @@ from k2jax.env.toolsets.types import ToolError
 from k2jax.env.verifier_process import frames
 from k2jax.processes import rendezvous
 from k2jax.sandbox.e2b import _events
-from k2jax.sandbox.types import SandboxError
-from k2jax.sandbox.wire import Message, encode
 from k2jax.sandbox.worker import _Channel
 
 DEEP = b"[" * 100_000
@@ -29,11 +28,8 @@ def sent(data):
     ours, theirs = socket.socketpair()
 
     def send():
-        with theirs:
-            try:
-                theirs.sendall(data)
-            except OSError:
-                pass
+        with theirs, contextlib.suppress(OSError):
+            theirs.sendall(data)
 
     threading.Thread(target=send, daemon=True).start()
     return ours
@@ -44,7 +40,8 @@ GREETING = {"process": 1, "host": "x", "count": 2}
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\n", b"7\n", b"[]\n", DEEP + b"\n", WIDE + b"\n", b"x" * (8 << 20), b"\xff\n", json.dumps(GREETING).encode()]
+    [b"", b"\n", b"7\n", b"[]\n", DEEP + b"\n", WIDE + b"\n", b"x" * (8 << 20), b"\xff\n",
+     json.dumps(GREETING).encode()]
     + [json.dumps(GREETING | {key: value}).encode() + b"\n" for key, value in (
         ("process", []), ("process", {}), ("process", 0), ("process", -1), ("process", 2), ("process", 1e999),
         ("process", None), ("count", []), ("count", "two"))],
@@ -90,9 +87,10 @@ def test_a_program_under_test_prints_no_verdict_by_itself(line):
     assert verdict_of(b"output\n" + line, "secret") is None
 
 
-@pytest.mark.parametrize(
-    "answer", [b"7", b"{}", b'{"answer": 7}', DEEP, b'{"answer": {"value": ' + WIDE[:999_999] + b"[]]}}"]
-)
+MANY = b'{"answer": {"value": ' + WIDE[:999_999] + b"[]]}}"
+
+
+@pytest.mark.parametrize("answer", [b"7", b"{}", b'{"answer": 7}', DEEP, MANY])
 def test_a_tool_worker_s_answer_has_few_values_or_ends_it(answer):
     async def exchange():
         channel = _Channel()
@@ -102,9 +100,8 @@ def test_a_tool_worker_s_answer_has_few_values_or_ends_it(answer):
         channel.data_received(struct.pack("!II", len(answer), 0) + answer)
         return await asking
 
-    with pytest.raises(ValueError, match=r"none|deep|values|JSON|Expecting"):
+    with pytest.raises(ValueError, match=r"none|deep|values"):
         asyncio.run(exchange())
-    assert encode(Message({}))
 
 
 class _Sink:
@@ -126,7 +123,6 @@ def test_a_machine_s_events_are_objects_of_few_values(record):
 
     with pytest.raises((ValueError, TypeError, AttributeError)):  # what the caller takes for a failure of the machine
         asyncio.run(read())
-    assert issubclass(SandboxError, Exception)
 
 
 def test_a_message_of_too_many_values_from_a_tool_server_in_a_sandbox_is_none():
