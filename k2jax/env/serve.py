@@ -104,9 +104,12 @@ class EnvironmentServer:
             socket = web.WebSocketResponse(compress=False, **options)
             await socket.prepare(request)
             connection.admit()
-            with contextlib.suppress(TimeoutError, ConnectionError):
+            try:
                 await self._converse(socket, episode, connection)
-            await socket.close()
+                async with asyncio.timeout(2 * CLOSING_SECONDS):
+                    await socket.close()
+            except (TimeoutError, ConnectionError):  # a client that does not read, or is gone
+                connection.abort()
             return socket
         finally:
             self.sessions -= 1
