@@ -3,6 +3,8 @@
 One connection is one episode. Requests and replies are JSON: ``{"method": "reset", "task", "seed"}`` and ``{"method":
 "step", "action"}``; a reply holds a step and the tools, or an error, which says whether the machine or the user is to
 blame. Whatever goes wrong with the connection is an error of the infrastructure: the episode is rebuilt or masked.
+
+Only servers that the user has listed are connected to, each with its own key; see ``k2jax.env.remote_servers``.
 """
 
 from __future__ import annotations
@@ -11,19 +13,18 @@ import asyncio
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
-import json
-import math
 from typing import Any
 
 from k2jax.env.environment import Message, Observation, Step
 from k2jax.env.errors import EnvironmentFailedError
+from k2jax.env.remote_messages import LARGEST_MESSAGE, read_reply, read_step, read_tools, write_message
+from k2jax.env.remote_servers import is_server_url, server_key
 from k2jax.env.task import Task
-from k2jax.errors import UserError, abbreviate
+from k2jax.errors import InfrastructureError, UserError, abbreviate
 
 REMOTE = "remote"
 """Key of a task's metadata: ``{"url", "environment", "timeout"}`` of the server."""
-LARGEST_MESSAGE = 8 << 20
-"""Bytes of a request or a reply."""
+_LONGEST = 7 * 86400.0  # time of a request [s]
 NO_AIOHTTP = "remote environments need the package aiohttp: pip install 'k2jax[remote]'"
 """What a user is told where the package is missing."""
 
@@ -33,16 +34,17 @@ def remote(task: Task, url: str, timeout: float = 300.0) -> Task:
 
     Args:
         task: whose environment the server makes by its name.
-        url: of the server, ``ws://`` or ``wss://``.
+        url: of the server, ``ws://`` or ``wss://``, as the user has listed it.
         timeout: wall time of a request, from when it is sent [s].
 
     Raises:
-        UserError: it is no such address, or the time is not positive.
+        UserError: it is no such address, is not listed, or the time is not positive.
     """
-    if not url.startswith(("ws://", "wss://")) or not timeout > 0:
+    if not is_server_url(url) or not 0 < timeout <= _LONGEST:
         raise UserError(
             f"remote: url is {abbreviate(url)}, timeout {timeout}; write ws://HOST:PORT and a positive time"
         )
+    server_key(url)  # said before the run begins
     told = {"url": url, "environment": task.environment, "timeout": timeout}
     return dataclasses.replace(task, environment="remote", metadata={**task.metadata, REMOTE: told})
 
@@ -65,7 +67,8 @@ class RemoteEnvironment:
         """Connects, and begins an episode.
 
         Raises:
-            UserError: the task names no server, or what the server says the user did wrong.
+            UserError: the task names no server, or one that is not listed or needs another key; or what the server says
+                the user did wrong.
             EnvironmentFailedError: the server cannot be reached, is full, or failed.
         """
         await self.close()
@@ -74,7 +77,9 @@ class RemoteEnvironment:
             url, environment, self._timeout = str(told["url"]), str(told["environment"]), float(told["timeout"])
         except (KeyError, TypeError, ValueError):
             raise UserError(f"the task {task.id!r} names no server; use the component 'remote url=ws://...'") from None
-        await self._connect(url)
+        if not 0 < self._timeout <= _LONGEST:
+            raise UserError(f"the task {task.id!r} gives its server {self._timeout:g} s for a request")
+        await self._connect(url, server_key(url))
         inner = dataclasses.replace(task, environment=environment)
         step = await self._ask({"method": "reset", "task": inner.to_json(), "seed": seed})
         return step.observation
@@ -93,19 +98,24 @@ class RemoteEnvironment:
         if session is not None:
             await session.close()
 
-    async def _connect(self, url: str) -> None:
+    async def _connect(self, url: str, key: str) -> None:
         try:
             import aiohttp
         except ImportError:
             raise UserError(NO_AIOHTTP) from None
-        self._session = aiohttp.ClientSession()
+        watch = aiohttp.TraceConfig()
+        watch.on_request_redirect.append(_refuse_redirect)
+        self._session = aiohttp.ClientSession(trace_configs=[watch])
+        options = {"headers": {"Authorization": f"Bearer {key}"}, "max_msg_size": LARGEST_MESSAGE, "heartbeat": 30.0}
         try:
             async with asyncio.timeout(self._timeout):
-                self._socket = await self._session.ws_connect(url, max_msg_size=LARGEST_MESSAGE, heartbeat=30.0)
+                self._socket = await self._session.ws_connect(url, **options)
         except (aiohttp.ClientError, OSError, ValueError) as error:  # OSError: TimeoutError too
             await self.close()
-            status = f" (status {error.status})" if isinstance(error, aiohttp.WSServerHandshakeError) else ""
-            reason = "it is full" if status.endswith("503)") else f"{type(error).__name__}{status}"
+            status = error.status if isinstance(error, aiohttp.WSServerHandshakeError) else 0
+            if status == 401:
+                raise UserError(f"the environments at {url} need another key than the one that is listed") from None
+            reason = "it is full" if status == 503 else f"{type(error).__name__}{f' (status {status})' * bool(status)}"
             raise EnvironmentFailedError(f"no environment at {url}: {reason}") from None
 
     async def _ask(self, request: Mapping[str, Any]) -> Step:
@@ -121,9 +131,10 @@ class RemoteEnvironment:
 
         if self._socket is None:
             raise EnvironmentFailedError("the connection to the environment is closed")
-        text = json.dumps(request)
-        if len(text) > LARGEST_MESSAGE:
-            raise EnvironmentFailedError(f"a request of {len(text):,} bytes is too long for a remote environment")
+        try:
+            text = await write_message(request)
+        except (ValueError, InfrastructureError) as error:
+            raise EnvironmentFailedError(f"a request cannot be sent: {abbreviate(str(error))}") from None
         try:
             async with asyncio.timeout(self._timeout):
                 await self._socket.send_str(text)
@@ -135,40 +146,24 @@ class RemoteEnvironment:
         if reply.type is not aiohttp.WSMsgType.TEXT:
             reason = f"{reply.type.name.lower()} {reply.extra or ''}".strip()
             raise EnvironmentFailedError(f"the connection to the environment ended ({abbreviate(reason)})")
-        return self._read(reply.data)
+        return await self._read(reply.data)
 
-    def _read(self, text: str) -> Step:
+    async def _read(self, text: str) -> Step:
         """A reply as a step; raises what it says, or EnvironmentFailedError where it is none."""
         try:
-            reply = json.loads(text)
+            reply = await read_reply(text)
             if "error" in reply:
                 kind, message = str(reply["error"]["kind"]), str(reply["error"]["message"])
             else:
-                self.tools = [dict(tool) for tool in reply["tools"]]
+                self.tools = read_tools(reply["tools"])
                 return read_step(reply["step"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise EnvironmentFailedError(f"the environment's reply is none: {abbreviate(str(error))}") from None
         if kind == "user":
-            raise UserError(message)
+            raise UserError(f"the environment's server says: {abbreviate(message, 300)}")
         raise EnvironmentFailedError(f"the environment failed on its server: {abbreviate(message, 300)}")
 
 
-def write_step(step: Step) -> dict[str, Any]:
-    """A step as JSON; ``read_step`` is the inverse."""
-    messages = [dict(message) for message in step.observation.messages]
-    return {**step._asdict(), "observation": messages, "info": dict(step.info)}
-
-
-def read_step(value: Mapping[str, Any]) -> Step:
-    """A step from JSON.
-
-    Raises:
-        ValueError, TypeError, KeyError: it is none.
-    """
-    messages = tuple(value["observation"])
-    if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
-        raise ValueError("an observation that holds something else than messages")
-    reward = float(value["reward"])
-    if not math.isfinite(reward) or not isinstance(value["info"], dict):
-        raise ValueError("a reward that is not finite, or an info that is no object")
-    return Step(Observation(messages), reward, value["terminated"] is True, value["truncated"] is True, value["info"])
+async def _refuse_redirect(*event: Any) -> None:
+    """A server that is listed must not lead to one that is not."""
+    raise OSError("it redirects")

@@ -7,7 +7,8 @@ import dataclasses
 import json
 from typing import Any
 
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
+from k2jax.files.bounded_json import parse_bounded_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +66,29 @@ class Task:
             UserError: it is no task.
         """
         try:
-            values = json.loads(line)
+            values = parse_bounded_json(line)
             values["budget"] = Budget(**values.get("budget", {}))
             for key in ("instruction", "tools"):
                 values[key] = tuple(values.get(key, ()))
-            return cls(**values)
+            task = cls(**values)
         except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"a line of a file of tasks is no task: {error}") from None
+            raise UserError(f"a line of a file of tasks is no task: {abbreviate(str(error), 200)}") from None
+        if mistake := _mistake(task):
+            raise UserError(f"a line of a file of tasks is no task: {mistake}")
+        return task
+
+
+def _mistake(task: Task) -> str:
+    """Which field of a task from JSON is of a wrong type; empty for none."""
+    texts = ("id", "domain", "verifier", "environment", "image", "scaffold")
+    wrong = [name for name in texts if not isinstance(getattr(task, name), str)]
+    limits = dataclasses.astuple(task.budget)
+    if not all(limit is None or (type(limit) is int and limit >= 0) for limit in limits):
+        wrong.append("budget")
+    if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in task.instruction):
+        wrong.append("instruction")
+    if not all(isinstance(tool, str) for tool in task.tools):
+        wrong.append("tools")
+    if not isinstance(task.metadata, dict):
+        wrong.append("metadata")
+    return f"its {' and '.join(wrong)} cannot be read" if wrong else ""

@@ -9,9 +9,7 @@ The second command opens a rollout; its answer holds the path and the key that t
 of every rollout, with which a gateway that was killed goes on, and the trajectories of rollouts that have ended.
 """
 
-import os
 from pathlib import Path
-import secrets
 import sys
 
 from absl import flags
@@ -38,20 +36,6 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_float("grace_seconds", 30.0, "Time for running requests after SIGTERM [s].", **to, lower_bound=0.0)
 
 
-def operator_key(folder: Path) -> str:
-    """Returns the operator's key of a folder, which nobody else on the machine may read; a new folder gets one."""
-    path = folder / KEY_FILE
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(24))
-    key = path.read_text().strip()
-    if not key:
-        raise UserError(f"{path} holds no key; delete it, and the next start writes one")
-    return key
-
-
 def main(values: flags.FlagValues) -> None:
     """Runs the command."""
     cli.require(values, "checkpoint", "workdir")
@@ -64,17 +48,17 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.api.model_card import ModelCard
     from k2jax.checkpoint import run_folder
     from k2jax.client import Sampling
+    from k2jax.client.keys import ApiKeys, kept_key
     from k2jax.convert.loading import tokenizer_of
     from k2jax.gateway.gateway import Gateway
     from k2jax.inference.client import EngineClient
     from k2jax.inference.loading import load_engine
     from k2jax.inference.worker import Worker
     from k2jax.text import chat_format
-    from k2jax.web.keys import ApiKeys
     from k2jax.web.readers import media_reader
 
     folder = Path(values.workdir)
-    keys = ApiKeys([operator_key(folder)])
+    keys = ApiKeys([kept_key(folder / KEY_FILE)])
     sock = open_socket(values.host, values.port)
     tokenizer = tokenizer_of(values.checkpoint)
     chat = chat_format(tokenizer)  # said before the weights are loaded

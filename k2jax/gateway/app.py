@@ -14,6 +14,7 @@ from k2jax.api import CHAT_DIALECTS, ApiError, Conversation, Dialect, DialectRes
 from k2jax.api.conversation import render
 from k2jax.api.errors import bad_request, unavailable, unsupported
 from k2jax.api.requests import api_errors
+from k2jax.client.keys import ApiKeys, given_key
 from k2jax.errors import UserError
 from k2jax.gateway.exchange import Exchange, PreparedRequest
 from k2jax.gateway.gateway import Gateway
@@ -23,7 +24,6 @@ from k2jax.gateway.spec import GatewayRollout
 from k2jax.web.arrivals import Arrival, Arrivals, busy
 from k2jax.web.errors import EXCEPTION_HANDLERS
 from k2jax.web.http import EventStream, json_response, on_disconnect
-from k2jax.web.keys import ApiKeys, given_key
 from k2jax.web.models import list_models, show_model
 
 MOST_ANSWERS = 128

@@ -14,10 +14,12 @@ import socket
 import time
 from typing import Any
 
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
+from k2jax.files.bounded_json import parse_bounded_json
 
 _RETRY_SECONDS = 0.2
 _GREETING_SECONDS = 5.0  # longest time in which a connected process sends its greeting
+_LONGEST_MESSAGE, _MOST_VALUES = 1 << 20, 16  # bytes of a message, of which a verdict may name many processes
 _VERDICT_SECONDS = 5.0  # time after the deadline in which process 0 reports the missing processes
 
 
@@ -74,17 +76,20 @@ def _host(port: int, count: int, deadline: float, seconds: float) -> None:
 
 def _admit(connection: socket.socket, count: int, arrived: dict[int, socket.socket]) -> str | None:
     """Adds a process to ``arrived``; returns the user's mistake, if there is one."""
-    connection.settimeout(_GREETING_SECONDS)
     try:
-        greeting = json.loads(connection.makefile().readline())
-        index, host, its_count = greeting["process"], greeting["host"], greeting["count"]
-    except (OSError, ValueError, KeyError, TypeError):
+        greeting = _read_message(connection, _GREETING_SECONDS)
+        index, host, its_count = int(greeting["process"]), abbreviate(greeting["host"]), int(greeting["count"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None  # the connection is not from a process of a run
+    if index < 1:
+        return None
     if its_count != count:
         return (
             f"process {index} ({host}) has JAX_NUM_PROCESSES {its_count}, process 0 has {count}; "
             "set the same number in every process"
         )
+    if index >= count:  # a process of a run has said so itself
+        return None
     if index in arrived and _is_open(arrived[index]):
         return f"two processes have JAX_PROCESS_ID {index}, one of them on {host}; number them from 0 to {count - 1}"
     arrived[index] = connection
@@ -105,13 +110,28 @@ def _attend(address: tuple[str, int], greeting: dict[str, Any], deadline: float,
     while (remaining := deadline + _VERDICT_SECONDS - time.monotonic()) > 0:
         with contextlib.suppress(OSError, ValueError), socket.create_connection(address, timeout=remaining) as peer:
             peer.sendall(line)
-            verdict = json.loads(peer.makefile().readline())
+            verdict = _read_message(peer, remaining)
             return _raise_verdict(verdict)
         time.sleep(_RETRY_SECONDS)
     raise ProcessLostError(
         f"process 0 does not respond at {address[0]}:{address[1]} within {seconds:g} s; check that it has started, and "
         "that JAX_COORDINATOR_ADDRESS is the same in every process"
     )
+
+
+def _read_message(connection: socket.socket, seconds: float) -> dict[str, Any]:
+    """A line of JSON from whoever has connected; OSError or ValueError where none comes in time."""
+    line, deadline = b"", time.monotonic() + seconds
+    while not line.endswith(b"\n"):
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        part = connection.recv(_LONGEST_MESSAGE - len(line))
+        if not part or time.monotonic() > deadline:
+            raise ValueError("no whole line has come")
+        line += part
+    message = parse_bounded_json(line, _MOST_VALUES)
+    if not isinstance(message, dict):
+        raise ValueError("the line is no JSON object")
+    return message
 
 
 def _listen(port: int, deadline: float) -> socket.socket:

@@ -106,11 +106,12 @@ async def _arrived(listener: socket.socket, key: bytes) -> tuple[socket.socket, 
         sock.setblocking(False)
         said = b""
         try:
-            while len(said) < _KEY_BYTES + _PID.size:
-                part = await asyncio.wait_for(loop.sock_recv(sock, _KEY_BYTES + _PID.size - len(said)), 10.0)
-                if not part:
-                    break
-                said += part
+            async with asyncio.timeout(10.0):
+                while len(said) < _KEY_BYTES + _PID.size:
+                    part = await loop.sock_recv(sock, _KEY_BYTES + _PID.size - len(said))
+                    if not part:
+                        break
+                    said += part
         except (OSError, TimeoutError):
             said = b""
         if hmac.compare_digest(said[:_KEY_BYTES], key):

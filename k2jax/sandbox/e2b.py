@@ -19,6 +19,7 @@ from typing import Any
 import weakref
 
 from k2jax.errors import UserError
+from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.sandbox.remote import CommandOutputs, RemoteSandbox, check_remote_spec
 from k2jax.sandbox.types import Capabilities, SandboxError, SandboxSpec
 
@@ -27,6 +28,7 @@ _ENVELOPE = struct.Struct("!BI")
 _LAST = 2
 """Flag of a stream's last envelope."""
 _LONGEST = 1 << 24
+_MOST_VALUES = 1000  # of an event, which has one long text
 _CHUNK = 1 << 18
 _SIGNAL = re.compile(r"signal: (\w+)")
 _SIGNALS = {"killed": 9, "terminated": 15, "segmentation": 11, "aborted": 6, "interrupt": 2, "broken": 13, "hangup": 1}
@@ -216,7 +218,7 @@ class E2BSandbox(RemoteSandbox):
                             outputs.add(kept, base64.b64decode(event["data"][name]))
                     if "end" in event:
                         return _exit_code(event["end"])
-        except (httpx.HTTPError, ValueError, KeyError) as error:
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SandboxError(f"the machine failed: {error or type(error).__name__}") from None
         finally:
             if sending is not None:
@@ -253,7 +255,7 @@ async def _events(response: Any) -> AsyncIterator[dict[str, Any]]:
                 raise ValueError("an envelope is too long")
             if len(buffer) < _ENVELOPE.size + size:
                 break
-            record = json.loads(bytes(buffer[_ENVELOPE.size : _ENVELOPE.size + size]) or b"{}")
+            record = parse_bounded_json(bytes(buffer[_ENVELOPE.size : _ENVELOPE.size + size]) or b"{}", _MOST_VALUES)
             del buffer[: _ENVELOPE.size + size]
             if flags & _LAST:
                 if record.get("error"):

@@ -17,6 +17,7 @@ import time
 from typing import Any, Self
 
 from k2jax.errors import UserError
+from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.sandbox import files
 from k2jax.sandbox.folder import place_of
 from k2jax.sandbox.namespaces import ENVIRONMENT, problem_of
@@ -53,6 +54,7 @@ sys.stdout.buffer.write(json.dumps(answer).encode() + b"\\n" + data)
 """  # noqa: E501
 _START, _GRACE, _FILES_TIMEOUT = 60.0, 30.0, 60.0
 _SWEEPS = 5
+_LONGEST_REASON = 300  # characters of an error from inside
 _MOST_NAMES = 1 << 25
 
 
@@ -145,7 +147,7 @@ class RemoteSandbox(abc.ABC):
 
     async def list(self, path: str, limit: int = 1000) -> list[str]:
         """Names in a folder; see ``Sandbox.list``."""
-        return (await self._on_files("list", path, limit, room=_MOST_NAMES))[0]["names"]
+        return (await self._on_files("list", path, limit, room=_MOST_NAMES))[0].get("names") or []
 
     async def close(self) -> None:
         """Ends the sandbox; see ``Sandbox.close``. The end goes on when the wait for it is cancelled."""
@@ -247,12 +249,14 @@ class RemoteSandbox(abc.ABC):
             result = await self._command(argv, data, "/", self._env, timeout=_FILES_TIMEOUT, limit=room + MEBI)
         head, _, rest = result.stdout.partition(b"\n")
         try:
-            answer = json.loads(head)
+            answer = await asyncio.to_thread(parse_bounded_json, head)
+            if not isinstance(answer, dict):
+                raise ValueError("it is no JSON object")
         except ValueError:
             message = result.stderr.decode(errors="replace")[-200:]
             raise SandboxError(f"{path[:80]!a}: {self._python} inside gave no answer: {message!a}") from None
         if "error" in answer:
-            raise SandboxError(answer["error"])
+            raise SandboxError(str(answer["error"])[:_LONGEST_REASON])
         return answer, rest
 
 

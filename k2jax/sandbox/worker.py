@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 import contextlib
-import json
 from pathlib import Path
 import struct
 import time
 from typing import Any, NamedTuple
 
+from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.sandbox import worker_program
 from k2jax.sandbox.interpreter import host_python
 from k2jax.sandbox.namespaces import NamespaceSandbox
@@ -25,6 +25,7 @@ from k2jax.sandbox.wire import Message, encode
 _PROGRAM = Path(worker_program.__file__).read_text(encoding="utf-8")
 _HEAD = struct.Struct("!II")
 _MOST_RECORD, _MOST_REASON = MEBI, 300
+_MOST_VALUES = 50_000  # of a record, which is parsed on the event loop
 
 
 class ToolAnswer(NamedTuple):
@@ -206,10 +207,10 @@ class _Channel(asyncio.Protocol):
         body = bytes(self._bytes[_HEAD.size : end])
         del self._bytes[:end]
         try:
-            record = json.loads(body[:text])
+            record = parse_bounded_json(body[:text], _MOST_VALUES)
             if not isinstance(record, dict) or not isinstance(record.get("answer"), dict) or self._bytes:
                 raise ValueError("the worker's answer is none")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             self._fail(error)
             return
         if not self._waiting.done():

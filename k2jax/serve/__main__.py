@@ -65,7 +65,7 @@ def main(values: flags.FlagValues) -> None:
         from k2jax.web.server import open_socket, run_server
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
-    from k2jax.web.keys import check_exposure, read_keys
+    from k2jax.client.keys import check_exposure, read_keys
 
     # What needs neither the model nor its weights is checked before they are loaded.
     keys = read_keys(values.api_keys_file)

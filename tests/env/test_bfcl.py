@@ -3,15 +3,17 @@
 The tests marked external need the package ``bfcl-eval`` (``pip install --no-deps bfcl-eval``, and ``mpmath``).
 """
 
+import asyncio
 import dataclasses
 import json
 
 import pytest
 
 from k2jax.env.check import check
-from k2jax.env.registry import load_tasks, oracles
+from k2jax.env.registry import apis, load_tasks, oracles
 from k2jax.env.scripted import called_all, play_actions, said
-from k2jax.env.tasks.simulated_apis import read_call
+from k2jax.env.tasks.simulated_apis import SimulatedAPIs, read_call
+from k2jax.env.toolsets.types import Workplace
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 
@@ -24,9 +26,14 @@ RECORD = {
     ],
     "initial_config": {"Lamp": {"level": 2}},
     "ground_truth": [["switch(on=True)", "dim(5)"], ["look()"], []],
-    "classes": {"Lamp": "tests.env.simulated_lamp:Lamp"},
+    "classes": ["Lamp"],
 }
 ON, DIM, LOOK = ("switch", {"on": True}), ("dim", {"level": 5}), ("look", {})
+
+
+@pytest.fixture(autouse=True)
+def declared(monkeypatch):
+    monkeypatch.setitem(apis.added, "Lamp", "tests.env.simulated_lamp:Lamp")
 
 
 @pytest.fixture
@@ -79,9 +86,24 @@ def test_the_leaderboards_tasks_are_for_evaluation_and_wrong_records_refused(tmp
     with pytest.raises(UserError, match="for evaluation alone"):
         load_tasks("bfcl")
     path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(RECORD | {"classes": {"Lamp": "tests.env.simulated_lamp:Lamb"}}))
+    path.write_text(json.dumps(RECORD | {"classes": 7}))
     with pytest.raises(UserError, match="'lamp_0' is no task"):
         load_tasks("bfcl", (f"path={path}",))
+
+
+@pytest.mark.parametrize(
+    "classes", [["code:InteractiveInterpreter"], {"Lamp": "code:InteractiveInterpreter"}, ["os"], "Lamp", [["Lamp"]]]
+)
+def test_a_record_or_a_task_runs_no_class_that_no_package_declares(tmp_path, lamp, classes):
+    """An interpreter's public methods are tools that run Python on the host."""
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(RECORD | {"classes": classes}))
+    with pytest.raises(UserError, match=r"no simulated API|no list of names"):
+        load_tasks("bfcl", (f"path={path}",))
+    told = {**lamp.metadata["apis"], "classes": classes}
+    hostile = dataclasses.replace(lamp, metadata={**lamp.metadata, "apis": told})
+    with pytest.raises(UserError, match=r"no simulated API|no list of names"):
+        asyncio.run(SimulatedAPIs().open(Workplace(hostile, 0)))
 
 
 @pytest.mark.external

@@ -9,11 +9,14 @@ import pytest
 from k2jax.env import Observation, Step
 from k2jax.env.errors import EnvironmentFailedError
 from k2jax.env.registry import environments, load_tasks, oracles
-from k2jax.env.remote import RemoteEnvironment, read_step, remote, write_step
+from k2jax.env.remote import RemoteEnvironment, remote
+from k2jax.env.remote_messages import read_step, write_step
 from k2jax.env.scripted import null_policy, play, said
 from k2jax.env.serve import EnvironmentServer, serving
+from k2jax.env.serve_offer import Offer
 from k2jax.env.wiring import EnvironmentMaker, Wiring, wired
 from k2jax.errors import UserError
+from tests.env.remote_server import BEARER, KEY, listed, served, until
 
 
 class Wayward:
@@ -45,29 +48,13 @@ def wayward(monkeypatch):
     monkeypatch.setattr(Wayward, "open", 0)
 
 
-def served(use, **options):
-    """What a coroutine function returns that gets the address of a server, and the server."""
-
-    async def run():
-        server = EnvironmentServer(EnvironmentMaker(), **options)
-        async with serving(server) as url:
-            return await use(url, server)
-
-    return asyncio.run(run())
+OFFER = ("wayward",)
 
 
 def task_at(url, does="", timeout=5.0):
     (task,) = load_tasks("tool_use", ("count=1", "kinds=hop1"))
     task = dataclasses.replace(task, environment="wayward", tools=(), metadata={"does": does})
     return remote(task, url, timeout)
-
-
-async def until(true):
-    for _ in range(500):
-        if true():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come true")
 
 
 def test_an_episode_on_a_server_is_the_same_as_here():
@@ -116,7 +103,7 @@ def test_failures_on_the_server_are_infrastructure_errors_and_its_environment_is
         await until(lambda: server.sessions == 0 and Wayward.open == 0)
         return episode
 
-    episode = served(use, **options)
+    episode = served(use, Offer(OFFER), **options)
     assert (
         episode.status == "masked" and episode.error.startswith("EnvironmentFailedError") and message in episode.error
     )
@@ -131,7 +118,7 @@ def test_a_reply_that_takes_too_long_ends_the_connection():
         with pytest.raises(EnvironmentFailedError, match="is closed"):
             await environment.step(said(""))
 
-    served(use, timeout=1.0)
+    served(use, Offer(OFFER), timeout=1.0)
 
 
 def test_a_server_that_is_full_or_gone_is_an_infrastructure_error_and_places_come_free():
@@ -146,12 +133,13 @@ def test_a_server_that_is_full_or_gone_is_an_infrastructure_error_and_places_com
         return second, url
 
     async def run():
-        server = EnvironmentServer(EnvironmentMaker(), limit=1)
+        server = EnvironmentServer(EnvironmentMaker(), KEY, Offer(OFFER), limit=1)
         async with serving(server) as url:
-            environment, url = await use(url, server)
+            with listed(url):
+                environment, url = await use(url, server)
         with pytest.raises(EnvironmentFailedError, match="connection to the environment"):
             await environment.step(said(""))
-        with pytest.raises(EnvironmentFailedError, match="no environment at"):
+        with listed(url), pytest.raises(EnvironmentFailedError, match="no environment at"):
             await environment.reset(task_at(url), 0)
         await environment.close()
 
@@ -167,14 +155,14 @@ def test_a_server_that_is_full_or_gone_is_an_infrastructure_error_and_places_com
 )  # fmt: skip
 def test_a_reply_that_is_none_is_an_infrastructure_error(reply):
     with pytest.raises(EnvironmentFailedError, match="reply is none"):
-        RemoteEnvironment()._read(reply)
+        asyncio.run(RemoteEnvironment()._read(reply))
 
 
 def test_web_pages_are_refused():
     async def use(url, server):
         async with aiohttp.ClientSession() as session:
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-                await session.ws_connect(url, headers={"Origin": "https://example.org"})
+                await session.ws_connect(url, headers={"Origin": "https://example.org", **BEARER})
         return refused.value.status
 
     assert served(use) == 403

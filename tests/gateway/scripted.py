@@ -6,10 +6,10 @@ import httpx
 
 from k2jax.api import ModelCard
 from k2jax.client import Sampling, ScriptedClient
+from k2jax.client.keys import ApiKeys
 from k2jax.gateway import Gateway, GatewayRollout
 from k2jax.gateway.app import make_gateway_app
 from k2jax.text import chat_format
-from k2jax.web.keys import ApiKeys
 from tests.text import kimi
 
 TOKENIZER = kimi.thinking_tokenizer()

@@ -10,16 +10,17 @@ import httpx
 import openai
 import pytest
 
-from k2jax.gateway.__main__ import operator_key
+from k2jax.client.keys import kept_key
 from k2jax.trajectory import TrajectoryStore, verify
 from tests.gateway.scripted import OPERATOR, TOKENIZER
 from tests.serve import folder
 
 
 def test_the_operator_s_key_is_made_once_and_is_nobody_else_s(tmp_path):
-    key = operator_key(tmp_path / "work")
-    assert operator_key(tmp_path / "work") == key != OPERATOR and len(key) >= 32
-    assert (tmp_path / "work" / "operator.key").stat().st_mode & 0o077 == 0
+    path = tmp_path / "work" / "operator.key"
+    key = kept_key(path)
+    assert kept_key(path) == key != OPERATOR and len(key) >= 32
+    assert path.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.slow

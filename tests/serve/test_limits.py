@@ -9,9 +9,9 @@ import time
 import openai
 import pytest
 
+from k2jax.client.keys import ApiKeys, check_exposure, read_keys
 from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer
-from k2jax.web.keys import ApiKeys, check_exposure, read_keys
 from tests.api.sample import NAME, TOKENIZER, USER
 from tests.serve.fakes import FakeEngine, live
 

@@ -9,6 +9,7 @@ import secrets
 
 from k2jax.env.task import Task
 from k2jax.env.tasks import code_judge
+from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.sandbox import Sandbox, SandboxSpec
 from k2jax.sandbox.interpreter import host_python
 from k2jax.trajectory import Reward, Trajectory
@@ -73,7 +74,7 @@ def verdict_of(output: bytes, secret: str) -> dict | None:
     """The judge's last line as it left a sandbox, or None where it does not carry the secret of the call."""
     lines = output.decode(errors="replace").strip().splitlines()
     try:
-        verdict = json.loads(lines[-1])
+        verdict = parse_bounded_json(lines[-1])
         return verdict if secrets.compare_digest(verdict["secret"], secret) else None
     except (IndexError, ValueError, TypeError, KeyError):
         return None

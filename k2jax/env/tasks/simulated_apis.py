@@ -1,7 +1,8 @@
 """APIs that Python classes simulate, as tools: the state lives in objects, and what an agent did is what they hold.
 
-The classes are those of the Berkeley function-calling leaderboard's multi-turn tasks, or others of the same form: made
-without arguments, filled by ``_load_scenario(configuration)``, with public methods that take and return JSON values.
+The classes are those of the Berkeley function-calling leaderboard's multi-turn tasks, or others of the same form that a
+package declares: made without arguments, filled by ``_load_scenario(configuration)``, with public methods that take and
+return JSON values. A task names them as ``k2jax.env.registry.apis`` does, never by module.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 import copy
-from importlib import import_module
 import inspect
 import json
 from typing import Any
 
+from k2jax.env.registry import apis
 from k2jax.env.toolsets.types import ToolError, Workplace
 from k2jax.errors import UserError, abbreviate
 
 APIS = "apis"
-"""Key of a task's metadata: ``{"classes": {name: module:class}, "configuration", "tools", "long_context"}``."""
+"""Key of a task's metadata: ``{"classes": [name], "configuration", "tools", "long_context"}``."""
 
 
 class SimulatedAPIs:
@@ -40,13 +41,13 @@ class SimulatedAPIs:
         """Makes the objects in their first state.
 
         Raises:
-            UserError: the task names no classes, or one that is not there.
+            UserError: the task names no classes, or one that is not declared.
         """
         try:
             told = workplace.task.metadata[APIS]
             self.tools = list(told["tools"])
-            self.objects = {name: _made(name, path, told) for name, path in told["classes"].items()}
-        except (KeyError, TypeError, AttributeError, ImportError) as error:
+            self.objects = {name: _made(name, told) for name in class_names(told)}
+        except (KeyError, TypeError, AttributeError) as error:
             reason = abbreviate(f"{type(error).__name__}: {error}")
             raise UserError(f"the APIs of the task {workplace.task.id!r} cannot be made: {reason}") from None
         for thing in self.objects.values():
@@ -78,9 +79,20 @@ class SimulatedAPIs:
         ]
 
 
-def _made(name: str, path: str, told: Mapping[str, Any]) -> Any:
-    module, _, attribute = path.partition(":")
-    thing = getattr(import_module(module), attribute)()
+def class_names(told: Mapping[str, Any]) -> list[str]:
+    """The names of declared classes in a record or a task.
+
+    Raises:
+        KeyError, TypeError: there are none.
+    """
+    names = told["classes"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TypeError("its classes are no list of names")
+    return names
+
+
+def _made(name: str, told: Mapping[str, Any]) -> Any:
+    thing = apis.get(name)()
     load = getattr(thing, "_load_scenario", None)  # what has no state has none
     if load is not None:
         knows_length = "long_context" in inspect.signature(load).parameters

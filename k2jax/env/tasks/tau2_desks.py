@@ -13,11 +13,11 @@ import importlib
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from k2jax.env.toolsets.functions import declared_function
 from k2jax.env.toolsets.types import ToolError
-from k2jax.errors import UserError, abbreviate
+from k2jax.errors import UserError, abbreviate, nearest
 
 Domain = Literal["mock", "retail"]
 NO_TAU2 = (
@@ -73,7 +73,7 @@ class MockDesk:
 
     def run(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """See ``Desk.run``."""
-        return getattr(self, name)(**arguments)
+        return getattr(self, _public(name))(**arguments)
 
     def text_of(self, result: Any) -> str:
         """See ``Desk.text_of``."""
@@ -151,7 +151,7 @@ class PackageDesk:
 
     def run(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """See ``Desk.run``."""
-        return getattr(self._environment.tools, name)(**arguments)
+        return getattr(self._environment.tools, _public(name))(**arguments)
 
     def text_of(self, result: Any) -> str:
         """See ``Desk.text_of``."""
@@ -173,6 +173,8 @@ def open_desk(domain: str, folder: str, initial: Mapping[str, Any]) -> Desk:
     Raises:
         UserError: the domain's package or the database is missing, or the state cannot be reached.
     """
+    if domain not in get_args(Domain):
+        raise UserError(f"tau2: there is no domain {abbreviate(domain)}{nearest(str(domain), get_args(Domain))}")
     try:
         desk: Desk = MockDesk(_database(folder)) if domain == "mock" else PackageDesk(_packaged(domain, folder))
         if data := (initial.get("initialization_data") or {}).get("agent_data"):
@@ -199,6 +201,13 @@ def call_desk(desk: Desk, name: str, arguments: Mapping[str, Any]) -> str:
         return desk.text_of(desk.run(name, arguments))
     except Exception as error:  # the tools raise whatever the database makes them raise
         raise ToolError(str(error)) from error
+
+
+def _public(name: str) -> str:
+    """The name of a tool; what Python calls objects' own is none."""
+    if name.startswith("_"):
+        raise ValueError(f"there is no tool {abbreviate(name)}")
+    return name
 
 
 def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:

@@ -35,10 +35,9 @@ class DeskTools:
         Raises:
             UserError: the task names no desk, or one that cannot be made.
         """
-        try:
-            told = dict(workplace.task.metadata[DESK])
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f"the task {workplace.task.id!r} names no desk; use the dataset 'tau2'") from None
+        told = workplace.task.metadata.get(DESK)
+        if not isinstance(told, dict) or told.keys() != {"domain", "folder", "initial"}:
+            raise UserError(f"the task {workplace.task.id!r} names no desk; use the dataset 'tau2'")
         self.desk = open_desk(**told)
         self.tools = self.desk.tools
 

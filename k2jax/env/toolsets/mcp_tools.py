@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 import contextlib
+import json
 import shlex
 from typing import Any
 
@@ -16,6 +17,8 @@ from k2jax.sandbox.interpreter import host_python
 _INSTALL = "the toolset 'mcp' needs the package mcp: pip install 'k2jax[mcp]'"
 _MOST_PAGES = 100
 """Pages of a server's list of tools that are asked for."""
+_LARGEST_TOOLS = 1 << 20
+"""Bytes of all declarations of a server's tools."""
 
 
 class MCPTools:
@@ -135,10 +138,13 @@ class MCPTools:
 
 async def _declarations(client: Any) -> list[dict[str, Any]]:
     """All tools of a server in OpenAI's format."""
-    tools, cursor = [], None
+    tools, cursor, size = [], None, 0
     for _ in range(_MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
         tools += [declared(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+        size += sum(len(json.dumps(tool)) for tool in tools[len(tools) - len(page.tools) :])
+        if size > _LARGEST_TOOLS:
+            raise EnvironmentFailedError(f"it declares tools of more than {_LARGEST_TOOLS:,} bytes")
         cursor = page.next_cursor
         if not cursor:
             break

@@ -11,8 +11,12 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
+from k2jax.files.bounded_json import count_values
+
 LONGEST = 1 << 22
 """Bytes of a message from inside; a longer one ends the connection."""
+MOST_VALUES = 50_000
+"""JSON values of such a message, which is parsed on the event loop; one that has more is no message."""
 
 
 @contextlib.asynccontextmanager
@@ -52,6 +56,8 @@ async def _read(reader: asyncio.StreamReader, into: Any) -> None:
         async with into:
             while line := await reader.readline():  # ValueError: longer than the limit
                 try:
+                    if count_values(line, MOST_VALUES) > MOST_VALUES:
+                        raise ValueError(f"a message of more than {MOST_VALUES:,} values")
                     message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
                 except ValueError as error:
                     message = error

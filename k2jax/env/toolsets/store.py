@@ -7,6 +7,8 @@ from k2jax.env.toolsets.types import ToolError, Workplace
 
 STORE = "store"
 """Key of a task's metadata: texts by key."""
+LARGEST = 1 << 20
+"""Characters of the keys and values that ``set`` makes room for."""
 
 
 class StoreTools(FunctionTools):
@@ -41,5 +43,8 @@ class StoreTools(FunctionTools):
             key: any text.
             value: any text.
         """
+        sizes = (len(key) + len(text) for key, text in (self.contents | {key: value}).items())
+        if sum(sizes) > LARGEST:
+            raise ToolError(f"the store holds no more than {LARGEST:,} characters")
         self.contents[key] = value
         return "ok"

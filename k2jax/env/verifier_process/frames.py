@@ -9,6 +9,8 @@ import struct
 import time
 from typing import Any
 
+from k2jax.files.bounded_json import parse_bounded_json
+
 LARGEST = 64 << 20
 """Bytes of a message; a longer one is refused by its sender and ends the conversation with its receiver."""
 _LENGTH = struct.Struct(">I")
@@ -46,8 +48,8 @@ def receive(connection: socket.socket, deadline: float | None = None) -> dict[st
     if length > LARGEST:
         raise FrameError(f"a message of {length} bytes")
     try:
-        message = json.loads(_exactly(connection, length, deadline))
-    except (ValueError, RecursionError):
+        message = parse_bounded_json(_exactly(connection, length, deadline))
+    except ValueError:
         raise FrameError("a message that is not JSON") from None
     if not isinstance(message, dict):
         raise FrameError("a message that is no JSON object")

@@ -1,4 +1,4 @@
-"""API keys, and the addresses that may be served without one."""
+"""Keys of servers: those that they accept, the file in which one keeps its own, and who may be served without one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import ipaddress
 import os
 from pathlib import Path
 import re
+import secrets
 
 from k2jax.errors import UserError
 
@@ -44,6 +45,39 @@ class ApiKeys:
             return True
         given = _digest(key or b"")
         return any([hmac.compare_digest(given, digest) for digest in self._digests])
+
+
+def kept_key(path: Path) -> str:
+    """Returns the key in a file that nobody else on the machine may read; where there is none, a new one is written.
+
+    Raises:
+        UserError: the file cannot be read or written, or holds no key.
+    """
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(24))
+        return stored_key(path)
+    except OSError as error:
+        raise UserError(f"cannot write a key to {path}: {error.strerror}") from None
+
+
+def stored_key(path: Path) -> str:
+    """Returns the key in a file.
+
+    Raises:
+        UserError: the file cannot be read, or does not hold one key.
+    """
+    try:
+        words = path.read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        raise UserError(f"cannot read the key in {path}: {reason}") from None
+    if len(words) != 1:
+        raise UserError(f"{path} holds no key; a server that keeps its key there writes one when the file is deleted")
+    return words[0]
 
 
 def read_keys(file: str | None) -> ApiKeys:
