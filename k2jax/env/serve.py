@@ -148,13 +148,16 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("sessions", 64, "Connections at a time.", **to, lower_bound=1)
     flags.DEFINE_float("timeout", 300.0, "Wall time of one reset or step [s].", **to, lower_bound=0.1)
     flags.DEFINE_string("sandbox", "bubblewrap", "Backend of sandboxes.", **to)
+    flags.DEFINE_string("images", "", "Folder that clients may choose images from; empty refuses all.", **to)
+    flags.DEFINE_string("repositories", "", "Folder that clients may choose git repositories from, the same.", **to)
 
 
 def main(values: flags.FlagValues) -> None:
     """Runs the command until it is interrupted."""
 
     async def serve() -> None:
-        server = EnvironmentServer(EnvironmentMaker(values.sandbox), values.sessions, values.timeout)
+        maker = EnvironmentMaker(values.sandbox, images=values.images, repositories=values.repositories)
+        server = EnvironmentServer(maker, values.sessions, values.timeout)
         async with serving(server, values.host, values.port) as url:
             print(f"environments at {url}", flush=True)
             await asyncio.Event().wait()
