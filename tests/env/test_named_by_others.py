@@ -1,17 +1,19 @@
-"""Which repositories a record or another program's task may name, and what an agent sees of them."""
+"""What of this machine a record or another program's task may name, and what an agent sees of a repository."""
 
 import asyncio
 import dataclasses
 import json
 import shutil
 
+from absl import flags
 import pytest
 
 from k2jax.env.registry import load_tasks
 from k2jax.env.remote import RemoteEnvironment, remote
 from k2jax.env.repository import RepositoryEnvironment
 from k2jax.env.scripted import called
-from k2jax.env.serve import EnvironmentServer, serving
+from k2jax.env.serve import EnvironmentServer, define, serving
+from k2jax.env.task import Task
 from k2jax.env.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from tests.env.hostile_git import git, make_repository
@@ -87,3 +89,41 @@ def test_the_history_of_a_shallow_clone_can_be_read_by_an_agent(repository):
             await environment.close()
 
     assert asyncio.run(run()) == "commit 1"
+
+
+def test_another_program_s_task_names_no_tool_that_shows_files_of_this_machine(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text('{"address": "a", "title": "t", "text": "secret"}')
+    search = f"search corpus={tmp_path}/corpus.jsonl"
+    task = Task("t", "d", ({"role": "user", "content": "x"},), "", environment="tools")
+    values = serve_flags()
+
+    async def reset(maker, tools):
+        environment = maker.make(dataclasses.replace(task, tools=tools))
+        try:
+            await environment.reset(dataclasses.replace(task, tools=tools), 0)
+            return len(environment.tools)
+        finally:
+            await environment.close()
+
+    for text in (
+        search,
+        "mcp url=http://127.0.0.1:1/mcp",
+        "mcp command=python read_only=/srv",
+        " search corpus=x",
+        "'mcp'",
+    ):
+        with pytest.raises(UserError, match="is not allowed here: allow it with --tools"):
+            asyncio.run(reset(EnvironmentMaker(tools=values.tools), ("calculator", text)))
+    assert asyncio.run(reset(EnvironmentMaker(tools=values.tools), ("calculator",))) == 1
+    values(["serve", f"--tools=calculator,{search}"])
+    assert asyncio.run(reset(EnvironmentMaker(tools=values.tools), ("calculator", search))) == 3
+    with pytest.raises(UserError, match="is not allowed here"):
+        asyncio.run(reset(EnvironmentMaker(tools=values.tools), (f"{search} results=9",)))
+
+
+def serve_flags():
+    """The command's flags as they are without words."""
+    values = flags.FlagValues()
+    define(values)
+    values(["serve"])
+    return values
