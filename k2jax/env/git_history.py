@@ -206,7 +206,7 @@ def _run(command: list[str], folder: str, base: str, output: IO[bytes], errors: 
 
 
 def _limit(pid: int) -> None:
-    limits = {"AS": _MEMORY, "FSIZE": LARGEST_PACK, "CORE": 0, "CPU": int(2 * TIMEOUT)}
+    limits = {"AS": _MEMORY, "FSIZE": LARGEST_PACK, "CORE": 0, "CPU": 1 + int(2 * TIMEOUT)}
     with contextlib.suppress(ProcessLookupError):
         for name, limit in limits.items():
             kind = getattr(resource, f"RLIMIT_{name}")

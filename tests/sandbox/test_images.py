@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -48,8 +49,6 @@ def template(tmp_path_factory):
 @pytest.fixture
 def images(template, tmp_path):
     """A folder of one image ``system``, beside a folder with a secret."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
     shutil.copytree(template, tmp_path / "images/system", symlinks=True)
     (tmp_path / "private/usr").mkdir(parents=True)
     (tmp_path / "private/secret").write_text("secret")
@@ -232,7 +231,10 @@ asyncio.run(main())
 
 @LOCAL
 def test_another_user_than_root_has_images_too(name, images):
-    printed = run_as_another_user(AS_ANOTHER_USER, name, str(images))
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which that user can reach
+        os.chmod(folder, 0o755)
+        shutil.copytree(images, f"{folder}/images")
+        printed = run_as_another_user(AS_ANOTHER_USER, name, f"{folder}/images")
     assert "code=0, stdout=b'of the image" in printed and "Read-only" in printed
 
 
