@@ -1,8 +1,8 @@
 """Datasets, environments, toolsets, verifiers by name: the built-in ones, and those that installed packages declare.
 
 A package adds one by an entry point of the group ``k2jax.datasets``, ``k2jax.environments``, ``k2jax.toolsets``,
-``k2jax.scaffolds``, ``k2jax.components``, ``k2jax.oracles``, ``k2jax.verifiers`` or ``k2jax.apis``, whose name is used
-in configs and tasks and whose value is ``module:attribute``. Modules are imported when a name is first used.
+``k2jax.scaffolds``, ``k2jax.components``, ``k2jax.oracles`` or ``k2jax.verifiers``, whose name is used in configs and
+tasks and whose value is ``module:attribute``. Modules are imported when a name is first used.
 
 Where a config or a task names what has options, they stand behind the name: ``"search corpus=docs.jsonl results=3"``.
 """
@@ -196,24 +196,6 @@ scaffolds = Registry(
     {"black_box": "k2jax.gateway.black_box:black_box", "chat": "k2jax.env.chat_scaffold:ChatScaffold"},
 )
 """Makers of scaffolds: called with the options, once for every episode."""
-
-_BFCL = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
-
-apis = Registry(
-    "simulated API",
-    "k2jax.apis",
-    {
-        "GorillaFileSystem": f"{_BFCL}.gorilla_file_system:GorillaFileSystem",
-        "MathAPI": f"{_BFCL}.math_api:MathAPI",
-        "MessageAPI": f"{_BFCL}.message_api:MessageAPI",
-        "TwitterAPI": f"{_BFCL}.posting_api:TwitterAPI",
-        "TicketAPI": f"{_BFCL}.ticket_api:TicketAPI",
-        "TradingBot": f"{_BFCL}.trading_bot:TradingBot",
-        "TravelAPI": f"{_BFCL}.travel_booking:TravelAPI",
-        "VehicleControlAPI": f"{_BFCL}.vehicle_control:VehicleControlAPI",
-    },
-)
-"""Classes whose public methods a record may offer to an agent; no other class is imported, whatever a record says."""
 
 components = Registry(
     "prompt component",

@@ -149,12 +149,6 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_float("timeout", 300.0, "Wall time of one reset or step [s].", **to, lower_bound=0.1)
     flags.DEFINE_string("sandbox", "bubblewrap", "Backend of sandboxes.", **to)
     flags.DEFINE_string("images", "", "Folder that clients may choose images from; empty refuses all.", **to)
-    flags.DEFINE_list(
-        "tools",
-        ["calculator", "delegate", "edit", "python", "search_world", "shell", "simulated_apis", "store", "tau2"],
-        "Toolsets that clients may name: a name allows any options, and search corpus=docs.jsonl those alone.",
-        **to,
-    )
     flags.DEFINE_string("repositories", "", "Folder that clients may choose git repositories from, the same.", **to)
 
 
@@ -162,8 +156,7 @@ def main(values: flags.FlagValues) -> None:
     """Runs the command until it is interrupted."""
 
     async def serve() -> None:
-        chosen = {"images": values.images, "repositories": values.repositories, "tools": values.tools}
-        maker = EnvironmentMaker(values.sandbox, **chosen)
+        maker = EnvironmentMaker(values.sandbox, images=values.images, repositories=values.repositories)
         server = EnvironmentServer(maker, values.sessions, values.timeout)
         async with serving(server, values.host, values.port) as url:
             print(f"environments at {url}", flush=True)

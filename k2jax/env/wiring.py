@@ -8,10 +8,8 @@ import functools
 import inspect
 
 from k2jax.env.environment import Environment
-from k2jax.env.options import split_options
 from k2jax.env.registry import components, environments, scaffolds, toolsets, verifiers
 from k2jax.env.task import Task
-from k2jax.errors import UserError, abbreviate
 from k2jax.sandbox import SandboxBackend
 from k2jax.sandbox.backends import make_backend
 
@@ -67,14 +65,7 @@ class Wiring:
 class EnvironmentMaker:
     """Makes environments; all of them share one backend of sandboxes, which is made when one is first needed."""
 
-    def __init__(
-        self,
-        sandbox: str = "bubblewrap",
-        *,
-        images: str = "",
-        repositories: str | None = "",
-        tools: Sequence[str] | None = None,
-    ):
+    def __init__(self, sandbox: str = "bubblewrap", *, images: str = "", repositories: str | None = ""):
         """Makes nothing yet.
 
         Args:
@@ -82,10 +73,7 @@ class EnvironmentMaker:
             images: what tasks may choose their images from; see ``make_backend``.
             repositories: what tasks may choose their git repositories from; see ``RepositoryEnvironment``. None only
                 for tasks of data sets that were loaded here, never for those of other programs.
-            tools: the toolsets that tasks may name: one with options as it stands here, one without them with any
-                options. None allows all, of which some show files of this machine that their options name.
         """
-        self._tools = tools
         backend: Callable[[], SandboxBackend] = functools.cache(lambda: make_backend(sandbox, images=images))
         self._given = {"backend": backend, "repositories": repositories}
 
@@ -93,17 +81,11 @@ class EnvironmentMaker:
         """A new environment for one episode of a task.
 
         Raises:
-            UserError: there is no environment of this name, or a toolset is not allowed.
+            UserError: there is no environment of this name.
         """
-        refused = [text for text in task.tools if not self._allows(str(text))]
-        if refused:
-            raise UserError(f"the toolset {abbreviate(refused[0])} is not allowed here: allow it with --tools")
         maker = environments.get(task.environment)
         taken = inspect.signature(maker).parameters
         return maker(**{name: value for name, value in self._given.items() if name in taken})
-
-    def _allows(self, text: str) -> bool:
-        return self._tools is None or text in self._tools or split_options(text, "toolset")[0] in self._tools
 
 
 def wired(tasks: Sequence[Task], wiring: Wiring) -> list[Task]:

@@ -3,17 +3,15 @@
 The tests marked external need the package ``bfcl-eval`` (``pip install --no-deps bfcl-eval``, and ``mpmath``).
 """
 
-import asyncio
 import dataclasses
 import json
 
 import pytest
 
 from k2jax.env.check import check
-from k2jax.env.registry import apis, load_tasks, oracles
+from k2jax.env.registry import load_tasks, oracles
 from k2jax.env.scripted import called_all, play_actions, said
 from k2jax.env.tasks.simulated_apis import read_call
-from k2jax.env.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 
@@ -29,11 +27,6 @@ RECORD = {
     "classes": {"Lamp": "tests.env.simulated_lamp:Lamp"},
 }
 ON, DIM, LOOK = ("switch", {"on": True}), ("dim", {"level": 5}), ("look", {})
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    monkeypatch.setitem(apis.added, "Lamp", "tests.env.simulated_lamp:Lamp")
 
 
 @pytest.fixture
@@ -87,29 +80,8 @@ def test_the_leaderboards_tasks_are_for_evaluation_and_wrong_records_refused(tmp
         load_tasks("bfcl")
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps(RECORD | {"classes": {"Lamp": "tests.env.simulated_lamp:Lamb"}}))
-    with pytest.raises(UserError, match="is not registered as the simulated API 'Lamp'"):
+    with pytest.raises(UserError, match="'lamp_0' is no task"):
         load_tasks("bfcl", (f"path={path}",))
-    path.write_text(json.dumps({**RECORD, "question": []}))
-    with pytest.raises(UserError, match="is no task"):
-        load_tasks("bfcl", (f"path={path}",))
-
-
-HOSTILE = {"Console": "code:InteractiveConsole", "Lamp": "code:InteractiveConsole", "apis": "os:system", "": ":"}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_no_record_and_no_other_program_has_a_class_of_its_own_imported(name, lamp, tmp_path):
-    """A console has a public method that runs any text as Python, where this program runs."""
-    path, classes = tmp_path / "x.jsonl", {name: HOSTILE[name]}
-    tool = {"type": "function", "function": {"name": "runsource", "parameters": {"type": "object", "properties": {}}}}
-    for tools in ({}, {"tools": [tool]}):
-        path.write_text(json.dumps(RECORD | {"classes": classes} | tools))
-        with pytest.raises(UserError, match="is not registered as the simulated API"):
-            load_tasks("bfcl", (f"path={path}",))
-    forged = {**lamp.metadata["apis"], "classes": classes, "tools": [tool]}
-    task = dataclasses.replace(lamp, metadata={**lamp.metadata, "apis": forged})
-    with pytest.raises(UserError, match="is not registered as the simulated API"):
-        asyncio.run(EnvironmentMaker().make(task).reset(task, 0))
 
 
 @pytest.mark.external

@@ -1,27 +1,37 @@
 """The multi-turn tasks of the Berkeley function-calling leaderboard (Patil et al. 2025), on simulated APIs.
 
-The data and the classes come from the package ``bfcl-eval``; other files of the same format name other classes that are
-registered.
+The data and the classes come from the package ``bfcl-eval``; other files of the same format name their own classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 import importlib.util
 import inspect
 from pathlib import Path
 from typing import Any, Literal
 
-from k2jax.env.registry import apis
 from k2jax.env.split import Split
 from k2jax.env.task import Budget, Task
 from k2jax.env.tasks.records import read_records
-from k2jax.env.tasks.simulated_apis import APIS, check_api
+from k2jax.env.tasks.simulated_apis import APIS
 from k2jax.env.tool_environment import USER_TURNS
 from k2jax.env.toolsets.functions import declared_function
 from k2jax.env.toolsets.types import declared
 from k2jax.errors import UserError
 
+_SOURCE = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
+_MODULES = {
+    "GorillaFileSystem": "gorilla_file_system",
+    "MathAPI": "math_api",
+    "MessageAPI": "message_api",
+    "TwitterAPI": "posting_api",
+    "TicketAPI": "ticket_api",
+    "TradingBot": "trading_bot",
+    "TravelAPI": "travel_booking",
+    "VehicleControlAPI": "vehicle_control",
+}
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 
 
@@ -40,8 +50,7 @@ class BFCLTasks:
         Args:
             category: of the package's tasks.
             path: JSONL instead, of records with ``id``, ``question`` (messages of each turn), ``initial_config``,
-                ``ground_truth`` (calls of each turn, written as Python) and ``classes`` (``module:class`` by name, as
-                ``k2jax.apis`` has them).
+                ``ground_truth`` (calls of each turn, written as Python) and ``classes`` (``module:class`` by name).
             steps: calls of the model in an episode.
             split: ``test``; there is nothing to train on, but for a file of your own, which is all of ``train`` too.
 
@@ -61,18 +70,16 @@ class BFCLTasks:
         for record in read_records("bfcl", self._path) if self._path else _packaged(self._category):
             try:
                 yield self._task(record)
-            except (KeyError, TypeError, ValueError, IndexError, ImportError, AttributeError) as error:
+            except (KeyError, TypeError, IndexError, ImportError, AttributeError) as error:
                 raise UserError(f"bfcl: the record {record.get('id')!r} is no task: {error!r}") from None
 
     def _task(self, record: Mapping[str, Any]) -> Task:
         first, *others = record["question"]
         classes = dict(record["classes"])
-        for name, path in classes.items():
-            check_api(name, path)
         apis = {
             "classes": classes,
             "configuration": record["initial_config"],
-            "tools": record.get("tools") or [tool for name in classes for tool in _declared(name)],
+            "tools": record.get("tools") or [tool for path in classes.values() for tool in _declared(path)],
             "long_context": self._category == "long_context" and not self._path,
         }
         turns = ["\n".join(str(message["content"]) for message in turn) for turn in others]
@@ -88,9 +95,11 @@ class BFCLTasks:
         )
 
 
-def _declared(name: str) -> list[dict[str, Any]]:
+def _declared(path: str) -> list[dict[str, Any]]:
     """The public methods of a class as tools, by their signatures."""
-    methods = inspect.getmembers(apis.get(name)(), predicate=inspect.ismethod)
+    module, _, name = path.partition(":")
+    made = getattr(import_module(module), name)()
+    methods = inspect.getmembers(made, predicate=inspect.ismethod)
     return [declared_function(method) for key, method in methods if not key.startswith("_")]
 
 
@@ -103,20 +112,15 @@ def _packaged(category: str) -> Iterator[dict[str, Any]]:
     file = f"BFCL_v4_multi_turn_{category}.json"
     answers = {r["id"]: r["ground_truth"] for r in read_records("bfcl", str(folder / "possible_answer" / file))}
     for record in read_records("bfcl", str(folder / file)):
-        classes = {name: apis.path(name) for name in record["involved_classes"]}
+        classes = {name: f"{_SOURCE}.{_MODULES[name]}:{name}" for name in record["involved_classes"]}
         left_out = set(record.get("excluded_function") or ())
         tools = [
             declared(doc["name"], doc["description"], _schema(doc["parameters"]))
-            for path in classes.values()
-            for doc in read_records("bfcl", str(folder / "multi_turn_func_doc" / f"{_module(path)}.json"))
+            for name in classes
+            for doc in read_records("bfcl", str(folder / "multi_turn_func_doc" / f"{_MODULES[name]}.json"))
             if doc["name"] not in left_out
         ]
         yield {**record, "classes": classes, "tools": tools, "ground_truth": answers[record["id"]]}
-
-
-def _module(path: str) -> str:
-    """The last name of the module of ``module:class``."""
-    return path.partition(":")[0].rpartition(".")[2]
 
 
 def _schema(value: Any) -> Any:

@@ -1,18 +1,15 @@
-"""What of this machine a record or another program's task may name, and what an agent sees of a repository."""
+"""Which repositories a record or another program's task may name, and what an agent sees of them."""
 
 import asyncio
 import dataclasses
 import json
 import shutil
 
-from absl import flags
 import pytest
 
 from k2jax.env.registry import load_tasks
-from k2jax.env.remote import RemoteEnvironment, remote
 from k2jax.env.repository import RepositoryEnvironment
 from k2jax.env.scripted import called
-from k2jax.env.serve import EnvironmentServer, define, serving
 from k2jax.env.task import Task
 from k2jax.env.wiring import EnvironmentMaker
 from k2jax.errors import UserError
@@ -57,18 +54,15 @@ def test_another_program_s_task_chooses_no_folder(repository, tmp_path):
     forged = dataclasses.replace(task, metadata={**task.metadata, "repositories": "/"})
 
     async def reset(task, **options):
-        async with serving(EnvironmentServer(EnvironmentMaker(**options))) as url:
-            environment = RemoteEnvironment()
-            try:
-                return await environment.reset(remote(task, url), 0)
-            finally:
-                await environment.close()
+        environment = EnvironmentMaker(**options).make(Task.from_json(task.to_json()))
+        try:
+            return await environment.reset(task, 0)
+        finally:
+            await environment.close()
 
     (tmp_path / "else").mkdir()
-    for options, message in (
-        ({}, "no folder of repositories is chosen"),
-        ({"repositories": tmp_path / "else"}, "leads out"),
-    ):
+    elsewhere = {"repositories": str(tmp_path / "else")}
+    for options, message in (({}, "no folder of repositories is chosen"), (elsewhere, "leads out")):
         with pytest.raises(UserError, match=message):
             asyncio.run(reset(forged, **options))
     assert asyncio.run(reset(task, repositories=str(folder.parent))).messages == task.instruction
@@ -89,41 +83,3 @@ def test_the_history_of_a_shallow_clone_can_be_read_by_an_agent(repository):
             await environment.close()
 
     assert asyncio.run(run()) == "commit 1"
-
-
-def test_another_program_s_task_names_no_tool_that_shows_files_of_this_machine(tmp_path):
-    (tmp_path / "corpus.jsonl").write_text('{"address": "a", "title": "t", "text": "secret"}')
-    search = f"search corpus={tmp_path}/corpus.jsonl"
-    task = Task("t", "d", ({"role": "user", "content": "x"},), "", environment="tools")
-    values = serve_flags()
-
-    async def reset(maker, tools):
-        environment = maker.make(dataclasses.replace(task, tools=tools))
-        try:
-            await environment.reset(dataclasses.replace(task, tools=tools), 0)
-            return len(environment.tools)
-        finally:
-            await environment.close()
-
-    for text in (
-        search,
-        "mcp url=http://127.0.0.1:1/mcp",
-        "mcp command=python read_only=/srv",
-        " search corpus=x",
-        "'mcp'",
-    ):
-        with pytest.raises(UserError, match="is not allowed here: allow it with --tools"):
-            asyncio.run(reset(EnvironmentMaker(tools=values.tools), ("calculator", text)))
-    assert asyncio.run(reset(EnvironmentMaker(tools=values.tools), ("calculator",))) == 1
-    values(["serve", f"--tools=calculator,{search}"])
-    assert asyncio.run(reset(EnvironmentMaker(tools=values.tools), ("calculator", search))) == 3
-    with pytest.raises(UserError, match="is not allowed here"):
-        asyncio.run(reset(EnvironmentMaker(tools=values.tools), (f"{search} results=9",)))
-
-
-def serve_flags():
-    """The command's flags as they are without words."""
-    values = flags.FlagValues()
-    define(values)
-    values(["serve"])
-    return values
