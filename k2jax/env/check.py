@@ -46,17 +46,19 @@ class Played(NamedTuple):
     seconds: float
 
 
-async def played(tasks: Sequence[Task], oracle: Policy, sandbox: str, scorer: Scorer, at_once: int) -> Played:
+async def played(
+    tasks: Sequence[Task], oracle: Policy, maker: EnvironmentMaker, scorer: Scorer, at_once: int
+) -> Played:
     """Plays every task twice.
 
     Args:
         tasks: to play.
         oracle: that should solve all of them.
-        sandbox: name of the backend of the environments.
+        maker: of the environments.
         scorer: of the episodes.
         at_once: episodes at a time.
     """
-    maker, room = EnvironmentMaker(sandbox), asyncio.Semaphore(at_once)
+    room = asyncio.Semaphore(at_once)
 
     async def episode(task: Task, policy: Policy) -> Trajectory:
         async with room:
@@ -70,15 +72,23 @@ async def played(tasks: Sequence[Task], oracle: Policy, sandbox: str, scorer: Sc
     return Played(episodes[: len(tasks)], episodes[len(tasks) :], time.perf_counter() - begun)
 
 
-def check(tasks: Sequence[Task], oracle: Policy, sandbox: str = "bubblewrap") -> Played:
+def check(tasks: Sequence[Task], oracle: Policy, sandbox: str = "bubblewrap", images: str = "") -> Played:
     """Plays and scores every task with its oracle and with a policy that does nothing; see ``played``.
+
+    Args:
+        tasks: of data sets that were loaded here.
+        oracle: that should solve all of them.
+        sandbox: name of the backend of environments and verifiers.
+        images: see ``make_backend``.
 
     Raises:
         UserError: a task names what is not there, or this machine lacks what its sandboxes need.
     """
     cores = os.cpu_count() or 1
+    maker = EnvironmentMaker(sandbox, images=images, repositories=None)
     with VerifierPool(workers=min(4, cores), timeout=60.0, retries=1) as pool:
-        return asyncio.run(played(tasks, oracle, sandbox, Scorer(pool, backend=make_backend(sandbox)), 2 * cores))
+        scorer = Scorer(pool, backend=make_backend(sandbox, images=images))
+        return asyncio.run(played(tasks, oracle, maker, scorer, 2 * cores))
 
 
 def define(values: flags.FlagValues) -> None:
@@ -88,13 +98,14 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("split", "train", ["train", "test"], "Split of the dataset.", **to)
     flags.DEFINE_integer("count", 0, "Play the first so many tasks; 0 plays all.", **to, lower_bound=0)
     flags.DEFINE_string("sandbox", "bubblewrap", "Backend of sandboxes.", **to)
+    flags.DEFINE_string("images", "", "What tasks may choose their images from: a folder; empty refuses all.", **to)
 
 
 def main(values: flags.FlagValues, dataset: str) -> int:
     """Runs the command; the exit code is 1 where a reward is not what it should be."""
     oracle = oracles.get(dataset)
     tasks = load_tasks(dataset, values.options, values.split)[: values.count or None]
-    result = check(tasks, oracle, values.sandbox)
+    result = check(tasks, oracle, values.sandbox, values.images)
     wrong = False
     for name, episodes, expected in (("oracle", result.oracle, 1.0), ("null", result.null, 0.0)):
         missed = [e for e in episodes if e.reward is None or e.reward.value != expected]

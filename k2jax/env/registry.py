@@ -168,8 +168,8 @@ environments = Registry(
         "verifiers": "k2jax.env.verifiers_environment:VerifiersEnvironment",
     },
 )
-"""Makers of environments: called once for every episode, without arguments, or with ``backend`` where they have a
-parameter of this name: a function that returns the backend of sandboxes."""
+"""Makers of environments: called once for every episode, with those of two arguments for which they have parameters:
+``backend``, a function that returns the backend of sandboxes, and ``repositories``, see ``RepositoryEnvironment``."""
 
 toolsets = Registry(
     "toolset",

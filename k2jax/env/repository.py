@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+import contextlib
 import functools
 from importlib import metadata
 import io
 import json
 from pathlib import Path
-import subprocess
 import tarfile
+import threading
 from typing import Any
 
 from k2jax.env.errors import EnvironmentFailedError
+from k2jax.env.git_history import LARGEST_PACK, checked_id, packed_history
 from k2jax.env.task import Task
 from k2jax.env.tasks import repository_program
 from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.errors import UserError, abbreviate
-from k2jax.sandbox import HostPaths, Limits, Sandbox, SandboxSpec
+from k2jax.sandbox import HostPaths, Limits, Sandbox, SandboxBackend, SandboxSpec
 from k2jax.sandbox.interpreter import host_python
 from k2jax.sandbox.types import MEBI, ExecResult
 
 TREE = "/work/repo"
 """The agent's work tree."""
+FOLDER = "repositories"
+"""Key of a task's metadata: the folder below which its data set has looked for its repository."""
 PACKAGES = "/work/packages"
 """Where the agent's sandbox has pytest, if the task has no image."""
 _PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
@@ -45,6 +50,18 @@ class RepositoryEnvironment(ToolEnvironment):
 
     folder = TREE
 
+    def __init__(self, backend: Callable[[], SandboxBackend] | None = None, repositories: str | None = ""):
+        """Opens nothing.
+
+        Args:
+            backend: where sandboxes come from.
+            repositories: the folder below which the tasks' repositories must be, whatever the tasks say; empty refuses
+                all. None is the folder that each task names, which only tasks of a data set may choose that was loaded
+                here: whoever writes a task could name any repository of this machine.
+        """
+        super().__init__(backend)
+        self._repositories = repositories
+
     def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
         """A larger sandbox, in which pytest can be imported where the task has no image."""
         return repository_spec(task, read_only)
@@ -60,12 +77,13 @@ class RepositoryEnvironment(ToolEnvironment):
             raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
         packages = "" if task.image else base64.b64encode(packed_pytest()).decode()
         header = {"mode": "checkout", "tree": TREE, "packages": packages, "folder": PACKAGES}
-        await run_program(sandbox, task, header)
+        await run_program(sandbox, task, header, repositories=self._repositories)
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
         """The agent's patch; empty where it cannot be had, because the agent has left no work tree."""
         try:
-            result = await run_program(sandbox, task, {"mode": "diff", "tree": TREE}, LARGEST_PATCH)
+            header = {"mode": "diff", "tree": TREE}
+            result = await run_program(sandbox, task, header, LARGEST_PATCH, repositories=self._repositories)
         except EnvironmentFailedError as error:
             return {"patch": "", "too_large": False, "error": str(error)}
         patch = "" if result.truncated else result.stdout.decode(errors="surrogateescape")
@@ -102,25 +120,14 @@ def packed_pytest() -> bytes:
     return packed.getvalue()
 
 
-@functools.lru_cache(maxsize=16)
-def packed_history(repository: str, base: str) -> bytes:
-    """A git pack of the commits up to a base, and of nothing else.
-
-    Raises:
-        UserError: there is no such repository or commit, or no git.
-    """
-    command = ["git", "-C", repository, "pack-objects", "--revs", "--stdout", "-q", "--no-reuse-delta"]
-    try:
-        return subprocess.run(command, input=f"{base}\n".encode(), capture_output=True, check=True).stdout
-    except FileNotFoundError:
-        raise UserError("tasks in repositories need git: apt-get install git") from None
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise UserError(f"cannot read the commit {base[:40]} of {repository}: {abbreviate(reason)}") from None
-
-
 async def run_program(
-    sandbox: Sandbox, task: Task, header: Mapping[str, Any], output_limit: int = MEBI, payload: bytes | None = None
+    sandbox: Sandbox,
+    task: Task,
+    header: Mapping[str, Any],
+    output_limit: int = MEBI,
+    payload: bytes | None = None,
+    *,
+    repositories: str | None = None,
 ) -> ExecResult:
     """Runs ``repository_program`` inside a sandbox.
 
@@ -130,18 +137,46 @@ async def run_program(
         header: what to do, see the program; the base commit is added.
         output_limit: bytes of output that are kept.
         payload: what follows the header; the pack of the task's repository unless it is given.
+        repositories: see ``RepositoryEnvironment``.
 
     Raises:
-        EnvironmentFailedError: the program failed.
+        EnvironmentFailedError: the program failed, or the history could not be packed in time.
         SandboxError: the sandbox failed.
+        UserError: the repository or its base commit is refused.
     """
-    base = str(task.metadata["base"])
-    if payload is None:
-        payload = packed_history(str(task.metadata["repository"]), base)
+    header = {**header, "base": checked_id(str(task.metadata["base"]))}
+    if payload is not None:
+        return await _run_with(sandbox, task, header, output_limit, _line(header) + payload)
+    folder = _chosen(task, repositories)
+    pack = await packed_history(str(task.metadata["repository"]), header["base"], folder)
+    async with _on_their_way.take(pack.size):
+        stdin = await asyncio.to_thread(pack.after, _line({**header, "shallow": pack.shallow}))
+        return await _run_with(sandbox, task, header, output_limit, stdin)
+
+
+def _chosen(task: Task, repositories: str | None) -> str:
+    """The folder below which a task's repository must be."""
+    if repositories is None:
+        repositories = str(task.metadata.get(FOLDER, ""))
+    if not repositories:
+        raise UserError(
+            f"the task {abbreviate(task.id)} names a repository of this machine, and no folder of repositories is "
+            "chosen: choose one with --repositories=FOLDER"
+        )
+    return repositories
+
+
+def _line(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header).encode() + b"\n"
+
+
+async def _run_with(
+    sandbox: Sandbox, task: Task, header: Mapping[str, Any], output_limit: int, stdin: bytes | bytearray
+) -> ExecResult:
     python = "python3" if task.image else host_python().executable
     result = await sandbox.exec(
         [python, "-I", "-S", "-c", _PROGRAM],
-        stdin=json.dumps({**header, "base": base}).encode() + b"\n" + payload,
+        stdin=stdin,
         env={"PYTHONPATH": ""},
         timeout=_TIMEOUT if header["mode"] != "run" else header["timeout"],
         output_limit=output_limit,
@@ -150,3 +185,30 @@ async def run_program(
         reason = "time" if result.timed_out else result.stderr[-300:].decode(errors="replace").strip()
         raise EnvironmentFailedError(f"{header['mode']} of the task {task.id!r} failed: {reason}")
     return result
+
+
+class _Room:
+    """Bytes of histories that are in memory at a time, over all event loops of this process."""
+
+    def __init__(self, most: int):
+        self._free, self._lock = most, threading.Lock()
+
+    @contextlib.asynccontextmanager
+    async def take(self, size: int) -> AsyncIterator[None]:
+        """Waits until there is room for so many bytes, which are free again after the block."""
+        while not self._taken(size):
+            await asyncio.sleep(0.05)  # a lock that several loops can wait for is none of asyncio's
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._free += size
+
+    def _taken(self, size: int) -> bool:
+        with self._lock:
+            fits = size <= self._free
+            self._free -= size if fits else 0
+            return fits
+
+
+_on_their_way = _Room(LARGEST_PACK)

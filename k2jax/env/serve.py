@@ -266,15 +266,18 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_multi_string(
         "tools", [], "A toolset to offer, with its options as tasks write them; repeatable.", **to
     )
+    flags.DEFINE_string("images", "", "Folder that clients may choose images from; empty refuses all.", **to)
+    flags.DEFINE_string("repositories", "", "Folder that clients may choose git repositories from, the same.", **to)
 
 
 def main(values: flags.FlagValues) -> None:
     """Runs the command until it is interrupted."""
     cli.require(values, "workdir")
     file = (Path(values.workdir) / KEY_FILE).absolute()
-    offer = Offer(values.environments, values.tools)
+    maker = EnvironmentMaker(values.sandbox, images=values.images, repositories=values.repositories)
+    offer = Offer([*values.environments, *(["repository"] if values.repositories else [])], values.tools)
     limits = {"limit": values.sessions, "timeout": values.timeout, "memory": values.memory * MEBI}
-    server = EnvironmentServer(EnvironmentMaker(values.sandbox), kept_key(file), offer, **limits)
+    server = EnvironmentServer(maker, kept_key(file), offer, **limits)
 
     async def serve() -> None:
         async with serving(server, values.host, values.port) as url:

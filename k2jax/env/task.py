@@ -36,7 +36,7 @@ class Task:
         instruction: messages in OpenAI's format that begin the conversation.
         verifier: name of the verifier.
         environment: name of the environment.
-        image: root file system of its sandboxes; empty for the default.
+        image: root file system of its sandboxes, one of those that the user has chosen; empty for the default.
         tools: names of its toolsets.
         scaffold: name of what turns the task into calls of a model.
         budget: see Budget.

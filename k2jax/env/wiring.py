@@ -65,9 +65,17 @@ class Wiring:
 class EnvironmentMaker:
     """Makes environments; all of them share one backend of sandboxes, which is made when one is first needed."""
 
-    def __init__(self, sandbox: str = "bubblewrap"):
-        """Args: ``sandbox`` is the name of the backend."""
-        self._backend: Callable[[], SandboxBackend] = functools.cache(lambda: make_backend(sandbox))
+    def __init__(self, sandbox: str = "bubblewrap", *, images: str = "", repositories: str | None = ""):
+        """Makes nothing yet.
+
+        Args:
+            sandbox: name of the backend.
+            images: what tasks may choose their images from; see ``make_backend``.
+            repositories: what tasks may choose their git repositories from; see ``RepositoryEnvironment``. None only
+                for tasks of data sets that were loaded here, never for those of other programs.
+        """
+        backend: Callable[[], SandboxBackend] = functools.cache(lambda: make_backend(sandbox, images=images))
+        self._given = {"backend": backend, "repositories": repositories}
 
     def make(self, task: Task) -> Environment:
         """A new environment for one episode of a task.
@@ -76,8 +84,8 @@ class EnvironmentMaker:
             UserError: there is no environment of this name.
         """
         maker = environments.get(task.environment)
-        takes_backend = "backend" in inspect.signature(maker).parameters
-        return maker(backend=self._backend) if takes_backend else maker()
+        taken = inspect.signature(maker).parameters
+        return maker(**{name: value for name, value in self._given.items() if name in taken})
 
 
 def wired(tasks: Sequence[Task], wiring: Wiring) -> list[Task]:

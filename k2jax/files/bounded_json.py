@@ -13,6 +13,8 @@ from typing import Any
 
 MOST_VALUES = 500_000
 """Values of a document: at most some 60 MB of Python objects and 0.1 s of the interpreter's lock."""
+BYTES_OF_A_VALUE = 120
+"""What a value takes beside its text, at most: half a pair of an object with a single pair [bytes]."""
 MOST_WIDE = 100_000
 """Characters beyond U+FFFF in a document longer than a megabyte."""
 _MARKS = b",:[{"

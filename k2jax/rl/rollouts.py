@@ -91,7 +91,7 @@ class Rollouts:
         self._config, self._mixture, self._client = config, mixture, client
         self._chat, self._tokenizer, self._scorer = chat, tokenizer, scorer
         self.critic, self._media = critic, media
-        self._environments = EnvironmentMaker(config.rl.rollout.sandbox)
+        self._environments = EnvironmentMaker(config.rl.rollout.sandbox, images=config.rl.images, repositories=None)
         self._drawn = self.sampled_tokens = 0
         self._waiting: list[PromptGroup] = []
 

@@ -132,7 +132,7 @@ def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> 
         with EventLoop() as event_loop:
             names = sorted({task.verifier for task in tasks if task.verifier})
             in_sandbox = [event_loop.run(pool.needs_sandbox(name)) for name in names]
-        backend = make_backend(scoring.sandbox) if any(in_sandbox) else None
+        backend = make_backend(scoring.sandbox, images=config.rl.images) if any(in_sandbox) else None
         yield Scorer(pool, VerdictLog(workdir / "verdicts") if workdir else None, backend)
 
 

@@ -166,6 +166,7 @@ class Collection:
             "sampling": self._sampling,
             "token_cap": rl.rollout.token_cap,
             "sandbox": rl.rollout.sandbox,
+            "images": rl.images,
             "scoring": scoring,
         }
 

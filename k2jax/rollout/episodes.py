@@ -43,6 +43,7 @@ class EpisodeRunner:
         model: its name on the server.
         token_cap: tokens after which an episode pauses and its worker takes the oldest one; 0 is no cap.
         sandbox: backend of tools and verifiers.
+        images: what tasks may choose their images from; see ``make_backend``.
         scoring: workers, timeout and retries of verifiers; None judges nothing.
         added: paths of environments and toolsets that no package declares, by the registry's noun and their names.
     """
@@ -60,6 +61,7 @@ class EpisodeRunner:
         model: str = "",
         token_cap: int = 0,
         sandbox: str = "bubblewrap",
+        images: str = "",
         scoring: Mapping[str, Any] | None = None,
         added: Sequence[tuple[str, str, str]] = (),
     ):
@@ -70,8 +72,8 @@ class EpisodeRunner:
         self._seed, self._token_cap = seed, token_cap
         self._sampling = {kind: Sampling(**fields) for kind, fields in sampling.items()}
         self._engines, self._routing, self._url, self._model = engines, routing, url, model
-        self._sandbox, self._scoring = sandbox, scoring
-        self._environments = EnvironmentMaker(sandbox)
+        self._sandbox, self._images, self._scoring = sandbox, images, scoring
+        self._environments = EnvironmentMaker(sandbox, images=images, repositories=None)
         self._scorer: Scorer | None = None
         self._preparing = asyncio.Lock()
 
@@ -131,7 +133,7 @@ class EpisodeRunner:
         """Gives the scorer a backend of sandboxes when the first verifier needs one."""
         async with self._preparing:
             if not self._with_sandbox and await self._pool.needs_sandbox(task.verifier):
-                self._scorer = Scorer(self._pool, backend=make_backend(self._sandbox))
+                self._scorer = Scorer(self._pool, backend=make_backend(self._sandbox, images=self._images))
                 self._with_sandbox = True
 
 

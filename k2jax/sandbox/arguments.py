@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import os
 from pathlib import Path
+import stat
 from typing import Any
 
 from k2jax.sandbox import seccomp
 from k2jax.sandbox.launcher import Invocation, json_records
 from k2jax.sandbox.stage import NOBODY, SandboxStage
 
-NOT_FROM_IMAGE = {"dev", "etc", "proc", "run", "sys", "tmp", "work"}
-"""Folders of an image that are not shown at their places; ``/etc`` is shown by itself."""
+_NOT_FROM_IMAGE = {"dev", "proc", "run", "sys", "tmp", "work"}
+"""What an image has at the places of a sandbox's own folders, which is not shown, be it a folder or a link."""
 HOST_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Folders of the host's programs beside ``/usr``, mostly links into it."""
 _ISOLATION = (
@@ -52,15 +53,25 @@ def _host(stage: SandboxStage) -> list[str]:
     return [*arguments, "--ro-bind", str(stage.path / "etc"), "/etc"]
 
 
+def image_entries(image: str) -> Iterator[tuple[str, str]]:
+    """What an image shows at the top of a sandbox: names, and for links their targets, which are looked for inside.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: an entry is neither a folder, a regular file nor a link.
+    """
+    for name in sorted(set(os.listdir(image)) - _NOT_FROM_IMAGE):
+        path = os.path.join(image, name)
+        mode = os.lstat(path).st_mode
+        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            raise ValueError(f"{name!a} in the image is neither a folder, a file nor a link")
+        yield name, os.readlink(path) if stat.S_ISLNK(mode) else ""
+
+
 def _image(stage: SandboxStage, image: str) -> list[str]:
-    root, arguments = stage.visible(image), ["--dir", "/etc"]
-    for entry in sorted(Path(image).iterdir()):
-        if entry.is_symlink():
-            arguments += ["--symlink", os.readlink(entry), f"/{entry.name}"]
-        elif entry.name not in NOT_FROM_IMAGE:
-            arguments += ["--ro-bind", str(root / entry.name), f"/{entry.name}"]
-    if (Path(image) / "etc").is_dir():
-        arguments += ["--ro-bind", str(root / "etc"), "/etc"]
+    root, arguments = stage.visible(image, alone=True), []
+    for name, target in image_entries(image):
+        arguments += ["--symlink", target, f"/{name}"] if target else ["--ro-bind", str(root / name), f"/{name}"]
     return arguments
 
 

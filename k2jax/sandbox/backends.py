@@ -12,7 +12,7 @@ from k2jax.sandbox.nsjail import NsjailBackend
 from k2jax.sandbox.types import SandboxBackend
 from k2jax.sandbox.unsafe import UnsafeBackend
 
-BACKENDS: dict[str, Callable[[], SandboxBackend]] = {
+BACKENDS: dict[str, Callable[..., SandboxBackend]] = {
     "bubblewrap": BubblewrapBackend,
     "nsjail": NsjailBackend,
     "kubernetes": KubernetesBackend,
@@ -21,12 +21,18 @@ BACKENDS: dict[str, Callable[[], SandboxBackend]] = {
 }
 
 
-def make_backend(name: str = "bubblewrap") -> SandboxBackend:
+def make_backend(name: str = "bubblewrap", *, images: str = "") -> SandboxBackend:
     """A backend by its name; none stands in for another.
+
+    Args:
+        name: of the backend.
+        images: what specs may choose their images from, because they may be written by others: for ``bubblewrap`` and
+            ``nsjail`` the folder of unpacked root file systems, for ``kubernetes`` and ``e2b`` how the names begin that
+            are allowed, such as ``registry.example/project/``. Empty refuses every spec with an image.
 
     Raises:
         UserError: there is no such backend, or this machine lacks what it needs.
     """
     if name not in BACKENDS:
         raise UserError(f"no sandbox backend {name!r}{nearest(name, list(BACKENDS))}")
-    return BACKENDS[name]()
+    return BACKENDS[name](images=images)

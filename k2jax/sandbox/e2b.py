@@ -81,11 +81,12 @@ class E2BBackend:
         options: see ``E2BOptions``.
     """
 
-    def __init__(self, options: E2BOptions | None = None):
+    def __init__(self, options: E2BOptions | None = None, *, images: str = ""):
         """Looks for the client.
 
         Args:
             options: None for those of the environment.
+            images: how names of templates must begin that specs may name; see ``image_name``.
 
         Raises:
             UserError: the client is not installed, or there is no key.
@@ -93,6 +94,7 @@ class E2BBackend:
         if importlib.util.find_spec("httpx") is None:
             raise UserError(f"no package httpx on this machine; {INSTALL_HTTP}")
         self.options = options or E2BOptions.from_environment()
+        self._images = images
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Any]] = weakref.WeakKeyDictionary()
         self.capabilities = Capabilities(
             network="none", memory="rlimit", processes="rlimit", file_system="private", snapshot=False
@@ -100,7 +102,7 @@ class E2BBackend:
 
     async def open(self, spec: SandboxSpec) -> E2BSandbox:
         """A new machine; see ``SandboxBackend.open``."""
-        check_remote_spec(spec, "e2b")
+        check_remote_spec(spec, "e2b", self._images)
         client = self._acquire()
         body = {
             "templateID": spec.image or self.options.template,

@@ -42,11 +42,12 @@ class KubernetesBackend:
         options: of all pods.
     """
 
-    def __init__(self, options: PodOptions | None = None, *, configuration: Any = None):
+    def __init__(self, options: PodOptions | None = None, *, images: str = "", configuration: Any = None):
         """Looks for the client.
 
         Args:
             options: of all pods.
+            images: how names of images must begin that specs may name; see ``image_name``.
             configuration: a ``kubernetes.aio.client.Configuration``; None for the kubeconfig's current context, or the
                 service account of the pod in which this runs.
 
@@ -56,7 +57,7 @@ class KubernetesBackend:
         if importlib.util.find_spec("kubernetes") is None:
             raise UserError(f"no package kubernetes on this machine; {INSTALL_KUBERNETES}")
         self.options = options or PodOptions()
-        self._configuration = configuration
+        self._images, self._configuration = images, configuration
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Clients] = weakref.WeakKeyDictionary()
         self._users: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, int] = weakref.WeakKeyDictionary()
         self.capabilities = Capabilities(
@@ -71,7 +72,7 @@ class KubernetesBackend:
         """A new pod, when its container runs; see ``SandboxBackend.open``."""
         from kubernetes.aio.client.exceptions import ApiException
 
-        check_remote_spec(spec, "kubernetes")
+        check_remote_spec(spec, "kubernetes", self._images)
         clients = await self._connect()
         name = f"k2jax-{secrets.token_hex(8)}"
         sandbox = None

@@ -98,7 +98,7 @@ class Link:
         """
         number, future = next(self._numbers), Future()
         future.set_running_or_notify_cancel()  # it is always answered
-        message = wire.encode(wire.Message({"kind": kind, "request": number} | record, payload))
+        head = wire.encode_head(wire.Message({"kind": kind, "request": number} | record, payload))
         with self._lock:
             if not self.alive:
                 raise SandboxError("the spawner of sandboxes has ended")
@@ -109,7 +109,8 @@ class Link:
                 self._later[number] = later
         try:
             with self._sending:
-                self._connection.sendall(message)
+                self._connection.sendall(head)
+                self._connection.sendall(payload)
         except OSError as error:
             with self._lock:
                 self._waiting.pop(number, None)

@@ -22,6 +22,7 @@ import weakref
 from k2jax.errors import UserError
 from k2jax.sandbox import cgroup, seccomp
 from k2jax.sandbox.folder import FolderSandbox
+from k2jax.sandbox.images import image_folder
 from k2jax.sandbox.link import Answer, Link
 from k2jax.sandbox.mounts import mounts
 from k2jax.sandbox.process import SandboxProcess
@@ -52,10 +53,11 @@ class NamespaceBackend(abc.ABC):
 
     kind: ClassVar[str]
 
-    def __init__(self, *, groups: bool = True):
+    def __init__(self, *, images: str = "", groups: bool = True):
         """Looks for the program.
 
         Args:
+            images: folder of the unpacked root file systems that specs may name; see ``image_folder``.
             groups: whether control groups are used where there are any.
 
         Raises:
@@ -64,6 +66,7 @@ class NamespaceBackend(abc.ABC):
         if not seccomp.supported():
             raise UserError(f"the {self.kind} backend knows x86_64 and aarch64 only, not {platform.machine()}")
         self._program, self._folder = self._find()
+        self._images = images
         trees = cgroup.find() if groups else {}
         self._groups = groups
         self.capabilities = Capabilities(
@@ -93,11 +96,10 @@ class NamespaceBackend(abc.ABC):
 
     async def open(self, spec: SandboxSpec) -> NamespaceSandbox:
         """A new sandbox; see ``SandboxBackend.open``."""
-        if spec.image and not os.path.isdir(spec.image):
-            raise UserError(f"image must be the folder of an unpacked root file system, not {spec.image!r}")
-        shown = mounts(spec.read_only)
+        image = image_folder(spec.image, self._images) if spec.image else ""
+        shown = mounts(spec.read_only, image)
         link = await asyncio.to_thread(self._connect)
-        return await self._open(link, spec, shown)
+        return await self._open(link, spec, image, shown)
 
     def _connect(self) -> Link:
         """The running spawner, or a new one, tried out first."""
@@ -116,16 +118,16 @@ class NamespaceBackend(abc.ABC):
             return self._link
 
     async def _try_out(self, link: Link) -> None:
-        async with await self._open(link, SandboxSpec(), {}) as sandbox:
+        async with await self._open(link, SandboxSpec(), "", {}) as sandbox:
             await sandbox.exec(["/bin/sh", "-c", ":"])
 
-    async def _open(self, link: Link, spec: SandboxSpec, shown: Mapping[str, str]) -> NamespaceSandbox:
+    async def _open(self, link: Link, spec: SandboxSpec, image: str, shown: Mapping[str, str]) -> NamespaceSandbox:
         limits = spec.limits
         _, future = link.ask(
             "open",
             limits={name: int(getattr(limits, name)) for name in limits.__dataclass_fields__},
             read_only=shown,
-            image=os.path.abspath(spec.image) if spec.image else "",
+            image=image,
         )
         try:
             answer = await _answer(future, _GRACE)

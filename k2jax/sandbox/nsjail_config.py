@@ -16,7 +16,7 @@ import resource
 from typing import Any
 
 from k2jax.sandbox import seccomp
-from k2jax.sandbox.arguments import HOST_FOLDERS, NOT_FROM_IMAGE
+from k2jax.sandbox.arguments import HOST_FOLDERS, image_entries
 from k2jax.sandbox.launcher import Invocation, json_records
 from k2jax.sandbox.stage import NOBODY, SandboxStage
 
@@ -131,14 +131,9 @@ def _host(stage: SandboxStage) -> Iterable[str]:
 
 
 def _image(stage: SandboxStage, image: str) -> Iterable[str]:
-    root = stage.visible(image)
-    for entry in sorted(Path(image).iterdir()):
-        if entry.is_symlink():
-            yield _link(os.readlink(entry), f"/{entry.name}")
-        elif entry.name not in NOT_FROM_IMAGE:
-            yield _bind(str(root / entry.name), f"/{entry.name}")
-    if (Path(image) / "etc").is_dir():
-        yield _bind(str(root / "etc"), "/etc")
+    root = stage.visible(image, alone=True)
+    for name, target in image_entries(image):
+        yield _link(target, f"/{name}") if target else _bind(str(root / name), f"/{name}", "nosuid: true nodev: true")
 
 
 def _bind(source: str, inside: str, options: str = "") -> str:

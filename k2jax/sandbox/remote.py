@@ -20,6 +20,7 @@ from k2jax.errors import UserError
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.sandbox import files
 from k2jax.sandbox.folder import place_of
+from k2jax.sandbox.images import image_name
 from k2jax.sandbox.namespaces import ENVIRONMENT, problem_of
 from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, SandboxError, SandboxSpec
 
@@ -273,7 +274,9 @@ def _problem(argv: list[str], cwd: str, env: Mapping[str, str]) -> bytes | None:
     return None
 
 
-def check_remote_spec(spec: SandboxSpec, kind: str) -> None:
-    """Raises UserError for a spec that names files of this machine."""
+def check_remote_spec(spec: SandboxSpec, kind: str, images: str) -> None:
+    """Raises UserError for a spec that names files of this machine, or an image that is not one of ``images``."""
+    if spec.image:
+        image_name(spec.image, images)
     if spec.read_only:
         raise UserError(f"the {kind} backend cannot show files of this machine: leave read_only empty, name an image")

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 NOBODY = 65534
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
-_NO_SETUID, _NO_DEVICES, _BIND, _RECURSIVE, _PRIVATE = 2, 4, 0x1000, 0x4000, 1 << 18
+_READ_ONLY, _NO_SETUID, _NO_DEVICES, _NO_PROGRAMS, _REMOUNT = 1, 2, 4, 8, 0x20
+_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 1 << 18
 _DETACH, _NO_FOLLOW = 2, 8
 _SUBREAPER = 36
 _ETC = {
@@ -131,10 +132,17 @@ class SandboxStage:
         with contextlib.suppress(OSError):  # the mounts that a user namespace was made with are locked
             _call("umount2", os.fsencode(folder), _DETACH | _NO_FOLLOW)
 
-    def visible(self, source: str) -> Path:
+    def visible(self, source: str, *, alone: bool = False) -> Path:
         """A path below ``path`` at which the sandboxes' user reaches a file or folder of the host.
 
         Folders above ``source`` may be closed to that user.
+
+        Args:
+            source: absolute path.
+            alone: whether it is shown without what is mounted in it, and its devices are not usable.
+
+        Raises:
+            OSError: it cannot be shown; ``alone``, the kernel refuses that to others than root where it holds a mount.
         """
         if source not in self._visible:
             target = self.path / "visible" / str(len(self._visible))
@@ -142,7 +150,11 @@ class SandboxStage:
                 target.mkdir()
             else:
                 target.touch()
-            _mount(source, target, None, _BIND | _RECURSIVE)
+            _mount(source, target, None, _BIND if alone else _BIND | _RECURSIVE)
+            if alone:
+                kept = os.statvfs(target).f_flag & _NO_PROGRAMS  # which a user namespace cannot take away
+                flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SETUID | _NO_DEVICES | kept
+                _mount("none", target, None, flags)
             self._visible[source] = target
         return self._visible[source]
 

@@ -55,7 +55,8 @@ class SandboxSpec:
     """What a sandbox is made of.
 
     Attributes:
-        image: name of the root file system; empty for the host's programs, read-only, without its data.
+        image: name of the root file system, one of those that the backend may show; empty for the host's programs,
+            read-only, without its data.
         read_only: see HostPaths.
         limits: see Limits.
         env: environment variables of every command.

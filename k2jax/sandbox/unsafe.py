@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 from k2jax.sandbox.folder import FolderSandbox
 from k2jax.sandbox.types import MEBI, Capabilities, ExecResult, MountedPath, Sandbox, SandboxSpec
 
@@ -28,7 +28,10 @@ class UnsafeBackend:
         capabilities: nothing is isolated, and no limit of the spec holds but time and output.
     """
 
-    def __init__(self):
+    def __init__(self, *, images: str = ""):
+        """Raises UserError where a folder of ``images`` is chosen, of which there are none here."""
+        if images:
+            raise UserError(f"the unsafe backend has no images: leave {abbreviate(images)} out")
         self.capabilities = Capabilities(
             network="host", memory="none", processes="none", file_system="host", snapshot=False
         )

@@ -26,8 +26,13 @@ class Message(NamedTuple):
 
 def encode(message: Message) -> bytes:
     """The bytes of a message: two lengths, the record, the payload."""
+    return encode_head(message) + message.payload
+
+
+def encode_head(message: Message) -> bytes:
+    """The bytes of a message before its payload, for a payload that is too large to copy."""
     text = json.dumps(message.record).encode()
-    return _HEAD.pack(len(text), len(message.payload)) + text + message.payload
+    return _HEAD.pack(len(text), len(message.payload)) + text
 
 
 class Decoder:
@@ -51,9 +56,11 @@ class Decoder:
         end = _HEAD.size + text + payload
         if len(self._bytes) < end:
             return None
-        body = bytes(memoryview(self._bytes)[_HEAD.size : end])
+        with memoryview(self._bytes) as received:
+            record = json.loads(bytes(received[_HEAD.size : _HEAD.size + text]))
+            message = Message(record, bytes(received[_HEAD.size + text : end]))
         del self._bytes[:end]
-        return Message(json.loads(body[:text]), body[text:])
+        return message
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:

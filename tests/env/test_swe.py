@@ -7,8 +7,9 @@ import shutil
 import pytest
 
 from k2jax.env.check import check
+from k2jax.env.git_history import packed_history
 from k2jax.env.registry import load_tasks, oracles
-from k2jax.env.repository import RepositoryEnvironment, packed_history
+from k2jax.env.repository import RepositoryEnvironment
 from k2jax.env.scripted import called, play_actions, said
 from k2jax.env.tasks.repository_program import is_protected
 from k2jax.env.tasks.swe_example import write_example
@@ -112,7 +113,7 @@ def test_the_agent_sees_the_base_commit_and_nothing_after_it_and_its_commits_cou
     task, outputs = tasks["words-spaces"], []
 
     async def run():
-        environment = RepositoryEnvironment(lambda: backend("bubblewrap"))
+        environment = RepositoryEnvironment(lambda: backend("bubblewrap"), repositories=None)
         try:
             await environment.reset(task, 0)
             for command in (
@@ -155,7 +156,8 @@ def test_a_file_of_something_else_and_a_missing_commit_are_refused(tmp_path, tas
         with pytest.raises(UserError, match=rf"swe: record 1 of .* needs {named}"):
             load_tasks("swe", (f"path={path}",))
     with pytest.raises(UserError, match="cannot read the commit"):
-        packed_history(tasks["words-empty"].metadata["repository"], "0" * 40)
+        place = tasks["words-empty"].metadata
+        asyncio.run(packed_history(place["repository"], "0" * 40, place["repositories"]))
 
 
 def test_an_episode_that_leaves_no_work_tree_earns_0(tasks):

@@ -20,7 +20,7 @@ from k2jax.sandbox import SandboxError
 from k2jax.sandbox.interpreter import host_packages
 from k2jax.trajectory import verify
 from tests.env.tool_episodes import BYTES, COMPACT, compact_client, episode, kimi_client, task
-from tests.sandbox.backends import NAMESPACES, backend
+from tests.sandbox.backends import NAMESPACES, backend, new_backend
 
 SOLUTION = {0: "!get a", 1: "!get b", 2: "!calc 12+30", 3: "42"}
 
@@ -231,13 +231,16 @@ def test_of_a_package_only_what_is_its_own_is_shown():
         host_packages(("k2jax",))  # an editable one
 
 
-def test_packages_that_are_not_installed_and_packages_beside_an_image_are_refused_in_one_line():
+def test_packages_that_are_not_installed_and_packages_beside_an_image_are_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match="no package 'nonesuch' here for sandboxes to show"):
         toolsets.make("python packages=numpy+nonesuch")
-    environment = ToolEnvironment(lambda: backend("bubblewrap"))
+    (tmp_path / "image/usr").mkdir(parents=True)
+    made = new_backend("bubblewrap", str(tmp_path))
+    environment = ToolEnvironment(lambda: made)
     with pytest.raises(UserError, match="shows no packages in the image of the task 't'"):
-        asyncio.run(environment.reset(task(tools=("python packages=numpy",), image="/usr"), 0))
+        asyncio.run(environment.reset(task(tools=("python packages=numpy",), image="image"), 0))
     asyncio.run(environment.close())
+    made.close()
 
 
 def test_an_interpreter_needs_a_sandbox_in_which_programs_stay():

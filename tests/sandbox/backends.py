@@ -26,14 +26,16 @@ _made = {}
 
 
 def backend(name):
-    """The backend of a name, one for all tests of a process."""
+    """The backend of a name, one for all tests of a process; no spec of theirs may name an image of this machine."""
     if name not in _made:
-        if name in FAKES:
-            _made[name] = FAKES[name]()
-            return _made[name]
-        kind, _, without = name.partition(" without ")
-        _made[name] = BACKENDS[kind](groups=False) if without else make_backend(kind)
+        _made[name] = FAKES[name]() if name in FAKES else new_backend(name)
     return _made[name]
+
+
+def new_backend(name, images=""):
+    """A backend of this machine, with images of its own."""
+    kind, _, without = name.partition(" without ")
+    return BACKENDS[kind](groups=False, images=images) if without else make_backend(kind, images=images)
 
 
 def _kubernetes():
@@ -44,7 +46,8 @@ def _kubernetes():
     from tests.sandbox.fakes.kubernetes_api import FakeKubernetes
 
     fake = FakeKubernetes()
-    made = KubernetesBackend(PodOptions(python=PYTHON.executable), configuration=Configuration(host=fake.url))
+    options, configuration = PodOptions(python=PYTHON.executable), Configuration(host=fake.url)
+    made = KubernetesBackend(options, images="my/", configuration=configuration)
     made.fake = fake
     return made
 
@@ -61,7 +64,7 @@ def _e2b():
         user="sandbox",
         python=PYTHON.executable,
     )
-    made = E2BBackend(options)
+    made = E2BBackend(options, images="my/")
     made.fake = fake
     return made
 

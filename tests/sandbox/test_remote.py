@@ -127,7 +127,7 @@ def test_a_command_that_ends_its_container_for_memory_says_so_and_the_next_finds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("image", "message"), [("forbidden", "the image is forbidden"), ("never", "ErrImagePull")])
+@pytest.mark.parametrize(("image", "message"), [("my/forbidden", "is forbidden"), ("my/never", "ErrImagePull")])
 def test_a_pod_that_does_not_start_is_a_failure_of_the_sandbox_and_is_deleted(image, message):
     made = backend("kubernetes")
     whole, made.options = made.options, dataclasses.replace(made.options, start_timeout=0.5)
@@ -160,7 +160,7 @@ def test_a_pod_that_somebody_deletes_is_a_failure_of_the_sandbox():
 def test_a_template_or_a_key_that_does_not_exist_is_a_failure_of_the_sandbox():
     made = backend("e2b")
     with pytest.raises(SandboxError, match="404"):
-        asyncio.run(made.open(SandboxSpec(image="missing")))
+        asyncio.run(made.open(SandboxSpec(image="my/missing")))
     with pytest.raises(SandboxError, match="401"):
         asyncio.run(E2BBackend(dataclasses.replace(made.options, api_key="wrong")).open(SandboxSpec()))
     with pytest.raises(SandboxError, match="failed"):

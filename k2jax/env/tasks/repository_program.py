@@ -72,7 +72,7 @@ class Repository:
 
     def __init__(self, folder: str, tree: str, pack: bytes, base: str):
         """Unpacks; ``folder`` becomes the git directory."""
-        self.tree, self.base = tree, base
+        self.folder, self.tree, self.base = folder, tree, base
         self._arguments = ["git", f"--git-dir={folder}", f"--work-tree={tree}", "-c", "core.hooksPath=/dev/null"]
         self._environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -97,10 +97,21 @@ class Repository:
 def checkout(header: dict, payload: bytes) -> None:
     """The agent's repository, whose only branch ends at the base commit."""
     repository = Repository(f"{header['tree']}/.git", header["tree"], payload, header["base"])
+    mark_shallow(repository, header["shallow"])
     repository.git("update-ref", "refs/heads/main", header["base"])
     repository.git("symbolic-ref", "HEAD", "refs/heads/main")
     repository.git("reset", "-q", "--hard")
     unpack_packages(header["packages"], header["folder"])
+
+
+def mark_shallow(repository: Repository, commits: list) -> None:
+    """Takes note of those commits of the pack whose parents are not in it, so that git does not miss them."""
+    asked = "".join(f"{commit}\n" for commit in commits).encode()
+    told = repository.git("cat-file", "--batch-check=%(objecttype) %(objectname)", stdin=asked).decode().splitlines()
+    kept = [line.split()[1] for line in told if line.startswith("commit ")]
+    if kept:
+        with open(f"{repository.folder}/shallow", "w") as file:
+            file.writelines(f"{commit}\n" for commit in kept)
 
 
 def unpack_packages(packages: str, folder: str) -> None:

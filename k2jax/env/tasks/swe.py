@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from k2jax.env.repository import TREE
+from k2jax.env.git_history import checked_id
+from k2jax.env.repository import FOLDER, TREE
 from k2jax.env.split import Split, split_of
 from k2jax.env.task import Budget, Task
 from k2jax.env.tasks.records import read_records
 from k2jax.errors import UserError
+from k2jax.files.confined import confined
 from k2jax.sandbox.interpreter import host_python
 
 _TEXTS = ("instance_id", "repo", "base_commit", "problem_statement", "test_patch")
@@ -28,26 +29,28 @@ class SWETasks:
     The test patch, the lists of tests and the reference patch are in the metadata, and never enter the agent's sandbox.
     """
 
-    def __init__(self, path: str, steps: int = 50, split: Split = "train"):
+    def __init__(self, path: str, steps: int = 50, repositories: str = "", split: Split = "train"):
         """Records of a file.
 
         Args:
-            path: JSONL with ``instance_id``, ``repo`` (a folder with a git repository, relative to the file),
-                ``base_commit``, ``problem_statement``, ``test_patch``, ``FAIL_TO_PASS`` and ``PASS_TO_PASS`` (pytest's
-                node ids, as a list or as its JSON); optionally ``patch`` (the reference solution), ``image``, and
-                ``plugins`` (names of pytest's plugins that the tests need).
+            path: JSONL with ``instance_id``, ``repo`` (a folder with a git repository below ``repositories``),
+                ``base_commit`` (its full id), ``problem_statement``, ``test_patch``, ``FAIL_TO_PASS`` and
+                ``PASS_TO_PASS`` (pytest's node ids, as a list or as its JSON); optionally ``patch`` (the reference
+                solution), ``image``, and ``plugins`` (names of pytest's plugins that the tests need).
             steps: calls of the model in an episode.
+            repositories: folder that records choose from; everything below it may be shown to agents. Empty is the
+                folder of the file.
             split: ``train``, or ``test`` for a tenth of the issues, by content.
         """
-        self._path, self._steps, self._split = path, steps, split
+        self._path, self._steps, self._repositories, self._split = path, steps, repositories, split
 
     def load(self) -> Iterator[Task]:
         """The tasks in the order of the file.
 
         Raises:
-            UserError: the file cannot be read, or a record is no task.
+            UserError: the file cannot be read, or a record is no task or names a repository elsewhere.
         """
-        folder = Path(self._path).expanduser().parent
+        folder = Path(self._repositories or Path(self._path).parent).expanduser().resolve()
         for number, record in enumerate(read_records("swe", self._path), 1):
             lists = {key: _names(record.get(key)) for key in _LISTS}
             wrong = [key for key in _TEXTS if not isinstance(record.get(key), str)]
@@ -55,9 +58,10 @@ class SWETasks:
             if wrong or not lists["FAIL_TO_PASS"]:
                 raise UserError(f"swe: record {number} of {self._path} needs {wrong[0] if wrong else 'FAIL_TO_PASS'}")
             if split_of(record["problem_statement"]) == self._split:
-                yield self._task(record, lists, os.path.abspath(folder / record["repo"]))
+                repository = confined(record["repo"], folder, f"swe: repo of record {number}")
+                yield self._task(record, lists, {"repository": repository, FOLDER: str(folder)})
 
-    def _task(self, record: dict[str, Any], lists: dict[str, Any], repository: str) -> Task:
+    def _task(self, record: dict[str, Any], lists: dict[str, Any], place: dict[str, str]) -> Task:
         python = "python3" if record.get("image") else host_python().executable
         return Task(
             id=record["instance_id"],
@@ -69,8 +73,8 @@ class SWETasks:
             tools=("shell timeout=120", "edit"),
             budget=Budget(steps=self._steps),
             metadata={
-                "repository": repository,
-                "base": record["base_commit"],
+                **place,
+                "base": checked_id(record["base_commit"]),
                 "test_patch": record["test_patch"],
                 "fail_to_pass": lists["FAIL_TO_PASS"],
                 "pass_to_pass": lists["PASS_TO_PASS"],

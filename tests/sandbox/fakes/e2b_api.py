@@ -40,7 +40,7 @@ class FakeE2B(FakeServer):
         if request.headers.get("X-API-KEY") != KEY:
             return web.json_response({"code": 401, "message": "no"}, status=401)
         body = await request.json()
-        if body["templateID"] == "missing":
+        if body["templateID"] == "my/missing":
             return web.json_response({"code": 404, "message": "template not found"}, status=404)
         self.requests.append(body)
         name, token = secrets.token_hex(8), secrets.token_hex(8)

@@ -43,12 +43,12 @@ class FakeKubernetes(FakeServer):
         pod = await request.json()
         if not self.policies:
             return self.failure(403, "a pod before the policy")
-        if pod["spec"]["containers"][0]["image"] == "forbidden":
+        if pod["spec"]["containers"][0]["image"] == "my/forbidden":
             return self.failure(403, "the image is forbidden")
         self.requests.append(pod)
         name = pod["metadata"]["name"]
         self.pods[name] = pod
-        if pod["spec"]["containers"][0]["image"] != "never":
+        if pod["spec"]["containers"][0]["image"] != "my/never":
             container, volume = pod["spec"]["containers"][0], pod["spec"]["volumes"][0]["emptyDir"]
             disk, memory = int(volume["sizeLimit"]), int(container["resources"]["limits"]["memory"])
             # A cluster limits no number of files and has its own limits of processes.
