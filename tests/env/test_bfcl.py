@@ -26,6 +26,7 @@ RECORD = {
     "ground_truth": [["switch(on=True)", "dim(5)"], ["look()"], []],
     "classes": {"Lamp": "tests.env.simulated_lamp:Lamp"},
 }
+MODULES = "modules=tests.env.simulated_lamp"
 ON, DIM, LOOK = ("switch", {"on": True}), ("dim", {"level": 5}), ("look", {})
 
 
@@ -33,7 +34,7 @@ ON, DIM, LOOK = ("switch", {"on": True}), ("dim", {"level": 5}), ("look", {})
 def lamp(tmp_path):
     path = tmp_path / "lamp.jsonl"
     path.write_text(json.dumps(RECORD))
-    (task,) = load_tasks("bfcl", (f"path={path}",))
+    (task,) = load_tasks("bfcl", (f"path={path}", MODULES))
     return task
 
 
@@ -81,6 +82,39 @@ def test_the_leaderboards_tasks_are_for_evaluation_and_wrong_records_refused(tmp
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps(RECORD | {"classes": {"Lamp": "tests.env.simulated_lamp:Lamb"}}))
     with pytest.raises(UserError, match="'lamp_0' is no task"):
+        load_tasks("bfcl", (f"path={path}", MODULES))
+
+
+SWITCHBOARD = "tests.env.simulated_switchboard"
+NO_CLASSES = [
+    "code:InteractiveInterpreter",
+    "os:abort",
+    "",
+    ":",
+    "tests.env:simulated_lamp",
+    f"{SWITCHBOARD}.other:Lamp",
+]
+NO_CLASSES += [
+    "tests.env.simulated_lamp:",
+    "tests.env.simulated_lamp:__doc__",
+    f"{SWITCHBOARD}:InteractiveInterpreter",
+    7,
+]
+
+
+@pytest.mark.parametrize("named", NO_CLASSES)
+def test_a_record_runs_no_class_but_those_of_modules_that_the_user_names(tmp_path, named):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(RECORD | {"classes": {"Lamp": named}}))
+    with pytest.raises(UserError, match=r"'lamp_0' (names|is no task)") as error:
+        load_tasks("bfcl", (f"path={path}", f"{MODULES}+{SWITCHBOARD}"))
+    assert "\n" not in str(error.value)
+
+
+def test_a_module_that_is_not_named_is_told_with_the_option_that_names_it(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(RECORD))
+    with pytest.raises(UserError, match=r"names 'tests\.env\.simulated_lamp:Lamp', .* name it in the option modules"):
         load_tasks("bfcl", (f"path={path}",))
 
 

@@ -163,7 +163,7 @@ HUGE = png(Image.new("1", (5000, 5000)))
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (["file:///etc/passwd"], "must come in a data URL; this server does not open 'file:///etc/passwd'"),
+        (["file:///etc/passwd"], "must come in a data URL; 'file:///etc/passwd' is not opened here"),
         ([{"type": "image_url", "image_url": {"url": "/etc/passwd"}}], "must come in a data URL"),
         (["http://127.0.0.1:9/a.png"], "is not opened here"),
         (["http://[::1/a.png"], "is not opened here: Invalid IPv6 URL"),

@@ -99,12 +99,15 @@ def read_regular_file(path: str, limits: ReadLimits, name: str) -> bytes:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
-        with open(descriptor, "rb") as file:
+        try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise ImageError(f"{name} cannot be read from {abbreviate(path, 300)}: it is no regular file")
             check_size(status.st_size, limits, name)
-            return file.read(int(limits.megabytes * 1e6) + 1)
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read(int(limits.megabytes * 1e6) + 1)
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ImageError(f"{name} cannot be read from {abbreviate(path, 300)}: {why}") from error

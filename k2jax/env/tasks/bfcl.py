@@ -19,7 +19,7 @@ from k2jax.env.tasks.simulated_apis import APIS
 from k2jax.env.tool_environment import USER_TURNS
 from k2jax.env.toolsets.functions import declared_function
 from k2jax.env.toolsets.types import declared
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 
 _SOURCE = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
 _MODULES = {
@@ -42,6 +42,7 @@ class BFCLTasks:
         self,
         category: Literal["base", "miss_param", "long_context"] = "base",
         path: str = "",
+        modules: tuple[str, ...] = (),
         steps: int = 60,
         split: Split = "train",
     ):
@@ -51,6 +52,8 @@ class BFCLTasks:
             category: of the package's tasks.
             path: JSONL instead, of records with ``id``, ``question`` (messages of each turn), ``initial_config``,
                 ``ground_truth`` (calls of each turn, written as Python) and ``classes`` (``module:class`` by name).
+            modules: those of your own whose classes such records may name. They run in this process, and a record
+                that could name any would run anything.
             steps: calls of the model in an episode.
             split: ``test``; there is nothing to train on, but for a file of your own, which is all of ``train`` too.
 
@@ -60,6 +63,7 @@ class BFCLTasks:
         if split != "test" and not path:
             raise UserError("bfcl is for evaluation alone: all of its tasks are held out; use the split test")
         self._category, self._path, self._steps = category, path, steps
+        self._modules = frozenset((*modules, *(f"{_SOURCE}.{module}" for module in _MODULES.values())))
 
     def load(self) -> Iterator[Task]:
         """The tasks in the order of the file.
@@ -76,6 +80,8 @@ class BFCLTasks:
     def _task(self, record: Mapping[str, Any]) -> Task:
         first, *others = record["question"]
         classes = dict(record["classes"])
+        for path in classes.values():
+            self._check_class(record, path)
         apis = {
             "classes": classes,
             "configuration": record["initial_config"],
@@ -93,6 +99,18 @@ class BFCLTasks:
             budget=Budget(steps=self._steps),
             metadata={APIS: apis, USER_TURNS: turns, "calls": record["ground_truth"]},
         )
+
+    def _check_class(self, record: Mapping[str, Any], path: str) -> None:
+        """Raises UserError where a record names what is no class of a module that may be imported."""
+        module, _, name = path.partition(":")
+        if module not in self._modules:
+            raise UserError(
+                f"bfcl: the record {record.get('id')!r} names {abbreviate(path)}, and its classes are run here; where "
+                f"you trust that module, name it in the option modules"
+            )
+        made = getattr(import_module(module), name)
+        if not isinstance(made, type) or made.__module__ != module:
+            raise UserError(f"bfcl: the record {record.get('id')!r} names {abbreviate(path)}, no class of that module")
 
 
 def _declared(path: str) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from k2jax.config import defaults, resolve
 from k2jax.data.images.places import NOWHERE, MediaPlaces, places_of_source, read_media, read_named
 from k2jax.data.images.reading import FILE_LIMITS, ImageError
 from k2jax.data.images.urls import allowed_beginning
+from k2jax.data.records import huggingface
+from k2jax.env.registry import load_tasks
 from k2jax.errors import UserError
 from tests.data.images.counting import HITS, PNG, counting_server
 from tests.data.images.hostile import encoded, picture
@@ -98,6 +100,11 @@ def test_no_place_but_the_folder_is_opened_and_each_refusal_is_one_line(folder, 
         assert line.startswith("image 1 ") and line.isprintable() and len(line) < 800, line
         assert time.monotonic() - began < 1
     assert not HITS
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for value in ("deeper", "pipe.png", "own.png/a"):
+        with pytest.raises(ImageError):
+            read(value, places)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
     for value in ("own.png", "./own.png", "up/set/own.png", "in.png", "a::b.png", str(folder / "own.png")):
         assert read(value, places) == PNG
 
@@ -246,3 +253,36 @@ def test_without_places_nothing_is_opened(folder, port):
         with pytest.raises(ImageError, match="must come in a data URL"):
             read(value, NOWHERE)
     assert not HITS
+
+
+CARD = """---
+dataset_info:
+  features:
+  - {name: text, dtype: string}
+  - {name: answer, dtype: string}
+  - {name: image, dtype: image}
+---
+"""
+
+
+def test_columns_of_a_hugging_face_data_set_are_not_opened(folder, port, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder.parent / "cache")
+    rows = folder.parent / "rows"
+    rows.mkdir()
+    (rows / "README.md").write_text(CARD)
+    url = f"http://127.0.0.1:{port}"
+    lines = [json.dumps({"text": str(n), "answer": "1", "image": f"{url}/{n}.png"}) + "\n" for n in range(3)]
+    for split, some in (("train", lines[:2]), ("test", lines[2:])):
+        (rows / f"{split}.jsonl").write_text("".join(some))
+    said = []
+
+    def column(field):
+        report = lambda where, why: said.append(why)  # noqa: E731
+        return [text for _, text in huggingface(str(rows), "", "train", field, report)]
+
+    assert (column("text"), column("image"), column("none")) == (["0", "1"], [], [])
+    assert said == 2 * ["field 'image' is dict, not a string"] + 2 * ["no field 'none', only 'text', 'answer', 'image'"]
+    tasks = load_tasks("math", (f"hub={rows}", "question=text", "answer=answer"))
+    assert [task.id for task in tasks] == ["1", "2"] and not HITS
