@@ -1,19 +1,21 @@
 """What a record names is opened below its folder, or at URLs that the source allows, and nowhere else."""
 
+import io
 import json
 import os
+import tarfile
 import time
 
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from k2jax.config import defaults, resolve
 from k2jax.data.images.places import NOWHERE, MediaPlaces, places_of_source, read_media, read_named
 from k2jax.data.images.reading import FILE_LIMITS, ImageError
 from k2jax.data.images.urls import allowed_beginning
-from k2jax.data.records import huggingface
-from k2jax.env.registry import load_tasks
 from k2jax.errors import UserError
 from tests.data.images.counting import HITS, PNG, counting_server
 from tests.data.images.hostile import encoded, picture
@@ -149,6 +151,23 @@ def test_a_source_opens_nothing_else_and_counts_what_it_refuses(folder, port, tm
         prepared(tmp_path / "again", {"chat": chat}, on_corrupt="fail")
 
 
+def test_rows_of_parquet_and_samples_of_tars_name_files_below_their_folders_alone(folder, port, tmp_path):
+    named = ["own.png", "deeper/own.png", "../private.png", "out.png", f"http://127.0.0.1:{port}/a.png"]
+    asked = [{"role": "user", "content": image(None)}, {"role": "assistant", "content": "It."}]
+    rows = [{"messages": json.dumps(asked), "image": {"bytes": None, "path": place}} for place in named]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
+    with tarfile.open(folder / "rows.tar", "w") as archive:
+        for number, place in enumerate(named):
+            data = json.dumps({"messages": [{"role": "user", "content": image(place)}, asked[1]]}).encode()
+            member = tarfile.TarInfo(f"{number}.json")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    for file in ("rows.parquet", "rows.tar"):
+        manifest = prepared(tmp_path, {"chat": source(kind="image_chat", path=str(folder / file))}).manifests["chat"]
+        assert manifest["skipped"]["count"] == 3 and not HITS
+        assert all(KEY in line for line in manifest["skipped"]["first"])
+
+
 def test_what_a_source_allows_is_read_and_its_neighbours_are_not(folder, port, tmp_path):
     host = f"http://127.0.0.1:{port}"
     allowed = ["own.png", "set/deeper/own.png", f"{host}/pictures/1.png", f"{host}/pictures/2/3.png?a=b"]
@@ -253,36 +272,3 @@ def test_without_places_nothing_is_opened(folder, port):
         with pytest.raises(ImageError, match="must come in a data URL"):
             read(value, NOWHERE)
     assert not HITS
-
-
-CARD = """---
-dataset_info:
-  features:
-  - {name: text, dtype: string}
-  - {name: answer, dtype: string}
-  - {name: image, dtype: image}
----
-"""
-
-
-def test_columns_of_a_hugging_face_data_set_are_not_opened(folder, port, monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder.parent / "cache")
-    rows = folder.parent / "rows"
-    rows.mkdir()
-    (rows / "README.md").write_text(CARD)
-    url = f"http://127.0.0.1:{port}"
-    lines = [json.dumps({"text": str(n), "answer": "1", "image": f"{url}/{n}.png"}) + "\n" for n in range(3)]
-    for split, some in (("train", lines[:2]), ("test", lines[2:])):
-        (rows / f"{split}.jsonl").write_text("".join(some))
-    said = []
-
-    def column(field):
-        report = lambda where, why: said.append(why)  # noqa: E731
-        return [text for _, text in huggingface(str(rows), "", "train", field, report)]
-
-    assert (column("text"), column("image"), column("none")) == (["0", "1"], [], [])
-    assert said == 2 * ["field 'image' is dict, not a string"] + 2 * ["no field 'none', only 'text', 'answer', 'image'"]
-    tasks = load_tasks("math", (f"hub={rows}", "question=text", "answer=answer"))
-    assert [task.id for task in tasks] == ["1", "2"] and not HITS
