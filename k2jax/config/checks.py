@@ -75,6 +75,8 @@ def _check_sources(config: Config) -> None:
             raise UserError(
                 f"config.data.sources.{name}.filters are for the kinds {' and '.join(TRAJECTORIES)}, not {source.kind}"
             )
+        if source.media_from and source.kind != "image_chat":
+            raise UserError(f"config.data.sources.{name}.media_from is for the kind image_chat, not {source.kind}")
 
 
 def _check_vision_share(images: ImagesConfig, visual: bool, textual: bool) -> None:

@@ -143,7 +143,7 @@ def huggingface(path: str, subset: str, split: str, field: str, report: Report) 
     what = f"{path}{f' ({subset})' if subset else ''}, split {split}"
     row = 0
     try:
-        stream = iter(datasets.load_dataset(path, subset or None, split=split, streaming=True))
+        stream = iter(undecoded(datasets.load_dataset(path, subset or None, split=split, streaming=True)))
     except Exception as error:
         raise UserError(f"cannot load the data set {what}: {first_line(error)}") from None
     while True:
@@ -156,6 +156,16 @@ def huggingface(path: str, subset: str, split: str, field: str, report: Report) 
         where, row = f"{path}, split {split}, row {row}", row + 1
         if (text := checked_text(record, field, where, report)) is not None:
             yield where, text
+
+
+def undecoded(rows: Any) -> Any:
+    """The rows of a Hugging Face data set with images, sound and video as they are stored.
+
+    To decode them would open whatever path or URL a row names, in any column.
+    """
+    if hasattr(rows, "to_iterable_dataset"):
+        rows = rows.to_iterable_dataset()
+    return rows.decode(False) if getattr(rows, "features", None) else rows
 
 
 def checked_text(record: object, field: str, where: str, report: Report) -> str | None:

@@ -103,6 +103,8 @@ def describe(name: str, source: SourceConfig) -> dict:
     settings = {key: getattr(source, key) for key in ("kind", "field", "max_documents")}
     if source.filters:
         settings["filters"] = list(source.filters)
+    if source.media_from:
+        settings["media_from"] = list(source.media_from)
     if source.kind == "huggingface":
         settings |= {"path": source.path, "subset": source.subset, "split": source.split}
         if not Path(source.path).exists():

@@ -88,7 +88,7 @@ def load_picture_reader(checkpoint: str | Path, config: Config, max_tokens: int,
     sizes = {"max_length": config.data.sequence_length + max_tokens, "slots": slots}
     engine = load_engine(checkpoint, np.float32, vision=True, **sizes)
     vision = engine.model.vision
-    processor = ImageProcessor(vision, limits=processor_limits(checkpoint, vision), open_urls=False)
+    processor = ImageProcessor(vision, limits=processor_limits(checkpoint, vision))
     return PictureReader(engine, tokenizer, configured_chat(tokenizer, config.data.chat_format), processor)
 
 

@@ -23,6 +23,7 @@ from k2jax.errors import UserError
 
 if TYPE_CHECKING:
     from k2jax.api.model_card import ModelCard
+    from k2jax.data.images.urls import URL
     from k2jax.inference.worker import Worker
 
 BODY_OF_TEXT, BODY_WITH_IMAGES = 4 << 20, 32 << 20
@@ -66,12 +67,14 @@ def main(values: flags.FlagValues) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
     from k2jax.client.keys import check_exposure, read_keys
+    from k2jax.data.images.urls import urls_of_hosts
 
     # What needs neither the model nor its weights is checked before they are loaded.
     keys = read_keys(values.api_keys_file)
     check_exposure(values.host, keys, values.allow_unauthenticated)
+    urls = urls_of_hosts(values.image_hosts)
     sock = open_socket(values.host, values.port)
-    engine, card = _open_model(values)
+    engine, card = _open_model(values, urls)
     from k2jax.serve.app import make_app
     from k2jax.serve.service import Service
 
@@ -82,10 +85,11 @@ def main(values: flags.FlagValues) -> None:
     engine.stop()
 
 
-def _open_model(values: flags.FlagValues) -> tuple[Worker, ModelCard]:
+def _open_model(values: flags.FlagValues, urls: tuple[URL, ...]) -> tuple[Worker, ModelCard]:
     """The engine, which has run its first programs, and what requests need to know of its model.
 
-    Modules and the tokenizer are loaded while other threads read weights and compiled programs.
+    Modules and the tokenizer are loaded while other threads read weights and compiled programs. URLs of images are
+    opened where they begin as one of ``urls``.
     """
     from k2jax.inference.loading import open_engine
     from k2jax.inference.mesh import make_engine_mesh
@@ -98,14 +102,14 @@ def _open_model(values: flags.FlagValues) -> tuple[Worker, ModelCard]:
         from k2jax.checkpoint import run_folder
         from k2jax.client import Sampling
         from k2jax.convert.loading import tokenizer_of
+        from k2jax.data.images.download import DownloadLimits
         from k2jax.inference.worker import Worker
         import k2jax.serve.app  # noqa: F401
-        from k2jax.web.download import DownloadLimits
         from k2jax.web.readers import media_reader
 
         tokenizer = tokenizer_of(values.checkpoint)
         name = values.model_name or run_folder(values.checkpoint).name
-        files = DownloadLimits(frozenset(values.image_hosts), values.max_image_megabytes, values.image_seconds)
+        files = DownloadLimits(urls, values.max_image_megabytes, values.image_seconds)
         media = media_reader(
             values.checkpoint, engine.model.vision, tokenizer, values.max_images, values.max_megapixels, files
         )

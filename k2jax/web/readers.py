@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from k2jax.config.schema import VisionConfig
+from k2jax.data.images.download import DownloadLimits, download
 from k2jax.errors import UserError
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
-from k2jax.web.download import DownloadLimits, download
 
 
 def media_reader(
@@ -28,7 +28,7 @@ def media_reader(
         tokenizer: its vocabulary.
         images: most images and frames of video of a request.
         megapixels: most pixels of all images of a request, before they are reduced [10^6 pixels].
-        files: largest file, and the hosts that files are downloaded from; by default none.
+        files: largest file, and the URLs that are downloaded; by default none.
 
     Raises:
         UserError: the extra ``vision`` is not installed, or the checkpoint's images are prepared in another way.
@@ -42,6 +42,6 @@ def media_reader(
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve,vision]"') from None
     from k2jax.convert.image_limits import processor_limits
 
-    processor = ImageProcessor(vision, limits=processor_limits(checkpoint, vision), open_urls=False)
+    processor = ImageProcessor(vision, limits=processor_limits(checkpoint, vision))
     limits = MediaLimits(images, megapixels, files.megabytes)
     return ImageReader(processor, tokenizer, limits, lambda url, name: download(url, files, name))

@@ -11,6 +11,7 @@ import k2jax
 from k2jax import generate
 from k2jax.client import Sampling
 from k2jax.convert.image_limits import IMAGES_FILE
+from k2jax.data.images.places import MediaPlaces
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
@@ -59,7 +60,8 @@ def test_generate_answers_with_images_as_an_engine_does(folder, capsys):
     model, params = k2jax.from_pretrained(folder)
     tokenizer = k2jax.load_tokenizer(folder)
     content = [{"type": "image", "image": str(folder / "photo.png")}, {"type": "text", "text": "What is this?"}]
-    prompt = chat_prompt([{"role": "user", "content": content}], tokenizer, ImageProcessor(model.config.vision))
+    processor = ImageProcessor(model.config.vision, places=MediaPlaces(str(folder)))
+    prompt = chat_prompt([{"role": "user", "content": content}], tokenizer, processor)
     assert prompt.tokens.count(tokenizer.special_id(MEDIA_PAD)) == 3 * 4
     sampling = Sampling(max_tokens=8, temperature=0.0, stop_tokens=(tokenizer.eos, tokenizer.special_id("<|im_end|>")))
     [request] = Engine(model.config, params, max_length=256).generate([prompt.tokens], sampling, [prompt.media])

@@ -9,6 +9,7 @@ import pytest
 
 from k2jax.config import resolve
 from k2jax.data.images.conversations import ConversationRenderer, read_conversation
+from k2jax.data.images.places import NOWHERE
 from k2jax.data.images.reading import ReadLimits
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.reproduce import RunResult
@@ -31,7 +32,7 @@ def configs(study, workdir="runs"):
 def rendered(config, record):
     chat = configured_chat(TOKENIZER, config.data.chat_format)
     renderer = ConversationRenderer(chat, TOKENIZER, config.model.vision, config.data.images)
-    return renderer.render(read_conversation(record, ".", ReadLimits()))
+    return renderer.render(read_conversation(record, NOWHERE, ReadLimits()))
 
 
 def test_the_three_ways_of_fusion_have_equal_shares_of_images_over_the_run():

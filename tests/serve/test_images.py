@@ -16,8 +16,10 @@ import pytest
 from k2jax.api import media as media_module
 from k2jax.client import PromptTooLongError, Sampling
 from k2jax.config.schema import GQAConfig, ModelConfig, VisionConfig
+from k2jax.data.images.download import DownloadLimits, download
 from k2jax.data.images.processor import ImageProcessor
-from k2jax.data.images.reading import ImageError
+from k2jax.data.images.reading import ImageError, MediaUnavailableError
+from k2jax.data.images.urls import urls_of_hosts
 from k2jax.inference import media_reader as reader_module
 from k2jax.inference.engine import Engine
 from k2jax.inference.media_prompt import chat_prompt, document_prompt
@@ -25,7 +27,6 @@ from k2jax.inference.media_reader import ImageReader, MediaLimits
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.text.media import MEDIA_PAD
-from k2jax.web.download import DownloadLimits, download
 from tests.api.sample import NAME
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
@@ -37,7 +38,7 @@ SEEING = ModelConfig(
     vocab=TOKENIZER.vocab_size, init_std=0.2, vision=VisionConfig(layers=2, width=24, heads=2, ffn=40, patch=4, grid=6),
 )  # fmt: skip
 LIMITS = MediaLimits(images=6, megapixels=0.05, megabytes=0.5)
-PROCESSOR = ImageProcessor(SEEING.vision, open_urls=False)
+PROCESSOR = ImageProcessor(SEEING.vision)
 PLAIN = {"chat_template_kwargs": {"thinking": False}}
 
 
@@ -162,10 +163,10 @@ HUGE = png(Image.new("1", (5000, 5000)))
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (["file:///etc/passwd"], "must come in a data URL; this server does not open 'file:///etc/passwd'"),
+        (["file:///etc/passwd"], "must come in a data URL; 'file:///etc/passwd' is not opened here"),
         ([{"type": "image_url", "image_url": {"url": "/etc/passwd"}}], "must come in a data URL"),
-        (["http://127.0.0.1:9/a.png"], "this server does not open"),
-        (["http://[::1/a.png"], "has no valid URL"),
+        (["http://127.0.0.1:9/a.png"], "is not opened here"),
+        (["http://[::1/a.png"], "is not opened here: Invalid IPv6 URL"),
         (["data:image/png;base64,@@@"], "is not base64"),
         (["data:text/plain,abc"], "must be a data URL with base64 content"),
         ([data_url(b"<svg/>")], "image 1 cannot be decoded"),
@@ -259,25 +260,29 @@ def host():
 
 
 def test_downloads_from_allowed_hosts_are_limited_in_size_and_time(host):
-    limits = DownloadLimits(frozenset([host]), megabytes=0.5, seconds=0.4)
+    limits = DownloadLimits(urls_of_hosts([host]), megabytes=0.5, seconds=0.4)
     assert download(f"http://{host}/picture?a=1#b", limits) == png(picture(8, 8))
-    refused = {"moved": "the host answers 302", "long": "more than 0.5 MB", "slow": "it takes over 0.4 seconds"}
-    for path, message in refused.items():
+    refused = {
+        "moved": (ImageError, "the host answers 302, and redirects are not followed"),
+        "long": (ImageError, "more than 0.5 MB"),
+        "slow": (MediaUnavailableError, "it takes over 0.4 seconds"),
+    }
+    for path, (kind, message) in refused.items():
         began = time.monotonic()
-        with pytest.raises(ImageError, match=message):
+        with pytest.raises(kind, match=message):
             download(f"http://{host}/{path}", limits)
         assert time.monotonic() - began < 2
     for url in (f"http://user@{host}/picture", "http://127.0.0.1/picture", f"ftp://{host}/picture", "picture"):
-        with pytest.raises(ImageError, match="does not open"):
+        with pytest.raises(ImageError, match="is not opened here"):
             download(url, limits)
-    with pytest.raises(ImageError, match="cannot be read from"):
+    with pytest.raises(ImageError, match="is not opened here: spaces"):
         download(f"http://{host}/a b", limits)
-    with pytest.raises(ImageError, match="cannot be read from"):
-        download("http://127.0.0.1:1/picture", limits._replace(hosts=frozenset(["127.0.0.1:1"])))
+    with pytest.raises(MediaUnavailableError, match="cannot be read from"):
+        download("http://127.0.0.1:1/picture", limits._replace(urls=urls_of_hosts(["127.0.0.1:1"])))
 
 
 def test_the_server_opens_urls_of_allowed_hosts_alone(host):
-    allowed = DownloadLimits(frozenset([host]), megabytes=0.5)
+    allowed = DownloadLimits(urls_of_hosts([host]), megabytes=0.5)
     reading = ImageReader(PROCESSOR, TOKENIZER, LIMITS, lambda url, name: download(url, allowed, name)).start()
     [message] = user(f"http://{host}/picture")
     tokens = [1, *[PAD] * reading.read(message)["content"][0].features[0], 2]

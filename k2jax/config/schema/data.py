@@ -53,6 +53,7 @@ class SourceConfig:
     max_epochs: NonNegativeFloat = 0.0  #: passes over the source before the others take its share; 0 is no limit
     max_documents: NonNegativeInt = 0  #: read at most this many documents; 0 is all
     filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass; empty is all
+    media_from: tuple[str, ...] = ()  #: of image_chat: another folder of its files, and how URLs begin that are opened
     pictures: tuple[str, ...] = ()  #: of synthetic_images: kinds of questions; empty is read, describe, count, locate
     side: PositiveInt = 112  #: of synthetic_images: width of a picture, by kind at least 64 to 112 [pixels]
     height: NonNegativeInt = 0  #: of synthetic_images: height, by kind at least 28 to 84; 0 is side [pixels]

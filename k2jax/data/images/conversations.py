@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
 import itertools
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -26,8 +25,9 @@ from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
 from k2jax.data.images.labels import is_label, label_points, label_text
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.places import MediaPlaces, read_media
 from k2jax.data.images.processor import MEDIA_TYPES, PreparedMessages, feature_index, run_processor
-from k2jax.data.images.reading import ReadLimits, decode_data_url, is_data_url, read_file, read_image
+from k2jax.data.images.reading import ReadLimits, read_image
 from k2jax.data.images.sampled import SampledConversation
 from k2jax.data.images.synthetic import PICTURE_KINDS
 from k2jax.data.images.synthetic_drawing import VisualSample
@@ -88,19 +88,19 @@ class RenderedConversation(NamedTuple):
 
 
 def read_conversation(
-    record: Any, folder: str | Path, limits: ReadLimits, undecoded: Mapping[int, MeasuredMedia] = MappingProxyType({})
+    record: Any, places: MediaPlaces, limits: ReadLimits, undecoded: Mapping[int, MeasuredMedia] = MappingProxyType({})
 ) -> VisualConversation:
     """Decodes the images of a record.
 
     Args:
         record: the JSON value.
-        folder: where relative paths of images begin.
+        places: where files of images may lie.
         limits: largest file and image.
         undecoded: images and clips that are not opened, by their numbers.
 
     Raises:
         UserError: the record is malformed.
-        ImageError: an image is missing, damaged or beyond the limits.
+        ImageError: an image is missing, elsewhere, damaged or beyond the limits.
     """
     document = record.get("document") if isinstance(record, Mapping) and "messages" not in record else None
     whole = isinstance(document, list) and bool(document)
@@ -120,11 +120,11 @@ def read_conversation(
         value = part.get(kind)
         value = value.get("url") if kind == "image_url" and isinstance(value, Mapping) else value
         if kind == "video" and isinstance(value, list):
-            clip, digest = _listed(value, part.get("fps"), folder, limits)
+            clip, digest = _listed(value, part.get("fps"), places, limits)
             digests.append(digest)
             return {"type": kind, kind: clip}
         name = f"image {len(digests) + 1}" if kind != "video" else "video"
-        data = _bytes(value, folder, limits, name)
+        data = read_media(value, places, limits, name)
         digests.append(hashlib.sha256(data).hexdigest())
         read = read_clip if kind == "video" else read_image
         return {"type": kind, kind: read(data, limits, name)}
@@ -308,22 +308,13 @@ def _media(part: Any) -> list[MeasuredMedia]:
     return measured or [MeasuredMedia.of(value) for value in values if isinstance(value, Image.Image | Clip)]
 
 
-def _listed(files: list[Any], rate: Any, folder: str | Path, limits: ReadLimits) -> tuple[Clip, str]:
+def _listed(files: list[Any], rate: Any, places: MediaPlaces, limits: ReadLimits) -> tuple[Clip, str]:
     """The sampled frames of a video that is a list of images, and a digest of their files."""
     numbers, digest, frames, left = frame_numbers(files, rate), hashlib.sha256(), [], limits.clip_megapixels
     for number in numbers:
         name = f"frame {number + 1} of the video"
-        data = _bytes(files[number], folder, limits, name)
+        data = read_media(files[number], places, limits, name)
         digest.update(hashlib.sha256(data).digest())
         frames.append(read_image(data, limits._replace(megapixels=min(limits.megapixels, left)), name))
         left -= frames[-1].width * frames[-1].height / 1e6
     return listed_clip(frames, numbers, rate), digest.hexdigest()
-
-
-def _bytes(value: Any, folder: str | Path, limits: ReadLimits, name: str) -> bytes:
-    """The bytes of an image, at most one more than are read."""
-    if not isinstance(value, str) or not value:
-        raise UserError(f"{name} must be a path or a URL, not {abbreviate(value)}")
-    if is_data_url(value):
-        return decode_data_url(value)
-    return read_file(value if "://" in value else str(Path(folder) / value), limits, name)

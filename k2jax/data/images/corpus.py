@@ -27,6 +27,7 @@ from k2jax.data.images.measuring import (
     picture_size,
     synthetic_conversation,
 )
+from k2jax.data.images.places import places_of_source
 from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.rows import VisualRows
 from k2jax.data.images.sampled import SampledConversation
@@ -37,7 +38,7 @@ from k2jax.errors import UserError
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import Tokenizer
 
-_RENDERING = 8  # raised when the tokens, the patches or the split of the same record change, or what is kept of it
+_RENDERING = 9  # raised when the tokens, the patches or the split of the same record change, or what is kept of it
 
 
 class VisualSplit:
@@ -81,15 +82,19 @@ class VisualCorpus:
         renderer: from conversations to tokens and patches.
     """
 
-    def __init__(self, folder: Path, source: SourceConfig, renderer: ConversationRenderer, limits: ReadLimits):
+    def __init__(self, folder: Path, measurer: Measurer):
         """Opens a folder of the cache.
+
+        Args:
+            folder: with the files of a corpus.
+            measurer: what measured it, or would have.
 
         Raises:
             UserError: it is damaged.
         """
-        self.manifest, self.renderer = read_manifest(folder), renderer
-        self._records, self._source, self._limits = folder / RECORDS, source, limits
-        self._frames = renderer.frames
+        self.manifest, self.renderer = read_manifest(folder), measurer.renderer
+        self._records, self._source, self._limits = folder / RECORDS, measurer.source, measurer.limits
+        self._places, self._frames = measurer.places, measurer.renderer.frames
         self.sizes, self._grids = (self._loaded(folder / name) for name in (SIZES, GRIDS))
         self._ends = self.sizes["chunks"].cumsum()
         # Its content is read line by line; a sum over it would read gigabytes at every start.
@@ -154,7 +159,8 @@ class VisualCorpus:
             return SampledConversation.from_json(line["sampled"])
         media = [MeasuredMedia.from_json(each) for each in line["media"]]
         undecoded = {} if needed is None else not_needed(media, self._frames, needed)
-        found = read_conversation(line["record"], line["folder"], self._limits, undecoded)
+        places = self._places.beside(line["folder"])
+        found = read_conversation(line["record"], places, self._limits, undecoded)
         now = [digest or before for digest, before in zip(found.digests, line["digests"], strict=True)]
         if now != line["digests"]:
             raise UserError(
@@ -192,6 +198,7 @@ def prepare_visual(
     chat = configured_chat(tokenizer, config.chat_format)
     renderer = ConversationRenderer(chat, tokenizer, vision, images)
     limits = ReadLimits(images.megabytes, images.megapixels)
+    measurer = Measurer(config, source, renderer, limits, places_of_source(name, source))
     described = {
         "format": [FORMAT, _RENDERING],
         "source": _described(name, source),
@@ -206,13 +213,12 @@ def prepare_visual(
     def build(folder: Path) -> None:
         found = candidates(name, source, config.held_out, limits)
         most = 0 if source.kind == "synthetic_images" else source.max_documents  # it draws as many as it says
-        measurer = Measurer(config, source, renderer, limits)
         with contextlib.closing(ordered_map(measurer, found, config.workers)) as measured:
             usable = _usable(measured, report, most)
             write_corpus(folder, name, usable, held_out=config.held_out, report=report, tokenizer=tokenizer)
 
     get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds)
-    corpus = VisualCorpus(folder, source, renderer, limits)
+    corpus = VisualCorpus(folder, measurer)
     skipped = corpus.manifest["skipped"]
     if skipped["count"] and config.on_corrupt == "fail":
         raise UserError(

@@ -79,7 +79,7 @@ def read_clip(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video"
         MediaUnavailableError: PyAV is not installed, or the program that uses it does not run.
         ImageError: the file is damaged, beyond the limits, has no picture or too many frames.
     """
-    check_size(data, limits, name)
+    check_size(len(data), limits, name)
     if find_spec("av") is None:
         raise MediaUnavailableError("videos are decoded by PyAV; install it with pip install 'k2jax[vision]'")
     kept, pixels = [], 0.0

@@ -21,6 +21,7 @@ from k2jax.data.images.conversations import (
     drawn_conversation,
     read_conversation,
 )
+from k2jax.data.images.places import MediaPlaces
 from k2jax.data.images.reading import MediaUnavailableError, ReadLimits
 from k2jax.data.images.records import visual_records
 from k2jax.data.images.sampled import SampledConversation, sampled_conversation
@@ -43,7 +44,7 @@ class UnmeasuredConversation(NamedTuple):
         form: how it is given.
         where: its place, in words.
         value: a record in JSON, a ``SampledConversation``, or the place of a drawn picture.
-        folder: where relative paths of images begin.
+        folder: of the file of its record.
     """
 
     form: Literal["record", "sampled", "synthetic"]
@@ -90,12 +91,14 @@ class Measurer:
         source: whose candidates they are.
         renderer: from conversations to tokens and patches.
         limits: largest file and image.
+        places: where files of images may lie, beside each file of records if they have no folder.
     """
 
     config: DataConfig
     source: SourceConfig
     renderer: ConversationRenderer
     limits: ReadLimits
+    places: MediaPlaces
 
     def __call__(self, candidate: UnmeasuredConversation | Unusable) -> list[MeasuredConversation] | Unusable:
         """What a candidate becomes: one sequence, or as many as it has branches; what is unusable remains so.
@@ -118,7 +121,7 @@ class Measurer:
 
     def _record(self, candidate: UnmeasuredConversation) -> list[MeasuredConversation]:
         record = json.loads(candidate.value)
-        found = read_conversation(record, candidate.folder, self.limits)
+        found = read_conversation(record, self.places.beside(candidate.folder), self.limits)
         branches = self.renderer.branches(found)
         line = {
             "record": record,

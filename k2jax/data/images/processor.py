@@ -13,15 +13,8 @@ from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
 from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, run_limits
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.packing import PatchChunk
-from k2jax.data.images.reading import (
-    FILE_LIMITS,
-    ImageError,
-    ReadLimits,
-    decode_data_url,
-    is_data_url,
-    read_file,
-    read_image,
-)
+from k2jax.data.images.places import NOWHERE, MediaPlaces, read_media
+from k2jax.data.images.reading import FILE_LIMITS, ReadLimits, read_image
 from k2jax.data.images.resize import padded_size, to_patches
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.media import MediaSpan
@@ -49,8 +42,8 @@ class ImageProcessor:
         vision: sizes of patches and chunks.
         limits: what images and frames are reduced to; ``convert.image_limits`` finds those of a checkpoint.
         files: what is decoded at all.
-        open_urls: whether paths and URLs are opened (through fsspec); without it an image must come in a data URL or
-            in memory, as a server wants it.
+        places: where files may lie that messages name; by default an image must come in a data URL or in memory, as
+            a server wants it.
         most: patches of a clip, which is not cut into them beyond that; None if there is no limit.
     """
 
@@ -60,12 +53,12 @@ class ImageProcessor:
         *,
         limits: ProcessorLimits = PUBLISHED,
         files: ReadLimits = FILE_LIMITS,
-        open_urls: bool = True,
+        places: MediaPlaces = NOWHERE,
         most: int | None = None,
     ):
         self._most = most
         self._vision, self._limits = vision, limits
-        self._files, self._open_urls = files, open_urls
+        self._files, self._places = files, places
 
     def image(self, image: Image.Image) -> PatchChunk:
         """Patches of one image; it is converted to RGB."""
@@ -163,11 +156,7 @@ class ImageProcessor:
             return value
         if not isinstance(value, str):
             raise UserError(f"{name} must be a path, a URL, bytes or an image, not {abbreviate(value)}")
-        if is_data_url(value):
-            return decode_data_url(value)
-        if not self._open_urls:
-            raise ImageError(f"{name} must come in a data URL; paths and other URLs are not opened here")
-        return read_file(value, self._files, name)
+        return read_media(value, self._places, self._files, name)
 
 
 def run_processor(vision: VisionConfig, images: ImagesConfig) -> ImageProcessor:
@@ -178,7 +167,7 @@ def run_processor(vision: VisionConfig, images: ImagesConfig) -> ImageProcessor:
         images: limits; one image, or one chunk of a clip, fits ``images.patches``.
     """
     limits = run_limits(images, vision.frames)
-    return ImageProcessor(vision, limits=limits, open_urls=False, most=images.patches)
+    return ImageProcessor(vision, limits=limits, most=images.patches)
 
 
 def feature_index(tokens: Sequence[int] | np.ndarray, pad: int, features: Sequence[np.ndarray]) -> np.ndarray:

@@ -14,9 +14,6 @@ import stat
 from typing import NamedTuple
 import warnings
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.utils import get_protocol
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -70,7 +67,7 @@ def read_image(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "image
     Raises:
         ImageError: it is damaged, too large or in no format of ``FORMATS``.
     """
-    check_size(data, limits, name)
+    check_size(len(data), limits, name)
     if too_many := excess(data):
         raise ImageError(f"{name} has {too_many}")
     try:
@@ -89,37 +86,37 @@ def read_image(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "image
         raise ImageError(f"{name} cannot be decoded as {', '.join(FORMATS)}: {reason}") from error
 
 
-def read_file(place: str, limits: ReadLimits, name: str) -> bytes:
-    """The bytes of a file, at most one more than the limit.
+def read_regular_file(path: str, limits: ReadLimits, name: str) -> bytes:
+    """The bytes of a file that is neither a folder, a device nor a FIFO, for whose writer this would wait.
 
     Args:
-        place: a path or a URL that fsspec opens.
+        path: without links, see ``k2jax.files.confined``.
         limits: largest file.
         name: what messages call it.
 
     Raises:
-        ImageError: there is none, or it is no regular file: a FIFO would wait for a writer, a device never ends.
-        MediaUnavailableError: a remote store refuses or does not answer, or its client is not installed.
+        ImageError: there is none, or it is too large.
     """
     try:
-        file = fsspec.open(place, "rb")
-        if isinstance(file.fs, LocalFileSystem) and not stat.S_ISREG(os.stat(file.path).st_mode):
-            raise ImageError(f"{name} cannot be read from {abbreviate(place, 300)}: it is no regular file")
-        with file as opened:
-            return opened.read(int(limits.megabytes * 1e6) + 1)
-    except ImageError:
-        raise
-    except Exception as error:  # the clients of remote file systems raise types of their own
-        why = abbreviate(str(error) or type(error).__name__)
-        remote = get_protocol(place) not in LocalFileSystem.protocol and not isinstance(error, FileNotFoundError)
-        kind = MediaUnavailableError if remote else ImageError
-        raise kind(f"{name} cannot be read from {abbreviate(place, 300)}: {why}") from error
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ImageError(f"{name} cannot be read from {abbreviate(path, 300)}: it is no regular file")
+            check_size(status.st_size, limits, name)
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read(int(limits.megabytes * 1e6) + 1)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ImageError(f"{name} cannot be read from {abbreviate(path, 300)}: {why}") from error
 
 
-def check_size(data: bytes, limits: ReadLimits, name: str) -> None:
-    """Raises ImageError where a file is too large."""
-    if len(data) > limits.megabytes * 1e6:
-        raise ImageError(f"{name} has {len(data) / 1e6:,.1f} MB; at most {limits.megabytes:g} are read")
+def check_size(size: int, limits: ReadLimits, name: str) -> None:
+    """Raises ImageError where a file has too many bytes."""
+    if size > limits.megabytes * 1e6:
+        raise ImageError(f"{name} has {size / 1e6:,.1f} MB; at most {limits.megabytes:g} are read")
 
 
 def decode_data_url(url: str) -> bytes:

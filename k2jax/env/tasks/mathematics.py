@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from k2jax.data.records import undecoded
 from k2jax.env.split import Split, split_of
 from k2jax.env.task import Task
 from k2jax.env.tasks.records import read_records
@@ -77,7 +78,7 @@ class MathTasks:
         except ModuleNotFoundError:
             raise UserError("math: hub= needs the package datasets; pip install 'k2jax[data]'") from None
         try:
-            splits = load_dataset(self._hub, self._subset or None)
+            splits = {name: undecoded(rows) for name, rows in load_dataset(self._hub, self._subset or None).items()}
             records, held_out = splits[self._split], {record[self._question] for record in splits["test"]}
         except Exception as error:  # the hub's client raises many kinds
             raise UserError(f"math: cannot read {self._hub}: {str(error).splitlines()[0]}") from None

@@ -234,9 +234,9 @@ def bad():
 NO_FILES = {
     "folder.png": "no regular file",
     "pipe.png": "no regular file",
-    "/dev/zero": "no regular file",
-    "loop.png": "cannot be read",
-    "missing.png": "cannot be read",
+    "/dev/zero": "leads out of",
+    "loop.png": "does not exist",
+    "missing.png": "does not exist",
     "pipe.mp4": "no regular file",
 }
 """Paths at which there is no file, and words of the line that says so."""

@@ -12,6 +12,7 @@ import pytest
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.images.augment import OPERATIONS, Augmentation
 from k2jax.data.images.conversations import ConversationRenderer, read_conversation
+from k2jax.data.images.places import NOWHERE, MediaPlaces
 from k2jax.data.images.reading import FILE_LIMITS, ImageError
 from k2jax.errors import UserError
 from tests.text.test_thinking_chat import CHAT, tokenizer
@@ -29,7 +30,7 @@ def picture_url(first=0, side=8):
 
 def conversation(answer, permitted=OPERATIONS):
     asked = {"role": "user", "content": [{"type": "image", "image": picture_url()}, {"type": "text", "text": "Where?"}]}
-    return read_conversation({"messages": [asked, answer], "augment": permitted}, ".", FILE_LIMITS)
+    return read_conversation({"messages": [asked, answer], "augment": permitted}, NOWHERE, FILE_LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_reasoning_is_trained_in_its_own_cycle_after_a_history_without_it_and_wi
         {"role": "user", "content": [image, {"type": "text", "text": "Two?"}]},
         {"role": "assistant", "reasoning_content": "I thought then.", "content": "Two."},
     ]
-    read = read_conversation({"messages": messages}, ".", FILE_LIMITS)
+    read = read_conversation({"messages": messages}, NOWHERE, FILE_LIMITS)
     texts, trained = [], []
     for branch, count in ((0, 1), (1, 2)):
         rendered = RENDERER.render(dataclasses.replace(read, branch=branch))
@@ -92,7 +93,7 @@ def test_reasoning_is_trained_in_its_own_cycle_after_a_history_without_it_and_wi
 
 def clip(frames, fps, limits=FILE_LIMITS):
     content = [{"type": "video", "video": frames} | ({} if fps is None else {"fps": fps})]
-    return read_conversation({"messages": [{"role": "user", "content": content}]}, ".", limits)
+    return read_conversation({"messages": [{"role": "user", "content": content}]}, MediaPlaces("."), limits)
 
 
 def test_a_video_may_be_a_list_of_frames_of_which_two_a_second_are_read():

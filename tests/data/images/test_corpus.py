@@ -5,8 +5,8 @@ import json
 import struct
 import zlib
 
-import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 import jax
 import numpy as np
 from PIL import Image
@@ -17,7 +17,7 @@ from k2jax.config import defaults, resolve, source
 from k2jax.config.presets import vision_preset
 from k2jax.data.images import conversations
 from k2jax.data.images.placement import PatchRows
-from k2jax.data.images.reading import read_file
+from k2jax.data.images.places import read_media
 from k2jax.data.images.rows import fit_two_budgets
 from k2jax.data.training_data import ImageShape, prepare_data
 from k2jax.errors import UserError
@@ -259,9 +259,9 @@ def test_a_process_opens_those_images_alone_that_its_devices_compute(tmp_path, m
 
     def noted(place, *rest):
         opened.append(place)
-        return read_file(place, *rest)
+        return read_media(place, *rest)
 
-    monkeypatch.setattr(conversations, "read_file", noted)
+    monkeypatch.setattr(conversations, "read_media", noted)
     parts = [part_of(tmp_path, sources, (row,), (2 * row, 2 * row + 1), 0) for row in range(4)]
     shown = sum(int((part.media.patches.start == np.arange(256)).sum()) for part in parts)
     assert len(opened) == len(set(opened)) > 4 and shown >= len(opened)
@@ -324,9 +324,18 @@ def test_a_conversation_that_no_row_holds_is_reported(tmp_path):
     assert any("512 patches, more than the 256 of config.data.images.patches" in line for line in lines)
 
 
+class Bucket(MemoryFileSystem):
+    """A store without a service."""
+
+    store, pseudo_dirs = {}, [""]
+    protocol = ("s3",)
+
+
 def test_what_says_nothing_of_an_image_ends_the_measurement_and_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setitem(_registry, "s3", Bucket)
     sources = write_chat(tmp_path, GOOD)
-    remote = "memory://store/plain.png"
+    sources["chat"].media_from = ("s3://store",)
+    remote = "s3://store/plain.png"
     with (tmp_path / "chat.jsonl").open("a") as file:
         content = [{"type": "image", "image": remote}]
         asked = [{"role": "user", "content": content}, {"role": "assistant", "content": "There."}]
@@ -335,12 +344,10 @@ def test_what_says_nothing_of_an_image_ends_the_measurement_and_is_not_kept(tmp_
         split["documents"] for split in prepared(tmp_path, sources).manifests["chat"]["splits"].values()
     )
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryFileSystem, "_open", lambda self, path, **options: (_ for _ in ()).throw(TimeoutError()))
+        patch.setattr(Bucket, "_open", lambda self, path, **options: (_ for _ in ()).throw(TimeoutError()))
         with pytest.raises(UserError, match=f"cannot be read from '{remote}': 'TimeoutError'"):
             counted()
-    MemoryFileSystem.store.clear()
-    with fsspec.open(remote, "wb") as file:
-        file.write(encoded(picture(56)))
+    Bucket().pipe_file("store/plain.png", encoded(picture(56)))
     assert counted() == len(GOOD) + 2
 
 

@@ -29,12 +29,14 @@ READING = """
 import json, re, resource, sys
 from k2jax.data.images.decoders import DECODERS
 from k2jax.data.images.frames import read_clip
-from k2jax.data.images.reading import FILE_LIMITS, ImageError, read_file, read_image
+from k2jax.data.images.places import MediaPlaces, read_media
+from k2jax.data.images.reading import FILE_LIMITS, ImageError, read_image
 
 said = {}
 for name, kind in json.loads(sys.argv[1]).items():
     try:
-        {"image": read_image, "video": read_clip}[kind](read_file(name, FILE_LIMITS, name), name=name)
+        data = read_media(name, MediaPlaces("."), FILE_LIMITS, name)
+        {"image": read_image, "video": read_clip}[kind](data, name=name)
     except ImageError as error:
         said[name] = str(error)
 DECODERS.close()

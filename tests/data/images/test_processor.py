@@ -18,6 +18,7 @@ from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.images import processor
 from k2jax.data.images.frames import Clip, read_clip, sampled_frames
 from k2jax.data.images.packing import pack_chunks
+from k2jax.data.images.places import MediaPlaces
 from k2jax.data.images.processor import ImageProcessor, feature_index, run_processor
 from k2jax.data.images.reading import ImageError
 from k2jax.errors import UserError
@@ -161,11 +162,12 @@ def test_a_damaged_video_is_refused_in_one_line(data):
 def test_images_are_opened_from_paths_only_where_that_is_allowed(tmp_path):
     (tmp_path / "a.png").write_bytes(png(picture(8, 8)))
     content = [{"type": "image", "image": str(tmp_path / "a.png")}]
-    assert PROCESSOR.prepare([{"role": "user", "content": content}]).chunks[0].grid == (1, 2, 2)
+    opening = ImageProcessor(VisionConfig(patch=4), places=MediaPlaces(str(tmp_path)))
+    assert opening.prepare([{"role": "user", "content": content}]).chunks[0].grid == (1, 2, 2)
     with pytest.raises(ImageError, match="must come in a data URL"):
-        ImageProcessor(VisionConfig(patch=4), open_urls=False).prepare([{"role": "user", "content": content}])
-    with pytest.raises(ImageError, match="image 1 cannot be read from"):
-        PROCESSOR.prepare([{"role": "user", "content": [{"type": "image", "image": str(tmp_path / "b.png")}]}])
+        PROCESSOR.prepare([{"role": "user", "content": content}])
+    with pytest.raises(ImageError, match=r"image 1 is '.*b\.png', which does not exist below"):
+        opening.prepare([{"role": "user", "content": [{"type": "image", "image": str(tmp_path / "b.png")}]}])
 
 
 def test_pads_point_at_the_features_of_their_images():
