@@ -143,7 +143,7 @@ async def run_program(
         [python, "-I", "-S", "-c", _PROGRAM],
         stdin=json.dumps({**header, "base": base}).encode() + b"\n" + payload,
         env={"PYTHONPATH": ""},
-        timeout=_TIMEOUT if header["mode"] != "run" else header["timeout"],
+        timeout=header.get("timeout", _TIMEOUT),
         output_limit=output_limit,
     )
     if header["mode"] != "run" and result.code and not result.truncated:

@@ -13,7 +13,7 @@ from k2jax.errors import abbreviate
 from k2jax.trajectory import Reward
 
 MOST_INFO = 1 << 16
-"""Characters of a reward's ``info`` as JSON: it goes into the logs of the sample, and may quote an answer of any size."""
+"""Characters of a reward's ``info`` as JSON: it goes into logs, and may quote an answer of any size."""
 _MOST_PARTS = 1000
 _LONGEST_NAME = 200
 
