@@ -8,7 +8,7 @@ import pytest
 from k2jax.env import Task
 from k2jax.env.environment import OUTCOME
 from k2jax.env.errors import VerifierError
-from k2jax.env.files import OUTPUTS, NamedFilesEnvironment
+from k2jax.env.files import OUTPUTS, FilesEnvironment, NamedFilesEnvironment
 from k2jax.env.registry import verifiers
 from k2jax.env.scorer import Scorer
 from k2jax.env.tasks import code_scoring
@@ -20,7 +20,7 @@ from k2jax.env.toolsets.edit import EditTool
 from k2jax.env.toolsets.python import SOURCE
 from k2jax.env.toolsets.types import ToolError, Workplace
 from k2jax.errors import InfrastructureError
-from k2jax.sandbox import SandboxError
+from k2jax.sandbox import SandboxError, SandboxSpec
 from k2jax.sandbox.backends import make_backend
 from k2jax.trajectory import Reward
 from tests.env.test_code import block, judged, trajectory
@@ -106,6 +106,24 @@ def test_tools_answer_in_a_sandbox_that_the_agent_has_ruined(ruin):
     calls = [called("shell", {"command": RUINS[ruin]}), called("python", {"code": "1+1"}), called("edit", create)]
     shown = results(("shell timeout=2", "python timeout=5", "edit"), [*calls, calls[1]], {SOURCE: "import os\n"})
     assert shown[1] == shown[3] == "2" or shown[1].startswith("Error: the interpreter cannot be started")
+
+
+@pytest.mark.parametrize("ruin", RUINS)
+def test_what_an_agent_has_ruined_has_an_outcome(ruin):
+    task = Task("t", "d", (), "v", metadata={OUTPUTS: ["a"]})
+
+    async def outcome(kind):
+        backend = make_backend()
+        environment = kind(lambda: backend)
+        sandbox = await environment.open_workspace(task, SandboxSpec())
+        await sandbox.exec(["/bin/sh", "-c", RUINS[ruin]], timeout=5)
+        try:
+            return await environment.collect()
+        finally:
+            await environment.close()
+
+    assert asyncio.run(outcome(FilesEnvironment)).keys() == {"archive", "too_large"}
+    assert asyncio.run(outcome(NamedFilesEnvironment)) == {"texts": {}}
 
 
 def test_a_source_that_never_runs_is_the_tasks_fault_and_one_that_the_agent_has_broken_is_not():
