@@ -97,11 +97,17 @@ class NamedFilesEnvironment(ToolEnvironment):
             await sandbox.write(f"/work/{path}", content)
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
-        """The texts of the named files."""
-        texts = {}
-        for path in task.metadata.get(OUTPUTS, ()):
+        """The texts of the named files.
+
+        Raises:
+            SandboxError: the sandbox has failed.
+        """
+        texts, outputs = {}, task.metadata.get(OUTPUTS, ())
+        for path in outputs:
             with contextlib.suppress(SandboxError):  # there is no regular file
                 texts[path] = (await sandbox.read(f"/work/{path}")).decode(errors="replace")
+        if len(texts) < len(outputs):  # is it the agent who left none, or the sandbox that is gone?
+            await sandbox.exec(["/bin/sh", "-c", ":"], cwd="/")
         return {"texts": texts}
 
 

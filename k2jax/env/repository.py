@@ -178,7 +178,7 @@ async def _run_with(
         [python, "-I", "-S", "-c", _PROGRAM],
         stdin=stdin,
         env={"PYTHONPATH": ""},
-        timeout=_TIMEOUT if header["mode"] != "run" else header["timeout"],
+        timeout=header.get("timeout", _TIMEOUT),
         output_limit=output_limit,
     )
     if header["mode"] != "run" and result.code and not result.truncated:

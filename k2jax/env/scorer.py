@@ -8,10 +8,11 @@ from typing import Any
 
 from k2jax.env.errors import VerifierError
 from k2jax.env.registry import verifiers
+from k2jax.env.rewards import checked_reward
 from k2jax.env.task import Task
 from k2jax.env.verdicts import Verdict, VerdictLog, digest_of
 from k2jax.env.verifying import VerifierPool
-from k2jax.errors import InfrastructureError, UserError
+from k2jax.errors import InfrastructureError, UserError, abbreviate
 from k2jax.sandbox import SandboxBackend, SandboxSpec
 from k2jax.trajectory import Reward, Trajectory
 
@@ -79,9 +80,11 @@ class Scorer:
         reason = ""
         for _ in range(1 + self._pool.retries):
             try:
-                return asyncio.run(self._in_sandbox(verifier, task, trajectory))
-            except InfrastructureError as error:
-                reason = f"{type(error).__name__}: {error}"
+                return Reward(**checked_reward(asyncio.run(self._in_sandbox(verifier, task, trajectory))))
+            except UserError:
+                raise
+            except Exception as error:  # as in a process of a function verifier: it must not end the run
+                reason = f"{type(error).__name__}: {abbreviate(str(error), 300)}"
         raise VerifierError(f"no verdict on the task {task.id!r} after {1 + self._pool.retries} tries: {reason}")
 
     async def _in_sandbox(self, verifier: Any, task: Task, trajectory: Trajectory) -> Reward:

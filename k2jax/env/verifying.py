@@ -16,7 +16,9 @@ from typing import Any
 from k2jax.env.errors import VerifierError
 from k2jax.env.registry import verifiers
 from k2jax.env.task import Task
+from k2jax.env.verifier import FAILED
 from k2jax.env.verifier_process import frames
+from k2jax.env.verifier_process.blame import ANSWER, BUSY, UNCLEAR
 from k2jax.errors import UserError
 from k2jax.trajectory import Reward, Trajectory
 
@@ -32,6 +34,9 @@ class VerifierPool:
     new one. Verifiers are code that the user trusts, fed with answers that nobody does; code from a model belongs into
     a sandbox.
 
+    Where a verifier declares that it judges every answer (``k2jax.env.verifier.judges_every_answer``), and fails on an
+    answer but not on its control answer to the same task, the answer is worth 0. Its limit is then processor time.
+
     The pool belongs to no event loop, so that it can be used in one ``asyncio.run`` after another.
 
     Example:
@@ -44,7 +49,8 @@ class VerifierPool:
 
         Args:
             workers: verdicts at a time.
-            timeout: wall time of one verdict from when the verifier is loaded and begins [s].
+            timeout: wall time of one verdict from when the verifier is loaded and begins, or processor time where it
+                judges every answer [s].
             retries: tries after the first.
             memory: address space of a verifier's process [bytes].
 
@@ -98,26 +104,45 @@ class VerifierPool:
         return self._sandboxed[verifier]
 
     def _score(self, task: Task, answer: str) -> Reward:
-        request = {"verifier": task.verifier, "task": task.to_json(), "answer": answer}
-        return Reward(**self._ask(request)["reward"])
+        control = {"verifier": task.verifier, "task": task.to_json()}
+        return Reward(**self._ask(control | {"answer": answer}, control)["reward"])
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a verifier's process says, after as many tries as there are."""
-        reason = ""
-        for _ in range(1 + self.retries):
-            process = self._idle.get()  # there is always one: as many threads as processes
-            try:
-                number = next(self._numbers)
-                said = process.ask({"id": number, "added": verifiers.added, "timeout": self.timeout, **request})
-            finally:
-                self._idle.put(process)
-            if "mistake" in said:
-                raise UserError(said["mistake"])
+    def _ask(self, request: dict[str, Any], control: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What a verifier's process says, after as many tries as there are.
+
+        An answer that is certain to have failed the verifier is not tried again, and one that may have done so is tried
+        twice: then ``control`` asks for the verdict on the task's control answer.
+        """
+        reason, doubts = "", 0
+        for tries in range(1, 2 + self.retries):
+            said = self._try(request)
             if "error" not in said:
                 return said
-            reason = said["error"]
-        tries = f"{1 + self.retries} tries" if self.retries else "1 try"
-        raise VerifierError(f"no verdict of the verifier {request['verifier']!r} after {tries}: {reason}")
+            reason, blame = said["error"], said.get("blame")
+            if blame == BUSY:
+                break
+            doubts += blame == UNCLEAR
+            if control is not None and (blame == ANSWER or doubts == 2 or (doubts and tries > self.retries)):
+                on_control = self._try(control)
+                if "error" not in on_control:
+                    return {"reward": Reward(0.0, info={FAILED: reason})._asdict()}
+                reason += f"; nor on its control answer: {on_control['error']}"
+        raise VerifierError(
+            f"no verdict of the verifier {request['verifier']!r} after {tries} {'try' if tries == 1 else 'tries'}: "
+            f"{reason}"
+        )
+
+    def _try(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What one of the processes says to a request."""
+        process = self._idle.get()  # there is always one: as many threads as processes
+        try:
+            number = next(self._numbers)
+            said = process.ask({"id": number, "added": verifiers.added, "timeout": self.timeout, **request})
+        finally:
+            self._idle.put(process)
+        if "mistake" in said:
+            raise UserError(said["mistake"])
+        return said
 
     def close(self) -> None:
         """Ends all processes; waits for verdicts that are under way."""
@@ -150,8 +175,8 @@ class _Process:
         except (OSError, frames.FrameError) as error:
             self.close()
             return {"error": f"the supervisor of the verifier's process died: {error}"}
-        except ValueError as error:
-            return {"error": str(error)}
+        except ValueError as error:  # it is too long to be sent
+            return {"error": str(error), "blame": ANSWER}
 
     def _start(self) -> None:
         self._connection, theirs = socket.socketpair()

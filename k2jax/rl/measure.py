@@ -9,11 +9,13 @@ import numpy as np
 
 from k2jax.config.schema import Config
 from k2jax.env.critic.verdict_metrics import verdict_metrics
+from k2jax.env.verifier import FAILED
 from k2jax.inference.engine import EngineStats
 from k2jax.rl.critic.critic import refinement_metrics
 from k2jax.rl.rewards.group_rewards import budgeted_reward
 from k2jax.rl.rollouts import PromptGroup
 from k2jax.rl.tasks import CRITIC
+from k2jax.trajectory import Trajectory
 
 
 def iteration_record(
@@ -46,6 +48,9 @@ def iteration_record(
     record: dict[str, float] = {
         "groups": len(answered),
         "masked_samples": masked,
+        "failed_verdicts": sum(
+            _failed_its_verifier(trajectory) for group in answered for trajectory in group.trajectories
+        ),
         "sampled_tokens": sampled_tokens,
         "rollout_seconds": seconds,
         "rollout_tokens_per_second": sampled_tokens / seconds,
@@ -68,6 +73,11 @@ def iteration_record(
     if len(rewards) > 1:
         record |= {f"reward/{kind}": float(np.mean(values)) for kind, values in sorted(rewards.items())}
     return record
+
+
+def _failed_its_verifier(trajectory: Trajectory) -> bool:
+    """Whether a verifier that judges every answer failed on this one."""
+    return trajectory.reward is not None and FAILED in trajectory.reward.info
 
 
 def engine_record(before: EngineStats, after: EngineStats) -> dict[str, float]:

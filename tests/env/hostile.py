@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+from k2jax.env.verifier import judges_every_answer
+
 
 def exact(task, answer):
     return float(answer == task.metadata["answer"])
@@ -166,3 +168,38 @@ def imported(task, answer):
     return Reward(
         1.0, info={"jax": "jax" in sys.modules, "pid": os.getpid(), "memory": resource.getrlimit(resource.RLIMIT_AS)[0]}
     )
+
+
+@judges_every_answer(lambda task: "right")
+def obedient(task, answer):
+    """Does what an answer says, or where the task is broken the same on every answer."""
+    from k2jax.trajectory import Reward
+
+    action, _, value = task.metadata.get("broken", answer).partition(" ")
+    if action in ("loop", "allocate", "leave", "fail", "fork_many", "not_a_number"):
+        return globals()[action](task, answer)
+    if action == "sleep":
+        time.sleep(600)
+    if action == "nest":
+        nested = []
+        for _ in range(10**5):
+            nested = [nested]
+        return Reward(0.5, info={"nested": nested})
+    if action == "flagged" and not os.path.exists(value):
+        Path(value).touch()
+        os._exit(3)
+    return Reward(float(action in ("right", "flagged")), info={"answer": answer})
+
+
+@judges_every_answer(lambda task: "right")
+def misjudging(task, answer):
+    """Fails on most answers, and takes the right one for wrong."""
+    if answer == "right":
+        return 0.0
+    raise RuntimeError("nothing fits")
+
+
+def many_parts(task, answer):
+    from k2jax.trajectory import Reward
+
+    return Reward(1.0, {str(number): 0.0 for number in range(2000)})

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from pathlib import Path
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 from k2jax.env import Task
 from k2jax.env.errors import VerifierError
 from k2jax.env.registry import verifiers
+from k2jax.env.verifier import FAILED
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.trajectory import Reward, Trajectory
@@ -190,10 +192,63 @@ def test_many_verdicts_in_several_loops_of_events_are_right_and_in_order():
             assert [r.value for r in asyncio.run(many(pool, answers))] == [float(a == "3") for a in answers]
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("loop", "no verdict in 0.5 s of processor time"),
+        ("allocate", "raised MemoryError|no verdict in"),
+        ("leave", "end of the connection"),
+        ("fail", "raised RuntimeError: 'nothing fits'"),
+        ("not_a_number", "no reward of finite numbers"),
+        ("fork_many", "more than 64 processes|no verdict in"),
+        ("nest", "raised RecursionError"),
+        ("\0" * (11 << 20), "bytes is too long"),
+    ],
+    ids=lambda text: text[:20].strip("\0") or "long",
+)
+def test_an_answer_on_which_alone_a_verifier_fails_is_worth_0_where_the_verifier_judges_every_answer(
+    pool, answer, reason
+):
+    """Otherwise a policy learns to be masked rather than wrong."""
+    assert judged(pool, "obedient", "right").value == 1
+    reward = judged(pool, "obedient", answer)
+    assert reward.value == 0 and re.search(reason, reward.info[FAILED])
+    assert judged(pool, "obedient", "right").value == 1
+
+
+@pytest.mark.parametrize("broken", ["loop", "leave", "fail"])
+def test_a_verifier_that_fails_on_the_control_answer_too_masks_the_sample(pool, broken):
+    with pytest.raises(VerifierError, match="nor on its control answer"):
+        judged(pool, "obedient", "loop", broken=broken)
+
+
+def test_a_verifier_that_judges_its_control_answer_wrongly_is_to_blame(pool):
+    with pytest.raises(VerifierError, match="nor on its control answer: its reward is 0 and not 1"):
+        judged(pool, "misjudging", "x")
+
+
+def test_a_process_that_got_no_processor_is_the_machines_fault():
+    with VerifierPool(1, timeout=0.1, retries=2) as pool, pytest.raises(VerifierError, match=r"after 1 try: .* 0\.6 s"):
+        judged(pool, "obedient", "sleep")
+
+
+def test_a_verifier_whose_process_died_once_is_asked_again_before_the_answer_is_blamed(tmp_path):
+    with VerifierPool(workers=1, timeout=5, retries=1) as pool:
+        assert judged(pool, "obedient", f"flagged {tmp_path / 'flag'}").value == 1
+
+
+def test_what_a_verdict_says_is_bounded(pool):
+    for answer, info in (("y" * 1000, {"answer": "y" * 1000}), ("y" * (40 << 20), {"left_out": (40 << 20) + 14})):
+        assert judged(pool, "obedient", answer) == Reward(0.0, {}, info)
+    with pytest.raises(VerifierError, match="parts"):
+        judged(pool, "many_parts")
+
+
 KILLED = """
 import asyncio, sys, threading, time, os
 from k2jax.env import Task
 from k2jax.env.registry import verifiers
+from k2jax.env.verifier import FAILED
 from k2jax.env.verifying import VerifierPool
 verifiers.add("mark", "tests.env.hostile:mark")
 task = Task("t", "d", (), "mark", metadata={"file": sys.argv[1]})

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from k2jax.env.verifier import FAILED
 from k2jax.inference.engine import EngineStats
-from k2jax.rl.measure import engine_record, stale_share
+from k2jax.rl.measure import engine_record, iteration_record, stale_share
 from k2jax.rl.rollouts import PromptGroup
-from k2jax.trajectory import Node, Trajectory
+from k2jax.rl.tasks import DrawnTask
+from k2jax.trajectory import Node, Reward, Trajectory
+from tests.rl.tiny import tiny
 
 STATES = dict.fromkeys(("running", "waiting", "paused", "pages", "pages_in_use", "pages_cached"), 0)
 OTHERS = dict.fromkeys(("tokens_generated", "prompt_tokens", "prompt_tokens_cached", "steps"), 0)
@@ -32,6 +35,18 @@ def trajectory(*turns):
         ids, mask, logprobs = np.arange(count, dtype=np.int32), np.ones(count, bool), np.zeros(count, np.float32)
         made.add(Node(len(made.nodes) - 1, ids, mask, logprobs, np.array(versions, np.int64), turn))
     return made
+
+
+def test_answers_that_failed_their_verifier_are_counted_beside_those_that_are_masked():
+    config = tiny()
+    verdicts = (Reward(1.0), Reward(0.0, info={FAILED: "no verdict in 10 s"}), Reward(0.0), None)
+    answers = [
+        Trajectory("t", "d", (0, 0, n), status="finished" if reward else "masked", reward=reward)
+        for n, reward in enumerate(verdicts)
+    ]
+    group = PromptGroup(0, (0, 0), DrawnTask("low", None), answers)
+    record = iteration_record(config, [group], 1, 1.0)
+    assert (record["failed_verdicts"], record["masked_samples"]) == (1, 1)
 
 
 @pytest.mark.parametrize(("version", "share"), [(0, 0.0), (1, 1 / 8), (2, 3 / 8), (3, 1.0)])

@@ -17,6 +17,7 @@ from k2jax.env.critic.hack_check import is_hack
 from k2jax.env.critic.judge_formats import JUDGE_FORMATS, OTHER, Choice, Comparison, question_of
 from k2jax.env.critic.rubrics import Rubric
 from k2jax.env.task import Task
+from k2jax.env.verifier import judges_every_answer
 from k2jax.trajectory import Reward, Trajectory
 
 VERIFIER = "known_verdict"
@@ -102,6 +103,7 @@ def _task(comparison: Comparison, verdict: Choice, style: str, rubrics: Sequence
     return Task(task_id, "critic", ({"role": "user", "content": question},), VERIFIER, metadata=metadata)
 
 
+@judges_every_answer(lambda task: JUDGE_FORMATS[task.metadata["format"]].write(task.metadata["verdict"], ""))
 def known_verdict(task: Task, answer: str) -> Reward:
     """Verifier: 1 if the answer is the right verdict, else 0."""
     choice = JUDGE_FORMATS[task.metadata["format"]].read(answer)

@@ -6,12 +6,14 @@ from decimal import Decimal, InvalidOperation
 import re
 
 from k2jax.env.task import Task
+from k2jax.env.verifier import judges_every_answer
 from k2jax.trajectory import Reward
 
 ANSWER_FORMAT = 'Write the answer alone on the last line, as "Answer: ...".'
-_LINE = re.compile(r"^\s*Answer:(.*)$", re.MULTILINE)
+_LINE = re.compile(r"^[^\S\n]*Answer:(.*)$", re.MULTILINE)  # a line's own white space: all of it would cost n^2
 
 
+@judges_every_answer(lambda task: f"Answer: {task.metadata['answer']}")
 def answer_line(task: Task, answer: str) -> Reward:
     """1 if the last line that begins with ``Answer:`` has the right name or number, else 0.
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from k2jax.env.split import Split
 from k2jax.env.task import Task
 from k2jax.env.tasks.drawing import SizedMaker, distinct, draw_kind, sized_makers
+from k2jax.env.verifier import judges_every_answer, metadata_answer
 from k2jax.errors import UserError
 from k2jax.trajectory import Reward
 
@@ -86,6 +87,7 @@ class CharacterTasks:
             )
 
 
+@judges_every_answer(metadata_answer)
 def final_answer(task: Task, answer: str) -> Reward:
     """Verifier: 1 if the text after the last ``;`` is the answer, else 0."""
     right = answer.rpartition(ANSWER_MARK)[2] == task.metadata["answer"]

@@ -16,6 +16,8 @@ from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 10.0
 """Wall time of all tests of a task together [s]."""
+LONGEST = 1 << 20
+"""Characters of a program; a longer one fails."""
 TEMPLATE = "template"
 """Key of a task's metadata: a program with ``{}`` where the whole answer stands; without it the answer has blocks."""
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -44,7 +46,7 @@ class UnitTests:
             SandboxError: the sandbox failed.
         """
         program = _program(task, trajectory.answer)
-        if trajectory.status != "finished" or program is None:
+        if trajectory.status != "finished" or program is None or len(program) > LONGEST:
             return Reward(0.0, info={"block": program is not None})
         python = "python3" if task.image else self._python
         secret, tests = secrets.token_hex(16), list(task.metadata["tests"])

@@ -38,7 +38,9 @@ class ShellTest:
         missing = [path for path in task.metadata[OUTPUTS] if path not in left]
         if trajectory.status != "finished" or missing:
             return Reward(0.0, info={"missing": missing})
-        for path, content in (plain_files(task) | {path: text.encode() for path, text in left.items()}).items():
+        for path, content in (
+            plain_files(task) | {path: text.encode(errors="replace") for path, text in left.items()}
+        ).items():
             await sandbox.write(f"/work/{path}", content)
         result = await sandbox.exec(["/bin/sh", "-c", task.metadata["test"]], timeout=TIMEOUT)
         return Reward(float(result.code == 0), info={"missing": [], "code": result.code})

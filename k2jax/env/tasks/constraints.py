@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 _KEYWORDS = ("always", "between", "careful", "morning", "simple", "together", "water", "world")
 _ENDINGS = ("Is there anything else?", "That is all.", "I hope this helps.")
 _TITLE = re.compile(r"<<[^<>\n]+>>")
-_BULLET = re.compile(r"^\s*[-*] \S", re.MULTILINE)
+_BULLET = re.compile(r"^[^\S\n]*[-*] \S", re.MULTILINE)  # time in proportion to any text, as of the next two
+_STARS = re.compile(r"^[^\S\n]*\*\*\*[^\S\n]*$", re.MULTILINE)
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]+(?:\s|$)")
 
 
 class Constraint(NamedTuple):
@@ -35,7 +37,7 @@ def words(text: str) -> list[str]:
 
 def sentences(text: str) -> int:
     """Number of sentences: of runs of text that hold a word and end with a period, ``!``, ``?`` or the text."""
-    return sum(bool(words(part)) for part in re.split(r"[.!?]+(?:\s|$)", text))
+    return sum(bool(words(part)) for part in _SENTENCE_END.split(text))
 
 
 def _occurrences(text: str, word: str) -> int:
@@ -51,7 +53,7 @@ def _is_json(text: str) -> bool:
 
 
 def _paragraphs(text: str, count: int) -> bool:
-    parts = re.split(r"^\s*\*\*\*\s*$", text, flags=re.MULTILINE)
+    parts = _STARS.split(text)
     return len(parts) == count and all(words(part) for part in parts)
 
 

@@ -13,6 +13,7 @@ import io
 import itertools
 import random
 import tarfile
+import zlib
 
 from k2jax.env.environment import OUTCOME
 from k2jax.env.files import FILES
@@ -25,7 +26,7 @@ from k2jax.trajectory import Reward, Trajectory
 KINDS = ("write", "copy", "join", "follow")
 EXPECTED = "expected"
 """Key of a task's metadata: the texts that files are to have in the end, by path, but for a last line break."""
-_LONGEST = 1 << 20  # bytes of a file that is read
+_LONGEST, _MOST = 1 << 20, 16 << 20  # bytes of a file that is read, and of all: zeros grow by a thousand
 _TRIES = 200  # for one more distinct task; a tenth of them at least is of the split
 _SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")
 
@@ -129,13 +130,15 @@ def texts_left(trajectory: Trajectory) -> dict[str, str]:
 
     The archive comes from an agent's sandbox, so nothing of it is unpacked; one that cannot be read has no texts.
     """
-    archive = base64.b64decode(trajectory.metadata.get(OUTCOME, {}).get("archive", ""))
     found: dict[str, str] = {}
+    room = _MOST
     try:
+        archive = base64.b64decode(trajectory.metadata.get(OUTCOME, {}).get("archive", ""))
         with tarfile.open(fileobj=io.BytesIO(archive)) as members:
             for member in members:
-                if member.isreg() and member.size <= _LONGEST:
+                if member.isreg() and member.size <= min(_LONGEST, room):
                     found[member.name.removeprefix("./")] = members.extractfile(member).read().decode(errors="replace")
-    except (tarfile.TarError, OSError, EOFError):
+                    room -= member.size
+    except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError, OverflowError):
         return {}
     return found

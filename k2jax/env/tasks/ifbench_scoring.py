@@ -12,10 +12,12 @@ from unittest import mock
 
 from k2jax.env.task import Task
 from k2jax.env.tasks.ifbench import NO_IFBENCH
+from k2jax.env.verifier import judges_every_answer
 from k2jax.errors import UserError, abbreviate
 from k2jax.trajectory import Reward
 
 
+@judges_every_answer(lambda task: "Lamps burn, and birds sing.", worth=None)
 def ifbench(task: Task, answer: str) -> Reward:
     """1 if all instructions are followed, else 0; the part ``held`` is the share that is.
 

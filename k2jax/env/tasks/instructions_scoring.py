@@ -10,6 +10,7 @@ import re
 
 from k2jax.env.task import Task
 from k2jax.env.tasks.constraints import CONSTRAINTS, words
+from k2jax.env.verifier import judges_every_answer
 from k2jax.trajectory import Reward
 
 LEAST_WORDS = 5
@@ -27,6 +28,7 @@ _CLAIMS = re.compile(
 )
 
 
+@judges_every_answer(lambda task: "Lamps burn, and birds sing.", worth=None)
 def instructions(task: Task, answer: str) -> Reward:
     """Share of the constraints that hold, in [0, 1]; 0 for an answer without content or with a false claim."""
     held = _held(task, answer)

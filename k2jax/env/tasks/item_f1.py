@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from k2jax.env.task import Task
+from k2jax.env.verifier import judges_every_answer
 from k2jax.trajectory import Reward
 
 
+@judges_every_answer(lambda task: "\n".join("|".join(map(str, row)) for row in task.metadata["table"]), worth=None)
 def item_f1(task: Task, answer: str) -> Reward:
     """Harmonic mean of the shares of stated cells that are right, and of wanted cells that are stated, in [0, 1].
 

@@ -10,12 +10,18 @@ from math_verify import parse, verify
 
 from k2jax.env.task import Task
 from k2jax.env.tasks.mathematics import last_boxed
+from k2jax.env.verifier import judges_every_answer
 from k2jax.trajectory import Reward
 
 LONGEST = 300
 """Characters of a final answer; a longer one is none."""
 
 
+def _boxed_right(task: Task) -> str:
+    return f"\\boxed{{{task.metadata['answer']}}}"
+
+
+@judges_every_answer(_boxed_right)
 def math(task: Task, answer: str) -> Reward:
     r"""1 if the last ``\boxed{}`` is equal to the right answer as an expression, else 0."""
     boxed = last_boxed(answer)

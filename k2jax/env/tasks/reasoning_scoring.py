@@ -16,6 +16,7 @@ from reasoning_gym.factory import DATASETS
 from k2jax.env.task import Task
 from k2jax.env.tasks.json_values import from_json_values
 from k2jax.env.tasks.reasoning import ANSWER_FORMAT
+from k2jax.env.verifier import judges_every_answer
 from k2jax.trajectory import Reward
 
 EVALUATED = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
@@ -34,6 +35,7 @@ _PLAIN = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Name, ast.Load,
 _FUNCTIONS = {"Abs", "acos", "asin", "atan", "cos", "cosh", "exp", "log", "ln", "sin", "sinh", "sqrt", "tan", "tanh"}
 
 
+@judges_every_answer(lambda task: f"<answer>{task.metadata['entry']['answer']}</answer>", worth=None)
 def reasoning_gym(task: Task, answer: str) -> Reward:
     """Score of the last marked answer, in [0, 1]; 0 without one."""
     found = _ANSWER.findall(answer)

@@ -10,6 +10,7 @@ import ctypes
 import io
 import json
 import os
+import resource
 import secrets
 import shutil
 import subprocess
@@ -36,6 +37,9 @@ CONFIGURATION = (
     ".gitmodules",
     "__pycache__",
 )
+ARCHIVE = "/work/tree.tar.gz"
+MOST_SECONDS = 30  # of the processor for applying a patch: no clock, which a busy machine does not stop
+MOST_DROPPED = 100  # names of what is left out, and characters of one
 CHILD = r"""
 import json, os, sys
 pipe = int(sys.argv[1])
@@ -86,12 +90,27 @@ class Repository:
         self.git("config", "core.bare", "false")
         self.git("index-pack", "--stdin", stdin=pack)
 
-    def git(self, *words: str, stdin: bytes = b"") -> bytes:
-        """The output of a git command; raises CalledProcessError."""
+    def git(self, *words: str, stdin: bytes = b"", index: str = "index", seconds: int = -1) -> bytes:
+        """The output of a git command, which may use so much of the processor; raises CalledProcessError."""
         command = [*self._arguments, *words]
+        environment = self._environment | {"GIT_INDEX_FILE": f"{self.folder}/{index}"}
         return subprocess.run(
-            command, input=stdin, capture_output=True, check=True, env=self._environment, cwd=self.tree
+            command,
+            input=stdin,
+            capture_output=True,
+            check=True,
+            env=environment,
+            cwd=self.tree,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds)) if seconds > 0 else None,
         ).stdout
+
+    def patched(self, name: str, patch: bytes, seconds: int = -1) -> dict:
+        """The base with a patch, in an index of this name: mode and object by path; raises CalledProcessError."""
+        self.git("read-tree", self.base, index=name)
+        if patch.strip():
+            self.git("apply", "--cached", "--whitespace=nowarn", "-", stdin=patch, index=name, seconds=seconds)
+        lines = self.git("ls-files", "-s", "-z", index=name).split(b"\0")[:-1]
+        return {path: entry[:-2] for entry, _, path in (line.partition(b"\t") for line in lines)}
 
 
 def checkout(header: dict, payload: bytes) -> None:
@@ -134,39 +153,72 @@ def diff(header: dict, payload: bytes) -> None:
 
 
 def compose(header: dict, payload: bytes) -> None:
-    """Writes a tar archive of the base with the patch, less what is protected, and the task's tests."""
+    """Writes a tar archive of the base with the task's tests, and the patch less what is protected.
+
+    Where the patch cannot be put there, that is the patch's fault if base and tests alone can be.
+    """
     repository = Repository("/work/git", "/work/tree", payload, header["base"])
-    repository.git("read-tree", header["base"])
-    repository.git("checkout-index", "-a", "-f", "-u")
-    told = {"applied": True, "dropped": []}
+    tests = repository.patched("tests", base64.b64decode(header["test_patch"]))
     try:
-        patch = base64.b64decode(header["patch"])
-        if patch.strip():
-            repository.git("apply", "--index", "--whitespace=nowarn", "-", stdin=patch)
-    except subprocess.CalledProcessError as error:
-        told = {"applied": False, "reason": error.stderr.decode(errors="replace")[-300:]}
-    else:
-        changed = repository.git("diff", "--cached", "--name-only", "--no-renames", "-z", header["base"])
-        for path in os.fsdecode(changed).split("\0")[:-1]:
-            if is_protected(path):
-                told["dropped"].append(path)
-                repository.git("rm", "-q", "-r", "--cached", "--ignore-unmatch", "--", path)
-        _write_index_tree(repository, told["dropped"])
-        repository.git("apply", "--index", "--whitespace=nowarn", "-", stdin=base64.b64decode(header["test_patch"]))
-        with tarfile.open("/work/tree.tar", "w") as archive:
-            archive.add("/work/tree", ".")
+        patched = repository.patched("patched", base64.b64decode(header["patch"]), MOST_SECONDS)
+        entries, dropped = merged(repository.patched("base", b""), tests, patched)
+        told = {"applied": True, "dropped": [os.fsdecode(path)[:MOST_DROPPED] for path in dropped[:MOST_DROPPED]]}
+        write_archive(repository, entries, header["largest"])
+    except Exception as error:
+        told = {"applied": False, "reason": explained(error)}
+        write_archive(repository, tests, header["largest"])
+    subprocess.run(["rm", "-rf", repository.folder, repository.tree], check=True)  # the tests need the room
     print(json.dumps(told))
 
 
-def _write_index_tree(repository: Repository, dropped: list) -> None:
-    """The work tree as the index has it, with the base's version of what was dropped where there is one."""
-    for path in dropped:
-        entry = repository.git("ls-tree", "-z", repository.base, "--", path)
-        if entry:
-            repository.git("update-index", "-z", "--index-info", stdin=entry)
-    shutil.rmtree(repository.tree)
+def merged(base: dict, tests: dict, patched: dict) -> tuple:
+    """The tests' tree with what a patch changes, and the paths of changes that are left out.
+
+    They are those of protected paths, of paths that the tests change, and what would stand in the way of either.
+    """
+    entries, mine, dropped = dict(tests), set(), []
+    for path in sorted(base.keys() | patched.keys()):
+        if patched.get(path) == base.get(path):
+            continue
+        if is_protected(os.fsdecode(path)) or tests.get(path) != base.get(path):
+            dropped.append(path)
+        elif path in patched:
+            entries[path] = patched[path]
+            mine.add(path)
+        else:
+            entries.pop(path, None)
+    folders = {folder for path in entries.keys() - mine for folder in folders_of(path)}
+    for path in sorted(mine):
+        if path in folders or any(folder in entries and folder not in mine for folder in folders_of(path)):
+            del entries[path]
+            dropped.append(path)
+    return entries, dropped
+
+
+def folders_of(path: bytes) -> list:
+    """All folders above a path."""
+    parts = path.split(b"/")
+    return [b"/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def write_archive(repository: Repository, entries: dict, largest: int) -> None:
+    """Writes a compressed archive of a tree to ``ARCHIVE``; raises whatever goes wrong."""
+    lines = b"".join(entry + b"\t" + path + b"\0" for path, entry in entries.items())
+    subprocess.run(["rm", "-rf", repository.tree, ARCHIVE], check=True)
     os.makedirs(repository.tree)
-    repository.git("checkout-index", "-a", "-f", "-u")
+    repository.git("read-tree", "--empty", index="tree")
+    repository.git("update-index", "-z", "--index-info", stdin=lines, index="tree")
+    repository.git("checkout-index", "-a", "-f", index="tree")
+    with tarfile.open(ARCHIVE, "w:gz", compresslevel=1) as archive:
+        archive.add(repository.tree, ".")
+    if os.path.getsize(ARCHIVE) > largest:
+        raise ValueError(f"the tree has more than {largest} compressed bytes")
+
+
+def explained(error: Exception) -> str:
+    """Why something failed."""
+    text = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else ""
+    return (text or f"{type(error).__name__}: {error}")[-300:]
 
 
 def run(header: dict, payload: bytes) -> None:

@@ -62,9 +62,9 @@ class SimulatedAPIs:
         """
         try:
             result = self._methods[name](**arguments)
+            return result if isinstance(result, str) else json.dumps(result, default=str)
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
-        return result if isinstance(result, str) else json.dumps(result, default=str)
 
     async def close(self) -> None:
         """Nothing."""

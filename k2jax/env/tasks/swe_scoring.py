@@ -24,6 +24,7 @@ from k2jax.env.errors import EnvironmentFailedError, VerifierError
 from k2jax.env.repository import LIMITS, packed_pytest, run_program
 from k2jax.env.task import Task
 from k2jax.env.tasks.code_scoring import verdict_of
+from k2jax.env.tasks.repository_program import ARCHIVE
 from k2jax.sandbox import Sandbox, SandboxSpec
 from k2jax.sandbox.interpreter import host_python
 from k2jax.sandbox.types import MEBI
@@ -31,7 +32,10 @@ from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 300.0
 """Wall time of one file of tests [s]."""
-LARGEST_TREE = 512 * MEBI
+LARGEST_TREE = 64 * MEBI
+"""Bytes of a repository with patch and tests, compressed; this process holds it three times."""
+_COMPOSING = 300.0
+"""Wall time of putting it together [s]."""
 _PHASES = {"setup", "call", "teardown"}
 
 
@@ -62,7 +66,7 @@ class SWEVerifier:
         composed = await _composed(task, sandbox, patch)
         if not composed["applied"]:
             return Reward(0.0, info={"patch": True, **composed})
-        tree = await sandbox.read("/work/tree.tar", LARGEST_TREE)
+        tree = await sandbox.read(ARCHIVE, LARGEST_TREE)
         wanted = {name: list(task.metadata[name]) for name in ("fail_to_pass", "pass_to_pass")}
         files: dict[str, list[str]] = defaultdict(list)
         for name in (name for names in wanted.values() for name in names):
@@ -70,7 +74,7 @@ class SWEVerifier:
         passed: set[str] = set()
         ended: dict[str, str] = {}
         for file, names in files.items():
-            good, reason = await self._run(task, sandbox, tree, file)
+            good, reason = await self._run(task, sandbox, tree, file, fresh=file == next(iter(files)))
             passed |= good & set(names)
             if reason:
                 ended[file] = reason
@@ -78,8 +82,11 @@ class SWEVerifier:
         value = float(all(test in passed for tests in wanted.values() for test in tests))
         return Reward(value, parts, {"patch": True, "dropped": composed["dropped"], "ended": ended})
 
-    async def _run(self, task: Task, sandbox: Sandbox, tree: bytes, file: str) -> tuple[set[str], str]:
-        """The tests of a file that passed, and why none counts, where none does."""
+    async def _run(self, task: Task, sandbox: Sandbox, tree: bytes, file: str, *, fresh: bool) -> tuple[set[str], str]:
+        """The tests of a file that passed, and why none counts, where none does.
+
+        In a sandbox that is not ``fresh``, code of the agent has run, which may be why pytest cannot be started.
+        """
         secret = secrets.token_hex(16)
         canaries = _canary_names(task)
         header = {
@@ -97,7 +104,10 @@ class SWEVerifier:
             return set(), "time" if result.timed_out else f"no verdict: {result.stderr[-200:].decode(errors='replace')}"
         reports = _reports(verdict["reports"])
         if not reports.get("", {}).get("ready"):
-            raise VerifierError(f"pytest cannot be started in the sandbox: {verdict['reason'][-300:]}")
+            reason = f"pytest cannot be started in the sandbox: {verdict['reason'][-300:]}"
+            if fresh:
+                raise VerifierError(reason)
+            return set(), reason
         held = [reports.get(f"{file}::{name}", {}).get("call") == [False] for name in canaries]
         if not all(held):
             return set(), f"tests that must fail were not reported as failed; {verdict['reason'][-200:]}"
@@ -107,8 +117,10 @@ class SWEVerifier:
 async def _composed(task: Task, sandbox: Sandbox, patch: str) -> dict[str, Any]:
     header = {
         "mode": "compose",
-        "patch": base64.b64encode(patch.encode()).decode(),
+        "patch": base64.b64encode(patch.encode(errors="replace")).decode(),
         "test_patch": base64.b64encode(str(task.metadata["test_patch"]).encode()).decode(),
+        "largest": LARGEST_TREE,
+        "timeout": _COMPOSING,
     }
     try:
         result = await run_program(sandbox, task, header)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import json
 from typing import Any
 
 from k2jax.env.task import Task
@@ -11,6 +10,7 @@ from k2jax.env.tasks.tau2_desks import Desk, call_desk, open_desk
 from k2jax.env.toolsets.calling import Toolbox
 from k2jax.env.toolsets.types import ToolError, Workplace
 from k2jax.errors import UserError
+from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.sandbox import Sandbox
 from k2jax.trajectory import Reward, Trajectory
 from k2jax.trajectory.types import NO_TURN
@@ -117,7 +117,7 @@ def _is_called(action: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) ->
     for call in calls:
         function = call.get("function") or {}
         try:
-            arguments = json.loads(function.get("arguments") or "{}")
+            arguments = parse_bounded_json(function.get("arguments") or "{}")
         except ValueError:
             continue
         if function.get("name") != action["name"] or not isinstance(arguments, dict):

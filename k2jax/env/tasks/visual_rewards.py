@@ -16,6 +16,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from k2jax.env.task import Task
+from k2jax.env.verifier import judges_every_answer
 from k2jax.trajectory import Reward
 
 TRUTH = "truth"
@@ -38,31 +39,54 @@ class MalformedAnswerError(ValueError):
     """An answer that is not of the form that was asked for."""
 
 
+def _shapes_of_truth(task: Task) -> str:
+    """A control answer; so are the next ones."""
+    return "".join(f"[{','.join(map(str, shape))}]" for shape in task.metadata[TRUTH])
+
+
+def _polygon_of_truth(task: Task) -> str:
+    return f"[{','.join(str(number) for corner in task.metadata[TRUTH] for number in corner)}]"
+
+
+def _click_on_truth(task: Task) -> str:
+    return "click({},{})".format(*task.metadata[TRUTH][0][:2])
+
+
+def _text_of_truth(task: Task) -> str:
+    return str(task.metadata[TRUTH])
+
+
+@judges_every_answer(_shapes_of_truth, worth=None)
 def visual_boxes(task: Task, answer: str) -> Reward:
     """Soft F1 of boxes, see ``box_f1``."""
     return _reward(lambda: box_f1(_truth(task, 4), _boxes(answer)))
 
 
+@judges_every_answer(_shapes_of_truth, worth=None)
 def visual_points(task: Task, answer: str) -> Reward:
     """Soft F1 of points, see ``point_f1``."""
     return _reward(lambda: point_f1(_truth(task, 2), read_shapes(answer, 2)))
 
 
+@judges_every_answer(_polygon_of_truth, worth=None)
 def visual_polygon(task: Task, answer: str) -> Reward:
     """Overlap of one polygon with the true one, whose corners are the truth; see ``polygon_iou``."""
     return _reward(lambda: polygon_iou(_truth(task, 2), _polygon(answer)))
 
 
+@judges_every_answer(_click_on_truth, worth=None)
 def visual_click(task: Task, answer: str) -> Reward:
     """1 for the action ``click(x,y)`` inside the true box or on its edge, else 0."""
     return _reward(lambda: click_inside(_truth(task, 4), read_click(answer)))
 
 
+@judges_every_answer(_text_of_truth, worth=None)
 def visual_words(task: Task, answer: str) -> Reward:
     """Similarity of texts, see ``text_similarity``."""
     return _reward(lambda: text_similarity(task.metadata[TRUTH], _short(answer).strip()))
 
 
+@judges_every_answer(_text_of_truth, worth=None)
 def visual_count(task: Task, answer: str) -> Reward:
     """How near the number of an answer is, which may stand behind a tally and ``=``; see ``count_closeness``."""
     return _reward(lambda: count_closeness(task.metadata[TRUTH], _number(answer)))

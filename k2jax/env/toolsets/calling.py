@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from k2jax.env.errors import EnvironmentFailedError
 from k2jax.env.toolsets.types import ToolError, Toolset
 from k2jax.errors import InfrastructureError, UserError, abbreviate, nearest
+from k2jax.files.bounded_json import parse_bounded_json
 
 RESULT_LIMIT = 20_000
 """Characters of a result that the model sees; of a longer one, the beginning and the end."""
@@ -100,7 +101,7 @@ def _value(word: str, schema: Any) -> Any:
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     if kind in ("integer", "number", "boolean"):
         try:
-            return json.loads(word)
+            return parse_bounded_json(word)
         except ValueError:
             return word  # the schema refuses it with a message
     return word
@@ -119,12 +120,9 @@ def shortened(text: str, limit: int = RESULT_LIMIT) -> str:
 
 
 def _parsed(text: str) -> Any:
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        return json.loads(text or "{}", parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
+        return parse_bounded_json(text or "{}")
+    except ValueError as error:
         raise ToolError(f"the arguments are not JSON ({abbreviate(str(error))})") from None
 
 

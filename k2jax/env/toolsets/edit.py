@@ -53,7 +53,8 @@ class EditTool:
             if needed not in arguments:
                 raise ToolError(f"the command {command} needs the argument {needed!r}")
         if command == "view":
-            return await self._view(path, arguments.get("first", 1), arguments.get("last"))
+            first, last = arguments.get("first", 1), arguments.get("last")  # JSON's 1.0 is an integer, too
+            return await self._view(path, int(first), None if last is None else int(last))
         if command == "create":
             await self._write(path, arguments["text"])
             return f"{path} has {len(arguments['text'].splitlines()):,} lines"
@@ -106,5 +107,5 @@ class EditTool:
             raise ToolError(f"{path} cannot be written: {error}") from None
 
     async def _check_alive(self) -> None:
-        """Raises SandboxError where the sandbox, and not the path, was the reason."""
-        await self._sandbox.list("/work", 1)
+        """Raises SandboxError where the sandbox, and not what the agent has done to its files, was the reason."""
+        await self._sandbox.exec(["/bin/sh", "-c", ":"], cwd="/")

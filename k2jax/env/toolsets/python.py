@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from k2jax.env.toolsets.types import Workplace, declared, parameters_of
+from k2jax.env.toolsets.types import ToolError, Workplace, declared, parameters_of
 from k2jax.errors import UserError
+from k2jax.sandbox import SandboxError
 from k2jax.sandbox.interpreter import host_packages, host_python
 from k2jax.sandbox.worker import ToolAnswer, ToolWorker
 
@@ -43,6 +44,8 @@ class PythonTool:
         self._folders = list(shown.folders)
         self.read_only = (*host_python().read_only, *shown.read_only)
         self._worker: ToolWorker | None = None
+        self._sandbox: Any = None
+        self._has_run = False
         code = {"type": "string", "description": "a cell: statements, whose last expression is shown"}
         self.tools = [
             declared(
@@ -71,15 +74,25 @@ class PythonTool:
             )
         importable = _IMPORTABLE.format(folders=self._folders) if self._folders else ""
         source = task.metadata.get(SOURCE, "") + importable  # that source may begin with imports of __future__
+        self._sandbox = workplace.sandbox
         self._worker = ToolWorker(workplace.sandbox, source, python="python3" if task.image else None)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What a cell prints, the value of its last expression, and its traceback.
 
         Raises:
-            SandboxError: the sandbox failed.
+            ToolError: what the agent has left in the sandbox keeps the interpreter from starting.
+            SandboxError: the sandbox failed, or the task's own source cannot be run.
         """
-        return described_cell(await self._worker.run(arguments["code"], timeout=self._timeout), self._timeout)
+        try:
+            answer = await self._worker.run(arguments["code"], timeout=self._timeout)
+        except SandboxError as error:
+            in_folder = await self._sandbox.exec(["/bin/sh", "-c", ":"])
+            if not self._has_run and not in_folder.code:
+                raise
+            raise ToolError(f"the interpreter cannot be started: {error}") from None
+        self._has_run = True
+        return described_cell(answer, self._timeout)
 
     async def close(self) -> None:
         """Ends the interpreter."""

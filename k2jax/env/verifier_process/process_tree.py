@@ -11,6 +11,7 @@ import signal
 import time
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_TICKS = os.sysconf("SC_CLK_TCK")  # of /proc, in a second
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -24,19 +25,25 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def descendants() -> list[int]:
-    """Ids of all processes below this one, zombies included, found by a pass over /proc."""
+def descendants() -> dict[int, float]:
+    """All processes below this one, zombies included, found by a pass over /proc.
+
+    Returns:
+        Processor time by id: of the process, and of its children that it has waited for [s].
+    """
     children: dict[int, list[int]] = defaultdict(list)
+    seconds: dict[int, float] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):  # it has just ended
                 stat = Path(f"/proc/{name}/stat").read_bytes()
-                parent = stat[stat.rindex(b")") :].split()[2]  # the name before it may hold anything
-                children[int(parent)].append(int(name))
-    found, waiting = [], [os.getpid()]
+                fields = stat[stat.rindex(b")") :].split()  # the name before it may hold anything
+                children[int(fields[2])].append(int(name))
+                seconds[int(name)] = sum(map(int, fields[12:16])) / _TICKS
+    found, waiting = {}, [os.getpid()]
     while waiting:
         below = children[waiting.pop()]
-        found += below
+        found |= {pid: seconds[pid] for pid in below}
         waiting += below
     return found
 

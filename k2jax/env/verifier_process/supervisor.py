@@ -2,6 +2,8 @@
 
 It runs no verifier itself, and is not delayed by a pool that is busy. Its arguments are the descriptor of a socket,
 from which it reads requests until the other end is closed, and the memory of the worker in bytes.
+
+Where a verifier that judges every answer gave no verdict, it says who may be to blame; see ``blame``.
 """
 
 from __future__ import annotations
@@ -12,24 +14,43 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from k2jax.env.verifier_process import frames
+from k2jax.env.verifier_process.blame import ANSWER, BUSY, UNCLEAR
 from k2jax.env.verifier_process.process_tree import adopt_orphans, descendants, kill_descendants
 from k2jax.env.verifier_process.worker import start
 
 LOADING = 120.0
 """Wall time in which a worker has to import a verifier [s]; it is no part of the time of a verdict."""
 MOST_PROCESSES = 64
+PATIENCE = 6.0
+"""Wall time of a verdict whose limit is processor time, in units of that limit."""
 _TICK = 0.1  # [s]
 
 
 class _WorkerError(Exception):
-    """The worker gives no verdict and has to go."""
+    """The worker gives no verdict and has to go; its second argument is who is to blame."""
 
 
 class _PoolGoneError(Exception):
     """Nobody waits for the verdict any more."""
+
+
+class _Limits(NamedTuple):
+    """When a worker has to go.
+
+    Attributes:
+        end: a moment of the monotonic clock [s].
+        wall: how long that is from the beginning [s].
+        used: processor time of the worker at the beginning [s].
+        processor: what it may use from then on [s].
+    """
+
+    end: float
+    wall: float
+    used: float = 0.0
+    processor: float = float("inf")
 
 
 class Supervisor:
@@ -39,6 +60,7 @@ class Supervisor:
         """Args: ``pool`` sends requests; ``memory`` is the address space of every process of a worker in bytes."""
         self._pool, self._memory = pool, memory
         self._worker: socket.socket | None = None
+        self._judges_every_answer = False  # the verifier that is asked
 
     def serve(self) -> None:
         """Answers requests until the pool closes its end."""
@@ -54,11 +76,14 @@ class Supervisor:
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._worker is None:
             _, self._worker = start(self._memory, self._pool)
+        self._judges_every_answer = False
         try:
             answer = self._ask(request)
         except (_WorkerError, frames.FrameError, TimeoutError, OSError) as error:
-            self._replace()
-            return {"error": str(error)}
+            reason, blame = error.args if isinstance(error, _WorkerError) else (str(error), UNCLEAR)
+            answer = {"error": reason, "blame": blame}
+        if "error" in answer and not self._judges_every_answer:
+            answer.pop("blame", None)
         if "error" in answer or answer.get("left"):
             self._replace()
         return answer
@@ -69,17 +94,25 @@ class Supervisor:
         The time of the verdict begins when the worker has loaded the verifier.
         """
         frames.send(self._worker, request)
-        deadline, started = time.monotonic() + LOADING, False
+        limits, started = _Limits(time.monotonic() + LOADING, LOADING), False
         while True:
-            self._wait(deadline, request["timeout"] if started else LOADING)
-            answer = frames.receive(self._worker, deadline)
+            self._wait(limits)
+            answer = frames.receive(self._worker, limits.end)
             if answer.get("id") != request["id"]:
-                raise _WorkerError("the verifier's process sent what was not asked")
+                raise _WorkerError("the verifier's process sent what was not asked", UNCLEAR)
             if not (answer.get("started") and not started):
                 return answer
-            deadline, started = time.monotonic() + request["timeout"], True
+            self._judges_every_answer = bool(answer.get("judges_every_answer"))
+            limits, started = self._limits(request["timeout"]), True
 
-    def _wait(self, deadline: float, limit: float) -> None:
+    def _limits(self, timeout: float) -> _Limits:
+        """Those of a verdict that begins now."""
+        if not self._judges_every_answer:
+            return _Limits(time.monotonic() + timeout, timeout)
+        wall = PATIENCE * timeout
+        return _Limits(time.monotonic() + wall, wall, sum(descendants().values()), timeout)
+
+    def _wait(self, limits: _Limits) -> None:
         """Waits until the worker sends something, and looks after it meanwhile."""
         while True:
             readable = select.select([self._worker, self._pool], [], [], _TICK)[0]
@@ -87,10 +120,13 @@ class Supervisor:
                 raise _PoolGoneError
             if self._worker in readable:
                 return
-            if time.monotonic() > deadline:
-                raise _WorkerError(f"the verifier gave no verdict in {limit:g} s")
-            if len(descendants()) > MOST_PROCESSES:
-                raise _WorkerError(f"the verifier started more than {MOST_PROCESSES} processes")
+            if time.monotonic() > limits.end:
+                raise _WorkerError(f"the verifier gave no verdict in {limits.wall:g} s", BUSY)
+            below = descendants()
+            if len(below) > MOST_PROCESSES:
+                raise _WorkerError(f"the verifier started more than {MOST_PROCESSES} processes", UNCLEAR)
+            if sum(below.values()) - limits.used > limits.processor:
+                raise _WorkerError(f"the verifier gave no verdict in {limits.processor:g} s of processor time", ANSWER)
 
     def _replace(self) -> None:
         if self._worker is not None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
-from numbers import Real
+import contextlib
 import os
+from pathlib import Path
 import resource
 import socket
 from typing import Any
 
-import numpy as np
-
 from k2jax.env.registry import verifiers
+from k2jax.env.rewards import checked_reward
 from k2jax.env.task import Task
+from k2jax.env.verifier import Control
 from k2jax.env.verifier_process import frames
+from k2jax.env.verifier_process.blame import ANSWER, UNCLEAR
 from k2jax.env.verifier_process.process_tree import adopt_orphans, die_with_parent, has_children
 from k2jax.errors import UserError, abbreviate
-from k2jax.trajectory import Reward
 
 _LARGEST_FILE = 64 << 20
 
@@ -25,7 +24,8 @@ _LARGEST_FILE = 64 << 20
 def serve(connection: socket.socket, memory: int) -> None:
     """Answers requests until the connection ends: ``started`` when the verifier is loaded, then a verdict.
 
-    A request without a task asks whether the verifier needs a sandbox.
+    A request without a task asks whether the verifier needs a sandbox, and one without an answer whether it works on
+    the task: then the verdict is that on the control answer.
 
     Args:
         connection: to the supervisor.
@@ -45,8 +45,15 @@ def serve(connection: socket.socket, memory: int) -> None:
         if "task" not in request:
             frames.send(connection, {"id": request["id"], "sandbox": bool(getattr(verifier, "needs_sandbox", False))})
             continue
-        frames.send(connection, {"id": request["id"], "started": True})
-        answer = {"id": request["id"]} | _verdict(verifier, Task.from_json(request["task"]), request["answer"])
+        control = getattr(verifier, "control", None)
+        started = {"started": True, "judges_every_answer": control is not None}
+        frames.send(connection, {"id": request["id"]} | started)
+        task = Task.from_json(request["task"])
+        if "answer" in request:
+            told = _verdict(verifier, task, request["answer"])
+        else:
+            told = _verdict_on_control(verifier, task, control)
+        answer = {"id": request["id"]} | told
         if os.getpid() != own:  # the verifier has forked, and its child has come back
             os._exit(1)
         frames.send(connection, answer | {"left": has_children()})
@@ -59,6 +66,8 @@ def _confine(memory: int) -> None:
     for descriptor in range(3):
         os.dup2(null, descriptor)
     os.nice(5)
+    with contextlib.suppress(OSError):  # where the machine runs out of memory, this goes before the run
+        Path("/proc/self/oom_score_adj").write_text("1000")
     for limit, value in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CORE, 0),
@@ -69,25 +78,23 @@ def _confine(memory: int) -> None:
 
 def _verdict(verifier: Any, task: Task, answer: str) -> dict[str, Any]:
     try:
-        reward = checked_reward(verifier(task, answer))
-        json.dumps(reward, allow_nan=False)  # fails here rather than when it is sent
-        return {"reward": reward}
+        return {"reward": checked_reward(verifier(task, answer))}
     except BaseException as error:
-        return {"error": f"the verifier raised {type(error).__name__}: {abbreviate(str(error), 200)}"}
+        blame = UNCLEAR if isinstance(error, MemoryError) else ANSWER
+        return {"error": f"the verifier raised {type(error).__name__}: {abbreviate(str(error), 200)}", "blame": blame}
 
 
-def checked_reward(reward: Any) -> dict[str, Any]:
-    """What a verifier returned, as JSON: a Reward, or a number alone.
-
-    Raises:
-        ValueError: it is none, or not of finite numbers.
-    """
-    reward = reward if isinstance(reward, Reward) else Reward(reward)
-    numbers = [reward.value, *reward.parts.values()]
-    if not all(isinstance(number, Real | np.bool_) and math.isfinite(number) for number in numbers):
-        raise ValueError(f"no reward of finite numbers: {abbreviate(reward)}")
-    parts = {name: float(part) for name, part in reward.parts.items()}
-    return {"value": float(reward.value), "parts": parts, "info": dict(reward.info)}
+def _verdict_on_control(verifier: Any, task: Task, control: Control | None) -> dict[str, Any]:
+    """The verdict on the control answer; an error where it is not the right one."""
+    if control is None:
+        return {"error": "the verifier does not say that it judges every answer"}
+    try:
+        told = _verdict(verifier, task, control.answer(task))
+    except Exception as error:
+        return {"error": f"the task has no control answer: {type(error).__name__}: {abbreviate(str(error), 200)}"}
+    if "error" in told or control.worth in (None, told["reward"]["value"]):
+        return told
+    return {"error": f"its reward is {told['reward']['value']:g} and not {control.worth:g}"}
 
 
 def start(memory: int, inherited: socket.socket) -> tuple[int, socket.socket]:
