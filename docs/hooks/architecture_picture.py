@@ -28,6 +28,7 @@ PURPOSES = {
     "env": "tasks, verifiers",
     "errors": "mistakes of the user",
     "evaluate": "suites, pass@k",
+    "files": "bounded reading",
     "gateway": "proxy for agents",
     "generate": "text in the terminal",
     "inference": "engine, paged cache",
