@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 from collections import defaultdict
 from collections.abc import Sequence
-import json
 import random
 import re
 import secrets
@@ -25,6 +24,7 @@ from k2jax.env.repository import LIMITS, packed_pytest, run_program
 from k2jax.env.task import Task
 from k2jax.env.tasks.code_scoring import verdict_of
 from k2jax.env.tasks.repository_program import ARCHIVE
+from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.sandbox import Sandbox, SandboxSpec
 from k2jax.sandbox.interpreter import host_python
 from k2jax.sandbox.types import MEBI
@@ -124,7 +124,7 @@ async def _composed(task: Task, sandbox: Sandbox, patch: str) -> dict[str, Any]:
     }
     try:
         result = await run_program(sandbox, task, header)
-        return json.loads(result.stdout)
+        return parse_bounded_json(result.stdout)
     except (EnvironmentFailedError, ValueError) as error:
         raise VerifierError(f"base, patch and tests cannot be put together: {error}") from None
 
@@ -134,7 +134,7 @@ def _reports(lines: Sequence[str]) -> dict[str, dict[str, list[bool]]]:
     reports: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         try:
-            name, phase, passed = json.loads(line)
+            name, phase, passed = parse_bounded_json(line, 100)
             reports[str(name)][str(phase)].append(passed is True)
         except (ValueError, TypeError):
             continue
