@@ -208,7 +208,9 @@ class Raising:
 
 
 @pytest.mark.parametrize(
-    "found", [Reward(float("nan")), RecursionError("deep"), Reward(1.0, info={"x": object()})], ids=str
+    "found",
+    [Reward(float("nan")), RecursionError("deep"), Reward(1.0, info={"x": object()})],
+    ids=["no number", "an exception", "no JSON"],
 )
 def test_a_verifier_with_a_sandbox_that_breaks_down_does_not_end_the_run(monkeypatch, found):
     monkeypatch.setattr(Raising, "found", found)
