@@ -22,6 +22,8 @@ OUTPUTS = "outputs"
 """Key of a task's metadata: paths below ``/work``, whose texts ``NamedFilesEnvironment`` keeps."""
 LARGEST = 256 << 10
 """Bytes of the archive, compressed."""
+LARGEST_TEXTS = 6 << 20
+"""Bytes of the texts of named files as JSON: they fit into a message of a remote environment."""
 _WRITING = 60.0  # wall time that writing the files may take, on a machine where many agents start [s]
 _UNPACK = """
 import base64, json, os, sys
@@ -81,7 +83,8 @@ class NamedFilesEnvironment(ToolEnvironment):
     """Tools in a sandbox whose ``/work`` begins with the files of the task, of which a few named ones are kept.
 
     It costs no process of its own: files are written and read from outside. The outcome is ``{"texts": {path: text}}``,
-    of the regular files that the task names under ``OUTPUTS`` and that are there.
+    of the regular files that the task names under ``OUTPUTS`` and that are there; of none of them, with ``too_large``,
+    where they are larger than ``LARGEST_TEXTS``.
     """
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
@@ -102,10 +105,13 @@ class NamedFilesEnvironment(ToolEnvironment):
         Raises:
             SandboxError: the sandbox has failed.
         """
-        texts, outputs = {}, task.metadata.get(OUTPUTS, ())
+        texts, size, outputs = {}, 0, task.metadata.get(OUTPUTS, ())
         for path in outputs:
             with contextlib.suppress(SandboxError):  # there is no regular file
                 texts[path] = (await sandbox.read(f"/work/{path}")).decode(errors="replace")
+                size += len(json.dumps(texts[path], ensure_ascii=False).encode())
+                if size > LARGEST_TEXTS:
+                    return {"texts": {}, "too_large": True}
         if len(texts) < len(outputs):  # is it the agent who left none, or the sandbox that is gone?
             await sandbox.exec(["/bin/sh", "-c", ":"], cwd="/")
         return {"texts": texts}

@@ -22,6 +22,8 @@ _FAN_OUT, _LOOSE = re.compile(r"[0-9a-f]{2}"), re.compile(r"[0-9a-f]{38}")
 _MOST_FOLDERS = 16
 """Folders of objects that a repository borrows from each other."""
 _MOST_FILES = 1_000_000
+_MOST_PACK_FILES = 10_000
+"""Of a folder of objects; each of them gets a link."""
 _LARGEST_TEXT = 1 << 20
 """Bytes of a file that names folders or commits."""
 
@@ -108,6 +110,8 @@ def _links(objects: str, folder: str) -> Iterator[tuple[str, str]]:
         if name == "pack":
             pack = _folder(os.path.join(objects, name), folder)
             files = [file for file in _names(pack) if file.endswith((".pack", ".idx", ".promisor"))]
+            if len(files) > _MOST_PACK_FILES:
+                raise UserError(f"{pack} has more than {_MOST_PACK_FILES:,} files of packs; git repack -a -d")
             yield from ((f"pack/{file}", _file(os.path.join(pack, file), folder)) for file in files)
         elif _FAN_OUT.fullmatch(name):
             loose = _folder(os.path.join(objects, name), folder)

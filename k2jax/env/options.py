@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import functools
 import inspect
+import math
 import shlex
 from typing import Any, Literal, get_args, get_origin
 
@@ -78,9 +79,12 @@ def _value(kind: Any, text: str, name: str) -> Any:
     if kind not in (int, float, str):
         raise TypeError(f"{name} is annotated as {kind}, which cannot be written as an option")
     try:
-        return kind(text)
+        value = kind(text)
     except ValueError:
-        raise UserError(f"{name} is {abbreviate(text)}; it must be {_NOUNS[kind]}") from None
+        value = math.nan
+    if value != value:  # not even nan is a number: limits of time that are nan come in no order with others
+        raise UserError(f"{name} is {abbreviate(text)}; it must be {_NOUNS[kind]}")
+    return value
 
 
 _NOUNS = {int: "an integer", float: "a number"}

@@ -208,7 +208,7 @@ class NamespaceSandbox(FolderSandbox):
             "exec", stdin, box=self._box, timeout=timeout, output_limit=output_limit, **command
         )
         try:
-            answer = await _answer(future, timeout + _GRACE)
+            answer = await _answer(future, max(timeout, 0.0) + _GRACE)
         except BaseException:
             with contextlib.suppress(SandboxError):
                 self._link.ask("kill", target=number)

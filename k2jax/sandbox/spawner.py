@@ -30,6 +30,8 @@ _OWN_PROCESSES = 2
 """The isolating program and the first process of the namespace count in the control group."""
 _KEPT_ERRORS = 1 << 14
 """Bytes of error output that are kept of a program that goes on."""
+_LONGEST_WAIT = 3600.0
+"""How long the loop waits for anything at most: a time limit may be longer than what the kernel can wait for [s]."""
 _PATIENCE = 2.0
 """How long a control group may take to become empty after its processes have ended [s]."""
 
@@ -142,10 +144,9 @@ class Spawner:
             box.remove()
         self._groups.remove()
 
-    def _turn(self, wait: float | None = None) -> None:
+    def _turn(self, wait: float = _LONGEST_WAIT) -> None:
         nearest = min((job.deadline for job in self._timed.values()), default=float("inf"))
-        if nearest < float("inf"):
-            wait = min(max(nearest - time.monotonic(), 0), wait if wait is not None else nearest)
+        wait = min(wait, max(nearest - time.monotonic(), 0.0))
         for key, _ in self._selector.select(wait):
             if self._selector.get_map().get(key.fd) == key:  # not closed by one before it
                 key.data()

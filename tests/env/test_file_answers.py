@@ -7,7 +7,7 @@ import pytest
 
 from k2jax.env import Task
 from k2jax.env.environment import OUTCOME
-from k2jax.env.files import FILES, FilesEnvironment, NamedFilesEnvironment
+from k2jax.env.files import FILES, OUTPUTS, FilesEnvironment, NamedFilesEnvironment
 from k2jax.env.tasks.file_answers import EXPECTED, KINDS, FileAnswers, FilesAsExpected, texts_left
 from k2jax.errors import UserError
 from k2jax.sandbox import SandboxSpec
@@ -65,6 +65,27 @@ def test_files_of_text_and_of_bytes_are_there_as_the_task_has_them(environment):
         return read
 
     assert asyncio.run(left()) == ["é\r\n".encode(), content]
+
+
+@pytest.mark.parametrize("content", ["A", "\\0", "\\377"])
+def test_texts_of_many_names_are_bounded_together(content):
+    """One large file under many names would otherwise fill the memory, or be too long for a remote environment."""
+    names = ["./" * number + "a" for number in range(100)]
+    task = Task("t", "d", (), "v", tools=("shell",), metadata={OUTPUTS: names})
+
+    async def outcome():
+        opened = NamedFilesEnvironment(lambda: backend("bubblewrap"))
+        sandbox = await opened.open_workspace(task, SandboxSpec())
+        await sandbox.exec(["/bin/sh", "-c", f"head -c 1048576 /dev/zero | tr '\\0' '{content}' > a"])
+        many = await opened.collect()
+        await sandbox.exec(["/bin/sh", "-c", f"head -c 10000 /dev/zero | tr '\\0' '{content}' > a"])
+        few = await opened.collect()
+        await opened.close()
+        return many, few
+
+    many, few = asyncio.run(outcome())
+    assert many == {"texts": {}, "too_large": True}
+    assert len(few["texts"]) == 100 and all(len(text) == 10_000 for text in few["texts"].values())
 
 
 def test_texts_that_are_left_follow_no_link_and_broken_archives_hold_none():

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from k2jax.env import git_history
+from k2jax.env import git_history, git_objects
 from k2jax.env.errors import EnvironmentFailedError
 from k2jax.env.git_history import Packs, packed_history
 from k2jax.errors import UserError
@@ -190,6 +190,15 @@ def test_lists_of_others_are_checked_and_bounded(repository):
         with pytest.raises(UserError, match=r"no list of ids|has more than|null|16 folders|does not exist"):
             history(folder, commits[1])
         path.unlink()
+
+
+def test_folders_with_many_packs_are_refused_before_anything_is_made_of_them(repository, monkeypatch):
+    folder, commits = repository
+    git(folder, "repack", "-adq")
+    assert history(folder, commits[1])
+    monkeypatch.setattr(git_objects, "_MOST_PACK_FILES", 1)
+    with pytest.raises(UserError, match="more than 1 files of packs"):
+        history(folder, commits[0])
 
 
 def test_all_kinds_of_honest_repositories_can_be_read(repository, tmp_path):

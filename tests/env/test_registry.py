@@ -81,6 +81,7 @@ def test_options_become_values_of_the_parameters_types():
         ("count", "not of the form name=value"),
         ("count=three", "must be an integer"),
         ("share=half", "must be a number"),
+        ("share=nan", "must be a number"),
         ("deep=perhaps", "write true or false"),
     ],
 )

@@ -1,6 +1,7 @@
 """Tasks in repositories: the reference patch earns 1, and nothing that an agent leaves behind doctors the tests."""
 
 import asyncio
+import dataclasses
 import json
 import shutil
 
@@ -11,6 +12,7 @@ from k2jax.env.git_history import packed_history
 from k2jax.env.registry import load_tasks, oracles
 from k2jax.env.repository import RepositoryEnvironment
 from k2jax.env.scripted import called, play_actions, said
+from k2jax.env.tasks import swe_scoring
 from k2jax.env.tasks.repository_program import is_protected
 from k2jax.env.tasks.swe_example import write_example
 from k2jax.env.tasks.swe_scoring import SWEVerifier, _reports
@@ -59,6 +61,24 @@ def added(path, text):
 def test_the_reference_patch_earns_1_and_the_null_policy_0(tasks):
     result = check([tasks["words-empty"]], oracles.get("swe"))
     assert rewards(result.oracle) == [1.0] and rewards(result.null) == [0.0]
+
+
+def test_a_file_of_many_tests_counts_whole(tasks):
+    """Their reports are more than the output that is kept of an ordinary command."""
+    task, name = tasks["words-empty"], f"test_{'n' * 2000}"
+    source = f"import pytest\n\n\n@pytest.mark.parametrize('x', range(200))\ndef {name}(x):\n    pass"
+    metadata = {
+        **task.metadata,
+        "test_patch": task.metadata["test_patch"] + added("tests/test_many.py", source),
+        "pass_to_pass": [f"tests/test_many.py::{name}[{x}]" for x in range(200)],
+    }
+    [reward] = scored(dataclasses.replace(task, metadata=metadata), [task.metadata["patch"]])
+    assert reward.value == 1.0
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "[]," * 100_000, "[" + "9" * 100_000, '["a", "call"]', "1", ""])
+def test_what_a_program_writes_in_place_of_reports_is_passed_over(line):
+    assert swe_scoring._reports([line, '["b", "call", true]']) == {"b": {"call": [True]}}
 
 
 REPORTS = (

@@ -169,3 +169,14 @@ def test_commands_outlive_the_thread_that_asked_for_them(name):
     thread.join()
     results.append(in_sandbox(name, use))
     assert [result.stdout for result in results] == [b"slept\n"] * 2
+
+
+@every_backend
+def test_no_time_limit_is_too_long_for_the_kernel_or_ends_other_sandboxes(name):
+    async def use(sandbox):
+        for timeout in (1e308, 1e10, float("inf")):
+            assert said(await sandbox.exec(["/bin/echo", "here"], timeout=timeout)) == "here\n"
+        for timeout in (-1e308, -1.0, 0.0):
+            assert (await sandbox.exec(["/bin/sleep", "5"], timeout=timeout)).timed_out
+
+    in_sandbox(name, use)

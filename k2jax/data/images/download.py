@@ -23,6 +23,7 @@ from k2jax.errors import abbreviate
 _HEADERS = {"User-Agent": "k2jax"}  # some hosts answer nobody without
 _AGAIN = (408, 425, 429)  # with all from 500 on: what may be otherwise at another time
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # addresses of IPv4 in those of IPv6
+_OF_CLOUDS = (ipaddress.IPv4Network("168.63.129.16/32"), ipaddress.IPv4Network("192.0.0.0/24"))  # their machines' own
 _ALLOCATED = ipaddress.IPv6Network("2000::/3")  # to anyone
 
 
@@ -146,7 +147,7 @@ def is_public(address: str) -> bool:
     """Whether an address belongs to the internet at large; of one that IPv4 is translated to, whether that does."""
     own = ipaddress.ip_address(address)
     if isinstance(own, ipaddress.IPv4Address):
-        return own.is_global and not own.is_multicast
+        return own.is_global and not own.is_multicast and not any(own in network for network in _OF_CLOUDS)
     inner = own.ipv4_mapped or own.sixtofour
     if own in _TRANSLATED:
         inner = ipaddress.IPv4Address(int(own) & 0xFFFFFFFF)

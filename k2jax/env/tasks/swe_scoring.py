@@ -34,6 +34,8 @@ TIMEOUT = 300.0
 """Wall time of one file of tests [s]."""
 LARGEST_TREE = 64 * MEBI
 """Bytes of a repository with patch and tests, compressed; this process holds it three times."""
+MOST_REPORTS = 16 * MEBI
+"""Bytes of what one file of tests reports."""
 _COMPOSING = 300.0
 """Wall time of putting it together [s]."""
 _PHASES = {"setup", "call", "teardown"}
@@ -98,7 +100,7 @@ class SWEVerifier:
             "plugins": task.metadata.get("plugins", []),
             "timeout": TIMEOUT,
         }
-        result = await run_program(sandbox, task, header, payload=tree)
+        result = await run_program(sandbox, task, header, MOST_REPORTS, payload=tree)
         verdict = verdict_of(result.stdout, secret)
         if verdict is None:
             return set(), "time" if result.timed_out else f"no verdict: {result.stderr[-200:].decode(errors='replace')}"
@@ -134,7 +136,7 @@ def _reports(lines: Sequence[str]) -> dict[str, dict[str, list[bool]]]:
     reports: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         try:
-            name, phase, passed = parse_bounded_json(line, 100)
+            name, phase, passed = parse_bounded_json(line, 8)
             reports[str(name)][str(phase)].append(passed is True)
         except (ValueError, TypeError):
             continue
