@@ -15,7 +15,7 @@ from k2jax.env.scripted import called, play_actions, said
 from k2jax.env.tasks import swe_scoring
 from k2jax.env.tasks.repository_program import is_protected
 from k2jax.env.tasks.swe_example import write_example
-from k2jax.env.tasks.swe_scoring import SWEVerifier, _reports
+from k2jax.env.tasks.swe_scoring import SWEVerifier
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 from tests.env.test_code import trajectory
@@ -184,10 +184,3 @@ def test_an_episode_that_leaves_no_work_tree_earns_0(tasks):
     ruin = [called("shell", command="rm -rf /work/repo; ln -s / /work/repo")]
     result = check([tasks["words-empty"]], lambda task, messages: play_actions(ruin, messages))
     assert rewards(result.oracle) == [0.0]
-
-
-def test_reports_that_a_tested_package_writes_itself_are_no_reports():
-    """The package under test shares the pipe of its reports; what it writes there must not end the verdict."""
-    odd = ["[" * 200_000, '["a","call",true', "3", "[]", "{}", '[["a"],{},1e999]', "[" + "1," * 200_000 + "1]", ""]
-    reports = _reports([*odd, '["t.py::a","call",true]'])
-    assert reports["t.py::a"] == {"call": [True]}
