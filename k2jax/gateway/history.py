@@ -28,6 +28,10 @@ Kind = Literal["start", "extend", "repeat", "branch"]
 """How a request goes on: a first one, one that extends a leaf, one that asks the same again, one that branches off."""
 
 
+_MOST_LEFT_OUT = 20
+"""Kinds of tools and names of fields that a record of a request names."""
+
+
 class Addition(NamedTuple):
     """A node that a history adds: its key, its tokens, and its message, None for tools and generation prompts."""
 
@@ -62,7 +66,7 @@ class MatchedHistory:
         told = self.conversation
         options = dataclasses.replace(told.options, tools=bool(told.tools))
         asked = {name: _short(value) for name, value in told.asked.items()}
-        rest = Conversation((), (), (), options, asked, told.left_out)
+        rest = Conversation((), (), (), options, asked, tuple(dict.fromkeys(told.left_out))[:_MOST_LEFT_OUT])
         return dataclasses.replace(self, conversation=rest, keys=())
 
 
