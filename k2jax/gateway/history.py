@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
+import sys
 from typing import Any, Literal, NamedTuple
 
 from k2jax.api import Conversation, ModelCard
@@ -38,6 +39,21 @@ class Addition(NamedTuple):
     key: str
     tokens: list[int]
     message: Mapping[str, Any] | None
+
+
+def addition_bytes(addition: Addition) -> int:
+    """Memory of a node's tokens and texts once it is recorded, roughly."""
+    size = 4 * len(addition.tokens)
+    values: list[Any] = [addition.message]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            size += sys.getsizeof(value)
+        elif isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return size
 
 
 @dataclasses.dataclass(frozen=True)
