@@ -16,7 +16,7 @@ from k2jax.text.messages import function_of, to_json
 
 LONGEST_TOKEN = 64
 """Characters for each token of the longest sequence: more are no prompt, whatever they are."""
-_SURELY_SHORT, _SHORT = 4, 1 << 17
+_SURELY_SHORT, _SHORT = 4, 1 << 16
 """Bytes of UTF-8, for each token of the longest sequence and at most, up to which a text is encoded as a whole."""
 _PIECE = 1 << 14
 """Characters that are encoded at a time."""
