@@ -25,8 +25,27 @@ class InfrastructureError(Exception):
 
 def abbreviate(value: Any, length: int = 80) -> str:
     """Returns a value for an error message: in ASCII, on one line, of at most ``length`` characters."""
-    text = ascii(value)
+    text = ascii(_beginning(value, [length]))
     return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def _beginning(value: Any, room: list[int]) -> Any:
+    """As much of a value as ``room`` characters show, so that a value of many megabytes is not written as a whole."""
+    if isinstance(value, str | bytes | bytearray):
+        shown = value[: max(0, room[0]) + 1]
+        room[0] -= len(shown)
+        return shown
+    if type(value) not in (list, tuple, dict):
+        room[0] -= 1
+        return value
+    keys, parts = [], []
+    for key in value:
+        if room[0] < 0:
+            break
+        room[0] -= 1
+        keys.append(_beginning(key, room) if isinstance(value, dict) else None)
+        parts.append(_beginning(value[key] if isinstance(value, dict) else key, room))
+    return dict(zip(keys, parts, strict=True)) if isinstance(value, dict) else type(value)(parts)
 
 
 def nearest(word: str, known: Sequence[str], ending: str = "") -> str:

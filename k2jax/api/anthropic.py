@@ -13,6 +13,7 @@ from k2jax.api.errors import bad_request, unsupported
 from k2jax.api.fields import Fields, invalid_value
 from k2jax.api.model_card import ModelCard
 from k2jax.api.requests import GenerationRequest, api_errors
+from k2jax.errors import abbreviate
 from k2jax.text.messages import to_json
 
 # Hints about prices, places and caches, and settings of features that these models do not have.
@@ -92,7 +93,7 @@ def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, 
         kind = tool.get("type") or "custom" if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "custom":  # a tool that Anthropic's servers or clients define
             if not fields.lenient:
-                raise unsupported("tools", f"tools of the type {ascii(kind)[:60]} are not supported by this server")
+                raise unsupported("tools", f"tools of the type {abbreviate(kind, 60)} are not supported by this server")
             left_out.append(kind[:40])
             continue
         if not (isinstance(kind, str) and isinstance(tool.get("name"), str) and tool["name"]):
@@ -158,7 +159,8 @@ def _read_part(block: dict[str, Any], origin: str) -> dict[str, Any]:
             url = f"data:{source.get('media_type')};base64,{source.get('data')}"
         if isinstance(url, str):
             return {"type": "image_url", "image_url": {"url": url}}
-    raise bad_request(origin, f"{origin} has a block that this server does not read: {ascii(block.get('type'))[:60]}")
+    kind = abbreviate(block.get("type"), 60)
+    raise bad_request(origin, f"{origin} has a block that this server does not read: {kind}")
 
 
 def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -192,7 +194,7 @@ def _read_answer(blocks: list[dict[str, Any]], origin: str) -> dict[str, Any]:
             function = {"name": block["name"], "arguments": to_json(block.get("input", {}))}
             calls.append({"id": block["id"], "type": "function", "function": function})
         elif kind != "redacted_thinking":
-            raise bad_request(origin, f"{origin} has a block that this server does not read: {ascii(kind)[:60]}")
+            raise bad_request(origin, f"{origin} has a block that this server does not read: {abbreviate(kind, 60)}")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)

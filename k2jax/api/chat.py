@@ -15,6 +15,7 @@ from k2jax.api.model_card import ModelCard
 from k2jax.api.requests import IGNORED, NEUTRAL, GenerationRequest, api_errors
 from k2jax.api.response_builder import ResponseBuilder, ResponseChoice, finite
 from k2jax.client import MAX_TOP_LOGPROBS
+from k2jax.errors import abbreviate
 
 _NEUTRAL: Mapping[str, Any] = {
     **NEUTRAL,
@@ -142,7 +143,8 @@ def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     functions, left_out = [], []
     for tool in tools:
         if fields.lenient and isinstance(tool, dict) and tool.get("type", "function") != "function":
-            left_out.append(str(tool["type"])[:40])
+            kind = tool["type"]
+            left_out.append(kind[:40] if isinstance(kind, str) else abbreviate(kind, 40))
             continue
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):

@@ -12,10 +12,10 @@ from typing import Any
 from k2jax.api.encoding import dump_json
 from k2jax.api.errors import bad_request, unsupported
 from k2jax.api.fields import Fields
-from k2jax.api.lengths import check_texts
+from k2jax.api.lengths import check_text, check_texts
 from k2jax.api.model_card import ModelCard
 from k2jax.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.text.chat import ChatBuilder
 from k2jax.text.media_reading import start_reading
@@ -118,12 +118,14 @@ def start_builder(tools: tuple[Mapping[str, Any], ...], card: ModelCard) -> Chat
     """Returns a conversation's beginning, with its tools declared.
 
     Raises:
-        ApiError: the model has no tools, or these cannot be declared.
+        ApiError: the model has no tools, or these cannot be declared or are too long.
     """
     assert card.chat is not None
     if tools and not card.tokenizer.is_byte_level:
         raise unsupported("tools", f"{card.name} does not support tools")
     try:
+        if tools:
+            check_text("tools", card.chat.tools_text(tools), card)
         return ChatBuilder(card.chat, tools)
     except UserError as error:
         raise unsupported("tools", str(error)) from None
@@ -148,7 +150,7 @@ def text_of_parts(parts: Any, kinds: tuple[str, ...], where: str, separator: str
     for part in parts:
         if not (isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)):
             kind = part.get("type") if isinstance(part, dict) else part
-            raise bad_request(where, f"{where} has a part that is no text: {ascii(kind)[:60]}")
+            raise bad_request(where, f"{where} has a part that is no text: {abbreviate(kind, 60)}")
     return separator.join(part["text"] for part in parts)
 
 

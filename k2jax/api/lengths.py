@@ -12,13 +12,13 @@ from typing import Any
 from k2jax.api.errors import ApiError
 from k2jax.api.model_card import ModelCard
 from k2jax.api.requests import check_prompt_length
-from k2jax.text.messages import to_json
+from k2jax.text.messages import function_of, to_json
 
 LONGEST_TOKEN = 64
 """Characters for each token of the longest sequence: more are no prompt, whatever they are."""
-_SURELY_SHORT = 4
-"""Characters for each token of the longest sequence up to which a text is encoded as a whole."""
-_PIECE = 1 << 16
+_SURELY_SHORT, _SHORT = 4, 1 << 16
+"""Bytes of UTF-8, for each token of the longest sequence and at most, up to which a text is encoded as a whole."""
+_PIECE = 1 << 14
 """Characters that are encoded at a time."""
 _TOOLS = 4
 """Tokens of JSON to which a format may shorten tools, for one of its own."""
@@ -37,34 +37,33 @@ def check_texts(
 
     Raises:
         ApiError: 400, a text is too long; the error names the field that it came from.
-        UserError: tools are no JSON values.
+        UserError: tools or arguments of calls are no JSON values.
     """
     total = 0
     for message, origin in zip(messages, origins, strict=True):
-        for text in _texts(message):
-            total += len(text)
-            check_text(origin.partition("[")[0], text, card, before=total - len(text))
+        # Formats join what a message says, so that many short texts of one message are as long as a single one.
+        param, texts = origin.partition("[")[0], list(_texts(message))
+        total += sum(map(len, texts))
+        _check_characters(param, total, card)
+        check_text(param, "".join(texts), card)
     if tools:
         check_text("tools", to_json(list(tools)), card, shortened=_TOOLS)
 
 
-def check_text(param: str, text: str, card: ModelCard, *, before: int = 0, shortened: int = 1) -> None:
+def check_text(param: str, text: str, card: ModelCard, shortened: int = 1) -> None:
     """Refuses a text that is too long for the model.
 
     Args:
         param: the field, for the error.
         text: that will be encoded.
         card: the model.
-        before: characters of other texts of the same prompt.
         shortened: how many times as many tokens it may have as what is made of it.
 
     Raises:
         ApiError: 400, as ``check_prompt_length`` raises it.
     """
-    if before + len(text) > LONGEST_TOKEN * shortened * card.max_length:
-        check_prompt_length(param, (before + len(text)) // LONGEST_TOKEN, card)
-        raise ApiError(400, f"{param} is too long", param=param, code="context_length_exceeded")
-    if len(text) <= _SURELY_SHORT * card.max_length:
+    _check_characters(param, len(text), card, shortened)
+    if len(text) * (1 if text.isascii() else 4) <= min(_SURELY_SHORT * card.max_length, _SHORT):
         return
     # Where a text is cut, a piece may have some tokens more than the text has there.
     most = shortened * card.max_length * 5 // 4 + 64
@@ -73,6 +72,12 @@ def check_text(param: str, text: str, card: ModelCard, *, before: int = 0, short
         tokens += len(card.tokenizer.encode(text[begin : begin + _PIECE]))
         if tokens > most:
             check_prompt_length(param, tokens // shortened, card)
+
+
+def _check_characters(param: str, characters: int, card: ModelCard, shortened: int = 1) -> None:
+    if characters > LONGEST_TOKEN * shortened * card.max_length:
+        check_prompt_length(param, characters // LONGEST_TOKEN, card)
+        raise ApiError(400, f"{param} is too long", param=param, code="context_length_exceeded")
 
 
 def _texts(message: Any) -> Iterator[str]:
@@ -86,7 +91,7 @@ def _texts(message: Any) -> Iterator[str]:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list | tuple) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
-        texts += [function.get(name) for name in ("name", "arguments")] if isinstance(function, Mapping) else []
+        texts += function_of(call) if isinstance(function, Mapping) and isinstance(function.get("name"), str) else ()
         texts += [call.get("id")] if isinstance(call, Mapping) else []
     texts += [message.get(name) for name in ("reasoning_content", "name", "tool_call_id")]
     yield from (text for text in texts if isinstance(text, str))

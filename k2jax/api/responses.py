@@ -13,6 +13,7 @@ from k2jax.api.fields import Fields, invalid_value
 from k2jax.api.model_card import ModelCard
 from k2jax.api.requests import GenerationRequest, api_errors
 from k2jax.api.responses_response import ResponsesResponse, error_event
+from k2jax.errors import abbreviate
 
 # What cannot change an answer: places, prices, caches, and what a response is to hold beside it.
 _IGNORED = frozenset(
@@ -93,7 +94,7 @@ def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, 
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "function":  # tools that OpenAI's servers or clients define
             if not fields.lenient:
-                raise unsupported("tools", f"tools of the type {ascii(kind)[:60]} are not supported by this server")
+                raise unsupported("tools", f"tools of the type {abbreviate(kind, 60)} are not supported by this server")
             left_out.append(kind[:40])
             continue
         if not (isinstance(kind, str) and isinstance(tool.get("name"), str) and tool["name"]):
@@ -138,7 +139,7 @@ class _InputReader:
             kind = item.get("type") or "message" if isinstance(item, dict) else None
             read = readers.get(kind) if isinstance(kind, str) else None
             if read is None:
-                raise bad_request(origin, f"{origin} is an item that this server does not read: {ascii(kind)[:60]}")
+                raise bad_request(origin, f"{origin} is an item that this server does not read: {abbreviate(kind, 60)}")
             read(item, origin)
 
     def _message(self, item: dict[str, Any], origin: str) -> None:
@@ -210,7 +211,7 @@ def _part(part: dict[str, Any], origin: str) -> dict[str, Any]:
         return {"type": "text", "text": text}
     if kind == "input_image" and isinstance(part.get("image_url"), str):
         return {"type": "image_url", "image_url": {"url": part["image_url"]}}
-    raise bad_request(origin, f"{origin} has a part that this server does not read: {ascii(kind)[:60]}")
+    raise bad_request(origin, f"{origin} has a part that this server does not read: {abbreviate(kind, 60)}")
 
 
 DIALECT = Dialect("/v1/responses", parse_response, ResponsesResponse, read_response, error_event=error_event)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import json
+import re
 from typing import Any
 
 MOST_VALUES = 500_000
@@ -17,7 +18,11 @@ BYTES_OF_A_VALUE = 120
 """What a value takes beside its text, at most: half a pair of an object with a single pair [bytes]."""
 MOST_WIDE = 100_000
 """Characters beyond U+FFFF in a document longer than a megabyte."""
+MOST_WIDE_TEXT = 8 << 20
+"""Bytes of all strings with such characters in a document longer than a megabyte: they take four times as much."""
 _MARKS = b",:[{"
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_WIDE = re.compile(rb"\\u[dD][89abAB]")
 _LONG = 1 << 20  # bytes of a document that is worth a second look
 
 
@@ -70,7 +75,23 @@ def _escaped(data: bytes | bytearray) -> bytes | bytearray:
             before = part
         if rest:
             data = b"".join(pieces)
+    _check_wide_text(data)
     return data
+
+
+def _check_wide_text(data: bytes | bytearray) -> None:
+    """Raises TooManyValuesError for too much text in strings in which a character beyond U+FFFF is escaped."""
+    if not _WIDE.search(data):
+        return
+    size = 0
+    for found in _STRING.finditer(data):
+        begin, end = found.span()
+        if end - begin > 12 and _WIDE.search(data, begin, end):
+            size += end - begin
+            if size > MOST_WIDE_TEXT:
+                raise TooManyValuesError(
+                    f"it has more than {MOST_WIDE_TEXT:,} bytes of texts with characters beyond U+FFFF"
+                )
 
 
 def count_values(data: bytes | bytearray, most: int) -> int:

@@ -28,6 +28,8 @@ from k2jax.web.models import list_models, show_model
 
 MOST_ANSWERS = 128
 """Answers of one rollout that are generated, or wait for its budget, at a time."""
+MOST_HELD = 100 << 20
+"""Memory of the requests of one rollout that wait for their answers, roughly, while there are several [bytes]."""
 _OPERATOR_BYTES = 1 << 20
 
 
@@ -93,10 +95,13 @@ class AgentEndpoints:
             session = self._session(request)
             if self._gateway.closing:
                 raise unavailable("the gateway is shutting down")
+            session.check_recorded()
             async with self._arrivals.of(request, session.name) as arrival:
                 prepared = await self._prepare(session, dialect, arrival)
             if self._gateway.running >= self._max_running or session.in_progress >= MOST_ANSWERS:
                 raise busy("too many answers are being generated")
+            if session.in_progress and session.held_bytes + prepared.held_bytes > MOST_HELD:
+                raise busy("too many long requests are being answered")
             exchange = self._gateway.start(prepared)
             return await self._respond(dialect, exchange, request)
 

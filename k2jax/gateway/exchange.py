@@ -18,11 +18,13 @@ from k2jax.api.blocks import AnswerBlocks
 from k2jax.api.errors import bad_request, unavailable
 from k2jax.client import Client, Completion, Sampling
 from k2jax.errors import InfrastructureError, UserError
-from k2jax.gateway.history import EncodedHistory, MatchedHistory
+from k2jax.gateway.history import EncodedHistory, MatchedHistory, addition_bytes
 from k2jax.gateway.session import GatewaySession
 
 LAST_TOKEN_SECONDS = 60.0
 """How long after its time a model may still take to the token that ends an answer [s]."""
+_TOKEN_BYTES = 48
+"""Memory of a token of a prompt, roughly: an integer, and its places in a list and a tuple [bytes]."""
 LOG = logging.getLogger("k2jax.gateway")
 
 
@@ -49,6 +51,11 @@ class PreparedRequest:
         """What the client sent, without its messages; see ``MatchedHistory.without_messages``."""
         return self.match.conversation
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes until it is answered, roughly."""
+        return _TOKEN_BYTES * len(self.encoded.prompt) + sum(map(addition_bytes, self.encoded.additions))
+
     def facts(self, began: float) -> dict[str, Any]:
         """What the log says about the request beside its tokens."""
         return {
@@ -69,6 +76,7 @@ class Exchange:
 
     Attributes:
         request: prompt and options, for the dialect's response.
+        session, held_bytes: see ``PreparedRequest``.
     """
 
     def __init__(self, prepared: PreparedRequest, client: Client, card: ModelCard, seconds: float = math.inf):
@@ -87,6 +95,7 @@ class Exchange:
             media=prepared.encoded.media,
             record=f"k2jax-{secrets.token_hex(8)}",
         )
+        self.session, self.held_bytes = prepared.session, prepared.held_bytes
         self._prepared, self._client, self._card = prepared, client, card
         self._began = time.time()
         self._first_token: float | None = None
@@ -215,11 +224,6 @@ class Exchange:
         """Hands a delta without a finish reason to the client; runs on the event loop."""
         self._answer.feed(delta)
         self._deltas.put_nowait(delta)
-
-    @property
-    def session(self) -> GatewaySession:
-        """The rollout that it belongs to."""
-        return self._prepared.session
 
     @property
     def is_over(self) -> bool:

@@ -148,6 +148,7 @@ class Gateway:
         exchange = Exchange(prepared, self._client, self.card, self._answer_seconds)
         self._exchanges.add(exchange)
         prepared.session.in_progress += 1
+        prepared.session.held_bytes += exchange.held_bytes
         exchange.on_end(self._forget)
         return exchange
 
@@ -200,6 +201,7 @@ class Gateway:
     def _forget(self, exchange: Exchange) -> None:
         self._exchanges.discard(exchange)
         exchange.session.in_progress -= 1
+        exchange.session.held_bytes -= exchange.held_bytes
 
     def _new_session(self, name: str, spec: GatewayRollout, digest: str) -> GatewaySession:
         logs = self._logs

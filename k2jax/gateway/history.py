@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
+import sys
 from typing import Any, Literal, NamedTuple
 
 from k2jax.api import Conversation, ModelCard
@@ -28,12 +29,31 @@ Kind = Literal["start", "extend", "repeat", "branch"]
 """How a request goes on: a first one, one that extends a leaf, one that asks the same again, one that branches off."""
 
 
+_MOST_LEFT_OUT = 20
+"""Kinds of tools and names of fields that a record of a request names."""
+
+
 class Addition(NamedTuple):
     """A node that a history adds: its key, its tokens, and its message, None for tools and generation prompts."""
 
     key: str
     tokens: list[int]
     message: Mapping[str, Any] | None
+
+
+def addition_bytes(addition: Addition) -> int:
+    """Memory of a node's tokens and texts once it is recorded, roughly."""
+    size = 4 * len(addition.tokens)
+    values: list[Any] = [addition.message]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            size += sys.getsizeof(value)
+        elif isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +82,7 @@ class MatchedHistory:
         told = self.conversation
         options = dataclasses.replace(told.options, tools=bool(told.tools))
         asked = {name: _short(value) for name, value in told.asked.items()}
-        rest = Conversation((), (), (), options, asked, told.left_out)
+        rest = Conversation((), (), (), options, asked, tuple(dict.fromkeys(told.left_out))[:_MOST_LEFT_OUT])
         return dataclasses.replace(self, conversation=rest, keys=())
 
 

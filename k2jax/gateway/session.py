@@ -14,12 +14,18 @@ from k2jax.api import ApiError, Conversation, ModelCard
 from k2jax.client import Completion, Sampling
 from k2jax.env.seeds import derived_seed
 from k2jax.gateway.canonical import message_key
-from k2jax.gateway.history import Addition, MatchedHistory, RecordedHistory
+from k2jax.gateway.history import Addition, MatchedHistory, RecordedHistory, addition_bytes
 from k2jax.gateway.spec import GatewayRollout
 from k2jax.trajectory import Node, Trajectory
 
 MOST_OVER_BUDGET = 100
 """Requests beyond a rollout's budget that are answered, by an empty answer, and recorded."""
+MOST_SIDE_CALLS = 1000
+"""Histories of side calls of a rollout, with each of which a further side call is compared."""
+MOST_RECORDED = 128 << 20
+"""Memory of what a rollout has recorded, roughly, from which on no request is answered [bytes]."""
+_RECORD_BYTES = 8192
+"""Memory of a record beside its tokens and texts, roughly [bytes]."""
 WriteRecord = Callable[[Mapping[str, Any]], None]
 """Adds a record to the rollout's log."""
 
@@ -36,6 +42,8 @@ class GatewaySession:
         requests: what happened, one JSON object per answered request.
         running: answers that are being generated.
         in_progress: answers that are being generated or wait for the budget.
+        held_bytes: memory of the requests of these, roughly.
+        sampled_tokens: tokens that the model has sampled in all answers.
         is_closed: whether its key is void, because it ends or has ended.
         has_ended: whether its end is in the log.
         ending: held by whoever ends it.
@@ -46,11 +54,13 @@ class GatewaySession:
         self.main = self._new_history(card)
         self.sides: list[RecordedHistory] = []
         self.requests: list[dict[str, Any]] = []
-        self.running = self.in_progress = 0
+        self.running = self.in_progress = self.held_bytes = self.sampled_tokens = 0
         self.is_closed = self.has_ended = False
         self.ending = asyncio.Lock()
         self._card, self._write = card, write
         self._turns = 0  # calls of the model so far, of any kind
+        self._steps = 0  # answers so far that are no side calls
+        self._recorded = 0  # bytes, roughly
         self._reserved = 0  # tokens that running answers may still take
         self._running_steps = 0  # answers of them that are no side calls
         self._changed = asyncio.Condition()
@@ -59,11 +69,6 @@ class GatewaySession:
     def histories(self) -> list[RecordedHistory]:
         """The main history and those of side calls."""
         return [self.main, *self.sides]
-
-    @property
-    def sampled_tokens(self) -> int:
-        """Tokens that the model has sampled in all answers."""
-        return sum(request["tokens"] for request in self.requests)
 
     def counts(self) -> dict[str, int]:
         """How many requests of each kind there were, what clients changed, and tokens."""
@@ -81,6 +86,8 @@ class GatewaySession:
             match = history.match(conversation, keys)
             if match.kind in ("extend", "repeat"):
                 return number, match
+        if len(self.sides) >= MOST_SIDE_CALLS:
+            raise ApiError(429, f"a rollout has at most {MOST_SIDE_CALLS} side calls", code="insufficient_quota")
         return len(self.sides) + 1, self._new_history(self._card).match(conversation, keys)
 
     def history(self, number: int) -> RecordedHistory:
@@ -104,15 +111,14 @@ class GatewaySession:
         budget, sampling = self.spec.budget, self.spec.sampling
         async with self._changed:
             while True:
-                steps = sum(request["history"] == 0 and request["tokens"] > 0 for request in self.requests)
-                if not is_side and budget.steps is not None and steps >= budget.steps:
+                if not is_side and budget.steps is not None and self._steps >= budget.steps:
                     return None
                 left = sampling.max_tokens if budget.tokens is None else budget.tokens - self.sampled_tokens
                 wanted = min(sampling.max_tokens, self._card.max_length - prompt_tokens, left)
                 if wanted < 1:
                     return None
                 has_tokens = budget.tokens is None or self._reserved + wanted <= left
-                has_steps = is_side or budget.steps is None or steps + self._running_steps < budget.steps
+                has_steps = is_side or budget.steps is None or self._steps + self._running_steps < budget.steps
                 if has_tokens and has_steps:
                     break
                 await self._changed.wait()
@@ -126,6 +132,11 @@ class GatewaySession:
         return turn, dataclasses.replace(
             sampling, max_tokens=wanted, seed=seed, stop_tokens=tuple(dict.fromkeys(stops))
         )
+
+    def check_recorded(self) -> None:
+        """Raises ApiError 429 where a rollout has recorded so much that its host's memory would be at risk."""
+        if self._recorded >= MOST_RECORDED:
+            raise ApiError(429, "this rollout has recorded as much as one may", code="insufficient_quota")
 
     def check_over_budget(self) -> None:
         """Raises ApiError 429 where an agent has been told again and again that its budget is used up.
@@ -180,7 +191,7 @@ class GatewaySession:
         if self._write is not None:
             self._write(record)
         if answer is None:
-            self.requests.append(request)
+            self._add(request)
         else:
             self._apply(match.node, additions, answer, key, request)
 
@@ -188,7 +199,7 @@ class GatewaySession:
         """Applies a request's record of the log."""
         request = dict(record["request"])
         if "answer" not in record:
-            self.requests.append(request)
+            self._add(request)
             return
         additions = [Addition(*addition) for addition in record["additions"]]
         self._apply(record["at"], additions, _answer_node(record["answer"]), record["key"], request)
@@ -207,7 +218,14 @@ class GatewaySession:
         parent = history.commit(at, additions)
         request["node"] = history.add(dataclasses.replace(answer, parent=parent), key)
         self._turns = max(self._turns, answer.turn + 1)
+        self._recorded += sum(map(addition_bytes, additions)) + answer.tokens.nbytes * 8
+        self._add(request)
+
+    def _add(self, request: dict[str, Any]) -> None:
         self.requests.append(request)
+        self.sampled_tokens += request["tokens"]
+        self._steps += request["history"] == 0 and request["tokens"] > 0
+        self._recorded += _RECORD_BYTES
 
     def sampled_node(
         self, turn: int, completion: Completion, finish: str, message: Mapping[str, Any], is_side: bool

@@ -41,6 +41,9 @@ class ChatFormat(Protocol):
     def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """Returns the ids that declare tools to the model, at the beginning of a conversation."""
 
+    def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the text that ``declare_tools`` encodes, whose length a server limits."""
+
     def render(self, message: Message, calls_before: int = 0) -> list[int]:
         """Returns the ids of a message without its ``end``; ``calls_before`` is the number of earlier tool calls."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from k2jax.text.messages import Message, encode_text
 from k2jax.text.tokenizer import Tokenizer
@@ -24,6 +25,10 @@ class CommonChat:
         self.generation_prompt: list[int] = []
         self.direct_prompt: list[int] = []
         self._tokenizer = tokenizer
+
+    def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Returns no text: tools, if there are any, are not declared."""
+        return ""
 
     def answer_prompt(self, message: Message) -> list[int]:
         """Returns the generation prompt, which is the same for every answer."""

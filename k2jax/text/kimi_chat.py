@@ -22,9 +22,12 @@ class KimiChat(CommonChat):
         self.generation_prompt = self.direct_prompt = self._head("<|im_assistant|>", "assistant")
 
     def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Returns a system message named ``tool_declare``: the list as compact JSON with sorted keys."""
-        listed = to_json(list(tools), separators=(",", ":"), sort_keys=True)
-        return [*self._head("<|im_system|>", "tool_declare"), *self._text(listed), self.end]
+        """Returns a system message named ``tool_declare`` with the text of the tools."""
+        return [*self._head("<|im_system|>", "tool_declare"), *self._text(self.tools_text(tools)), self.end]
+
+    def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the list as compact JSON with sorted keys."""
+        return to_json(list(tools), separators=(",", ":"), sort_keys=True)
 
     def render(self, message: Message, calls_before: int = 0) -> list[int]:
         """Returns the role's special token and name, the content, and an assistant's tool calls."""

@@ -25,9 +25,9 @@ class KimiThinkingChat(KimiChat):
         self._think_end = tokenizer.special_id(THINK_END)
         self.direct_prompt = [*self.generation_prompt, self._think_end]
 
-    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Returns a system message named ``tool_declare`` with a namespace of TypeScript function types."""
-        return [*self._head("<|im_system|>", "tool_declare"), *self._text(declare_functions(tools)), self.end]
+    def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Returns a namespace of TypeScript function types."""
+        return declare_functions(tools)
 
     def render(self, message: Message, calls_before: int = 0) -> list[int]:
         """Returns the message as Kimi K2 has it; an assistant's with its reasoning, others by name if they have one."""

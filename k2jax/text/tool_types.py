@@ -10,6 +10,10 @@ from k2jax.errors import UserError, abbreviate
 
 _INDENT = "  "
 _DEFINITION = "#/$defs/"
+_MOST_INDENTATION = 1 << 20
+"""Characters of indentation in the declaration of a function."""
+_MOST_CHARACTERS = 16 << 20
+"""Characters of all declarations."""
 _ROOT = "parameters"  # name of the interface that a schema refers to as "#"
 _CONSTRAINTS = {
     "string": ("maxLength", "minLength", "pattern"),
@@ -32,9 +36,9 @@ def declare_functions(tools: Sequence[Mapping[str, Any]]) -> str:
     """The declaration of tools in OpenAI's format; empty where none of them is a function.
 
     Raises:
-        UserError: the parameters of a function are no JSON schema that has a type.
+        UserError: the parameters of a function are no JSON schema that has a type, or the declaration is too long.
     """
-    functions = []
+    functions, size = [], 0
     for tool in tools:
         if not isinstance(tool, Mapping):
             raise UserError(f"a tool must be an object, not {abbreviate(tool)}")
@@ -46,6 +50,9 @@ def declare_functions(tools: Sequence[Mapping[str, Any]]) -> str:
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise UserError(f"the tool {abbreviate(function.get('name'))} cannot be declared: {reason}") from None
+        size += len(functions[-1])
+        if size > _MOST_CHARACTERS:
+            raise UserError(f"the declarations of the tools have more than {_MOST_CHARACTERS:,} characters")
     if not functions:
         return ""
     return "# Tools\n\n## functions\nnamespace functions {\n" + "\n".join(functions) + "\n}\n"
@@ -58,6 +65,7 @@ class _Function:
         self._function = function
         self._definitions: dict[str, Any] = {}
         self._refers_to_root = False
+        self._indentation = 0  # characters so far
 
     def declaration(self) -> str:
         """Interfaces of its definitions, its description and its type, a line or more each."""
@@ -69,13 +77,14 @@ class _Function:
             parameters = ",\n".join(self._parameters(schema, _INDENT, in_order=True))
             parts.append(f"interface {_ROOT} {{" + (f"\n{parameters}\n" if parameters else "") + "}")
         done = 0
-        while done < len(self._definitions):  # a definition may bring definitions of its own
-            name, definition = list(self._definitions.items())[done]
-            described = _comment(definition["description"], "") + "\n" if definition.get("description") else ""
-            parts.append(f"{described}interface {name} {self._type(definition, '')}")
-            done += 1
+        while new := list(self._definitions)[done:]:  # a definition may bring definitions of its own
+            for name in new:
+                definition = self._definitions[name]
+                described = self._comment(definition["description"], "") + "\n" if definition.get("description") else ""
+                parts.append(f"{described}interface {name} {self._type(definition, '')}")
+            done += len(new)
         if self._function.get("description"):
-            parts.append(_comment(self._function["description"], ""))
+            parts.append(self._comment(self._function["description"], ""))
         name = self._function.get("name", "function")
         return "\n".join([*parts, f"type {name} = (_: {_ROOT if is_recursive else inline}) => any;"])
 
@@ -122,36 +131,43 @@ class _Function:
 
     def _array(self, schema: Mapping[str, Any], indent: str) -> str:
         items = schema.get("items") or {}
-        comments = _comments(items, indent + _INDENT)
+        comments = self._comments(items, indent + _INDENT)
         if not comments:
             return f"Array<{self._type(items, indent)}>"
         return f"Array<\n{comments}{indent}{_INDENT}{self._type(items, indent + _INDENT)}\n{indent}>"
 
     def _parameters(self, schema: Mapping[str, Any], indent: str, in_order: bool = False) -> list[str]:
         """The properties with their comments: required ones first, each part by name, or as the schema has them."""
-        properties, required = schema.get("properties") or {}, schema.get("required") or []
+        properties = schema.get("properties") or {}
+        required = frozenset(schema.get("required") or ()) if properties else frozenset()
         names = list(properties) if in_order else sorted(properties, key=lambda name: (name not in required, name))
         lines = []
         for name in names:
             part = properties[name]
-            comments, mark = _comments(part, indent), "" if name in required else "?"
+            self._count(indent)
+            comments, mark = self._comments(part, indent), "" if name in required else "?"
             if isinstance(part, Mapping) and part.get("default") is not None:
                 comments += f"{indent}// Default: {json.dumps(part['default'], ensure_ascii=False)}\n"
             lines.append(f"{comments}{indent}{name}{mark}: {self._type(part, indent)}")
         return lines
 
+    def _comments(self, schema: Any, indent: str) -> str:
+        """The description and the constraints of a schema, each line ended; empty where it has none."""
+        if isinstance(schema, bool):
+            return ""
+        lines = [self._comment(schema["description"], indent)] if schema.get("description") else []
+        kind = None if schema.keys() & {"$ref", "anyOf", "enum"} else schema.get("type")
+        allowed = _CONSTRAINTS.get(kind, ()) if isinstance(kind, str) else ()
+        if found := [f"{key}: {schema[key]}" for key in allowed if key in schema]:
+            lines.append(f"{indent}// {', '.join(found)}")
+        return "".join(f"{line}\n" for line in lines)
 
-def _comments(schema: Any, indent: str) -> str:
-    """The description and the constraints of a schema, each line ended; empty where it has none."""
-    if isinstance(schema, bool):
-        return ""
-    lines = [_comment(schema["description"], indent)] if schema.get("description") else []
-    kind = None if schema.keys() & {"$ref", "anyOf", "enum"} else schema.get("type")
-    allowed = _CONSTRAINTS.get(kind, ()) if isinstance(kind, str) else ()
-    if found := [f"{key}: {schema[key]}" for key in allowed if key in schema]:
-        lines.append(f"{indent}// {', '.join(found)}")
-    return "".join(f"{line}\n" for line in lines)
+    def _comment(self, text: str, indent: str) -> str:
+        self._count(indent, text.count("\n") + 1)
+        return "\n".join(f"{indent}// {line}" if line else "" for line in text.split("\n"))
 
-
-def _comment(text: str, indent: str) -> str:
-    return "\n".join(f"{indent}// {line}" if line else "" for line in text.split("\n"))
+    def _count(self, indent: str, lines: int = 1) -> None:
+        """Raises ValueError where deep schemas of many lines would be mostly indentation, however long."""
+        self._indentation += len(indent) * lines
+        if self._indentation > _MOST_INDENTATION:
+            raise ValueError("its schema is nested too deeply for its many lines")

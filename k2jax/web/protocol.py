@@ -33,12 +33,15 @@ class ConnectionLimits(NamedTuple):
         headers: of a request, trailers included.
         header_seconds: from the beginning of a request to the end of its headers, and how long a client may go on
             sending a body that nobody reads any more [s].
+        reading_seconds: in which a client must take some of what waits for it, beyond what the system holds for it,
+            which is a few megabytes [s].
     """
 
     connections: int = 1024
     header_bytes: int = 32 << 10
     headers: int = 128
     header_seconds: float = 15.0
+    reading_seconds: float = 60.0
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -56,6 +59,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._is_received = False
         self._unanswered: deque[RequestResponseCycle] = deque()  # requests in the order in which they came
         self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None  # while the client takes too little
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Closes a connection beyond the limits; a client's libraries try again."""
@@ -70,8 +74,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Forgets the connection."""
         self._open.discard(self)
         self._stop_timer()
+        self._stop_write_timer()
         self._disconnect()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """What was written waits for the client; one that takes nothing is gone."""
+        super().pause_writing()
+        self._stop_write_timer()
+        waiting = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self._limits.reading_seconds, self._end_unread, waiting)
+
+    def resume_writing(self) -> None:
+        """The client has taken what was written."""
+        self._stop_write_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parses what arrives, while it is within the limits."""
@@ -166,6 +183,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _end_unread(self, before: int) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        if waiting < before:
+            self._write_timer = self.loop.call_later(self._limits.reading_seconds, self._end_unread, waiting)
+        else:
+            self._write_timer = None
+            self.transport.abort()
 
     def _end_late(self) -> None:
         self._timer = None

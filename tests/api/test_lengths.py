@@ -46,7 +46,11 @@ class Counting:
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "word " * 10_000}]},
         {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "word " * 10_000}}]},
         {"role": "assistant", "tool_calls": [{"id": "word " * 10_000, "function": {}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": {"a": "word " * 10_000}}}]},
         {"role": "tool", "content": "a", "tool_call_id": "word " * 10_000},
+        {"role": "user", "content": ["\U0001f600" * CARD.max_length] * 5},
+        {"role": "user", "content": [{"type": "text", "text": "word " * 60}] * 50},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "\U0001f600" * 60}}] * 50},
     ],
 )
 def test_every_text_that_is_rendered_counts(message, monkeypatch):

@@ -55,3 +55,13 @@ def test_another_encoding_does_not_hide_values_behind_bytes_that_look_like_quote
 def test_what_is_no_json_is_a_value_error(text):
     with pytest.raises(ValueError):
         parse_bounded_json(text)
+
+
+@pytest.mark.parametrize("wide", ["\U0001f600", "\\ud83d\\ude00"])
+@pytest.mark.parametrize("strings", [1, 20])
+def test_long_texts_with_wide_characters_are_refused_and_long_texts_beside_them_are_not(wide, strings):
+    text = "a" * ((12 << 20) // strings)
+    document = ('["' + '","'.join([f'{text}\\"{wide}'] * strings) + '"]').encode()
+    with pytest.raises(TooManyValuesError, match="beyond"):
+        parse_bounded_json(document)
+    assert parse_bounded_json(f'["{text}\\\\","{wide}"]'.encode()) == [text + "\\", "\U0001f600"]

@@ -21,10 +21,10 @@ BODY = b'{"a": 1}'
 
 
 @contextlib.contextmanager
-def serving(app, **limits):
+def serving(app, loop="auto", **limits):
     """An application on a free port, with limits of its connections."""
     sock = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(app, ConnectionLimits(header_seconds=SECONDS, **limits)))
+    server = uvicorn.Server(server_config(app, ConnectionLimits(header_seconds=SECONDS, **limits), loop=loop))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     try:
@@ -108,6 +108,35 @@ def test_connections_beyond_the_limit_are_closed_and_those_within_go_on():
         with connect() as again:
             again.sendall(head(length=0))
             assert again.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "auto"])
+def test_a_client_that_does_not_read_is_cut_and_a_slow_one_is_not(loop):
+    ended = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            for _ in range(400):
+                await send({"type": "http.response.body", "body": b"a" * 100_000, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            disconnected = asyncio.create_task(receive())
+            ended.append((await disconnected)["type"])
+
+    with serving(app, loop=loop, reading_seconds=SECONDS) as connect, connect() as still, connect() as slow:
+        for connection in (still, slow):
+            connection.sendall(head(length=0))
+        begun, taken = time.monotonic(), 0
+        while time.monotonic() - begun < 4 * SECONDS:
+            time.sleep(SECONDS / 10)
+            taken += len(slow.recv(1 << 18, socket.MSG_WAITALL))
+        assert ended == ["http.disconnect"]  # of the one that does not read
+        while more := slow.recv(1 << 20):
+            taken += len(more)
+            if more.endswith(b"\r\n0\r\n\r\n"):
+                break
+        assert taken > 40_000_000
 
 
 def chunked(data, size):
