@@ -30,7 +30,8 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("port", 8001, "Port to listen on; 0: any free port.", **to, lower_bound=0, upper_bound=65535)
     flags.DEFINE_integer("slots", 16, "Sequences that run at the same time, over all devices.", **to, lower_bound=1)
     flags.DEFINE_integer("max_length", 32768, "Longest sequence, prompt and answer together [tokens].", **to)
-    flags.DEFINE_integer("max_body_bytes", 32 << 20, "Longest request body [bytes].", **to, lower_bound=1)
+    text = "Longest request body [bytes]; default: 8 MiB, 32 MiB for a model that reads images."
+    flags.DEFINE_integer("max_body_bytes", None, text, **to, lower_bound=1)
     flags.DEFINE_integer("max_running", 1024, "Most answers that are generated or wait.", **to, lower_bound=1)
     flags.DEFINE_float("answer_seconds", 600.0, "Time that the model has for one answer [s].", **to, lower_bound=0.1)
     flags.DEFINE_float("grace_seconds", 30.0, "Time for running requests after SIGTERM [s].", **to, lower_bound=0.0)

@@ -21,7 +21,7 @@ from k2jax.gateway.gateway import Gateway
 from k2jax.gateway.history import conversation_keys, encode_history
 from k2jax.gateway.session import GatewaySession
 from k2jax.gateway.spec import GatewayRollout
-from k2jax.web.arrivals import Arrival, Arrivals, busy
+from k2jax.web.arrivals import Arrival, Arrivals, busy, longest_body
 from k2jax.web.errors import EXCEPTION_HANDLERS
 from k2jax.web.http import EventStream, json_response, on_disconnect
 from k2jax.web.models import list_models, show_model
@@ -34,17 +34,18 @@ _OPERATOR_BYTES = 1 << 20
 
 
 def make_gateway_app(
-    gateway: Gateway, keys: ApiKeys | None = None, *, max_body_bytes: int = 32 << 20, max_running: int = 1024
+    gateway: Gateway, keys: ApiKeys | None = None, *, max_body_bytes: int | None = None, max_running: int = 1024
 ) -> Starlette:
     """Returns the application.
 
     Args:
         gateway: the rollouts.
         keys: of the operator, who opens and ends rollouts over HTTP; None leaves these routes out.
-        max_body_bytes: longest request body [bytes].
+        max_body_bytes: longest request body; by default 8 MiB, 32 MiB for a model that reads images [bytes].
         max_running: most answers that are generated at the same time.
     """
-    agents, operator = AgentEndpoints(gateway, max_body_bytes, max_running), OperatorEndpoints(gateway, keys)
+    longest = longest_body(max_body_bytes, gateway.card.media is not None)
+    agents, operator = AgentEndpoints(gateway, longest, max_running), OperatorEndpoints(gateway, keys)
     base = "/r/{rollout}"
     routes = [
         Route("/health", _health),

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from k2jax.data.images.urls import URL
     from k2jax.inference.worker import Worker
 
-BODY_OF_TEXT, BODY_WITH_IMAGES = 4 << 20, 32 << 20
-
 
 def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
@@ -44,7 +42,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("data", 1, "Data-parallel groups of devices.", **to, lower_bound=1)
     flags.DEFINE_integer("max_length", 4096, "Longest sequence, prompt and response together [tokens].", **to)
     flags.DEFINE_integer("max_queue", 256, "Most choices that wait for a slot.", **to, lower_bound=0)
-    text = "Longest request body [bytes]; default: 4 MiB, 32 MiB for a model that reads images."
+    text = "Longest request body [bytes]; default: 8 MiB, 32 MiB for a model that reads images."
     flags.DEFINE_integer("max_body_bytes", None, text, **to, lower_bound=1)
     flags.DEFINE_float("grace_seconds", 30.0, "Time for running requests after SIGTERM [s].", **to, lower_bound=0.0)
     flags.DEFINE_integer("max_images", 64, "Most images and frames of video of a request.", **to, lower_bound=0)
@@ -77,9 +75,10 @@ def main(values: flags.FlagValues) -> None:
     engine, card = _open_model(values, urls)
     from k2jax.serve.app import make_app
     from k2jax.serve.service import Service
+    from k2jax.web.arrivals import longest_body
 
     service = Service(engine, card, values.max_queue)
-    app = make_app(service, keys, values.max_body_bytes or (BODY_WITH_IMAGES if card.media else BODY_OF_TEXT))
+    app = make_app(service, keys, longest_body(values.max_body_bytes, card.media is not None))
     runtime.resume_collection()
     run_server(app, service, sock, values.grace_seconds, f"serving {card.name} at {{url}}/v1")
     engine.stop()

@@ -20,6 +20,8 @@ from starlette.requests import ClientDisconnect, Request
 from k2jax.api.encoding import parse_json
 from k2jax.api.errors import ApiError
 
+BODY_OF_TEXT, BODY_WITH_IMAGES = 8 << 20, 32 << 20
+"""Longest bodies, unless a server is told otherwise: for models of text, and for those that read images [bytes]."""
 BODY_SECONDS = 60.0
 """The longest time in which a client may send a request body [s]."""
 ROOM_SECONDS = 30.0
@@ -172,6 +174,11 @@ class Arrival:
 
 def _refuse(limit: int) -> NoReturn:
     raise ApiError(413, f"the request body has more than {limit} bytes", code="request_too_large")
+
+
+def longest_body(asked: int | None, reads_images: bool) -> int:
+    """Bytes of the longest body that a server accepts: those that were asked for, else by what its model reads."""
+    return asked if asked is not None else BODY_WITH_IMAGES if reads_images else BODY_OF_TEXT
 
 
 def busy(message: str) -> ApiError:

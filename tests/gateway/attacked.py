@@ -14,6 +14,7 @@ import time
 
 from k2jax import runtime
 from k2jax.gateway.socket import rollout_socket
+from k2jax.web.arrivals import BODY_WITH_IMAGES
 from k2jax.web.server import open_socket, run_server
 from tests.gateway.scripted import Bench, reply_ids, spec
 
@@ -55,7 +56,11 @@ def answer_lines(probe):
 
 
 def main(folder):
-    bench, probe, tasks = Bench(lambda prompt, sampling: reply_ids("", "Done."), f"{folder}/gateway"), Probe(), []
+    bench, probe, tasks = (
+        Bench(lambda prompt, sampling: reply_ids("", "Done."), f"{folder}/gateway", max_body_bytes=BODY_WITH_IMAGES),
+        Probe(),
+        [],
+    )
     accesses = [bench.gateway.open(spec(), f"r{i}") for i in range(ROLLOUTS)]
     runtime.keep_freed_memory()  # as in the command
     sock, file = open_socket("127.0.0.1", 0), Path(folder) / "socket"
