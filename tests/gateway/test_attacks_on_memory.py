@@ -177,6 +177,26 @@ def test_a_rollout_sends_hundreds_of_bodies_at_once(gateway):
     assert 400 in statuses and set(statuses) <= {0, 400, 429}
 
 
+@pytest.mark.slow
+def test_every_means_at_once(gateway):
+    """Half-sent headers and bodies on hundreds of connections, and among them bodies of all kinds."""
+    lists = MODEL + b"[]," * 300_000 + b"[]]}"
+    kinds = [chat("a" * LONG + "\u6708"), chat("\U0001f600" * 4096), chat("hello, world " * 70_000), lists]
+
+    def attack(gateway):
+        with contextlib.ExitStack() as stack:
+            for number in range(900):
+                with contextlib.suppress(OSError):
+                    connection = stack.enter_context(contextlib.closing(gateway.connect(unix=number % 3 == 0)))
+                    half = number % 3 == 1 and gateway.head(number % 2, Content_Length=900_000) + b" " * 200_000
+                    connection.setblocking(False)
+                    connection.send(half or gateway.head(0)[:-2] + b"A: " + b"a" * 30_000)
+            return at_once(40, lambda i: gateway.post(i % 3, kinds[i % 4]))
+
+    statuses = bears(gateway, attack)
+    assert set(statuses) <= {0, 400, 413, 429}
+
+
 def at_once(count, run):
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(run, range(count)))
