@@ -26,6 +26,7 @@ class RunningCommand:
     """Watches one command from the spawner's loop.
 
     Attributes:
+        pids: of the isolating program and, once it is known, of the first process of the command's namespace.
         deadline: the moment of its time limit, on the monotonic clock [s].
         box: the sandbox it runs in.
     """
@@ -68,7 +69,8 @@ class RunningCommand:
         self._code = 0
         self._seconds = 0.0
         self._kills = box.memory_kills()
-        self._outer, self._init, self._init_pid = os.pidfd_open(child.pid), None, 0
+        self._outer, self._init = os.pidfd_open(child.pid), None
+        self.pids = [child.pid]
         self._open = {*self._outputs, child.status, self._outer}
         for output in self._outputs:
             selector.register(output, selectors.EVENT_READ, lambda output=output: self._on_output(output))
@@ -138,10 +140,11 @@ class RunningCommand:
         """Takes hold of the first process of the command's namespace: all others end with it."""
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(pid)
-            if _parent(pid) not in (self._child.pid, os.getpid()):  # it has ended, and its number is another's
+            if parent_of(pid) not in (self._child.pid, os.getpid()):  # it has ended, and its number is another's
                 os.close(pidfd)
                 return
-            self._init, self._init_pid = pidfd, pid
+            self._init = pidfd
+            self.pids.append(pid)
         if self._child.block is not None:
             try:
                 self._release(pid)
@@ -174,7 +177,7 @@ class RunningCommand:
         self._close(self._init)
         self._init = None
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._init_pid, os.WNOHANG)
+            os.waitpid(self.pids[1], os.WNOHANG)
         self._finish()
 
     def _finish(self) -> None:
@@ -212,7 +215,7 @@ class RunningCommand:
         }
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     """The pid of a process's parent."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[1])

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 import resource
 import selectors
+import signal
 import socket
 import time
 from typing import Any
@@ -22,7 +23,7 @@ from k2jax.sandbox.arguments import BubblewrapLauncher
 from k2jax.sandbox.launch import Child, Plan, set_limits, start
 from k2jax.sandbox.launcher import Launcher
 from k2jax.sandbox.nsjail_config import NsjailLauncher
-from k2jax.sandbox.running_command import RunningCommand
+from k2jax.sandbox.running_command import RunningCommand, parent_of
 from k2jax.sandbox.stage import BoxFiles, SandboxStage, adopt_orphans
 
 LAUNCHERS: dict[str, type[Launcher]] = {"bubblewrap": BubblewrapLauncher, "nsjail": NsjailLauncher}
@@ -30,6 +31,8 @@ _OWN_PROCESSES = 2
 """The isolating program and the first process of the namespace count in the control group."""
 _KEPT_ERRORS = 1 << 14
 """Bytes of error output that are kept of a program that goes on."""
+_ORPHANS_END = 0.02
+"""How long an orphan that was killed is waited for before others are served, and how often the loop looks again [s]."""
 _LONGEST_WAIT = 3600.0
 """How long the loop waits for anything at most: a time limit may be longer than what the kernel can wait for [s]."""
 _PATIENCE = 2.0
@@ -126,7 +129,7 @@ class Spawner:
         self._boxes: dict[int, Box] = {}
         self._jobs: dict[int, RunningCommand] = {}
         self._timed: dict[int, RunningCommand] = {}
-        self._ended = False
+        self._has_orphans = self._ended = False
 
     def run(self) -> None:
         """Serves; returns when the connection ends, with nothing left running."""
@@ -146,7 +149,7 @@ class Spawner:
 
     def _turn(self, wait: float = _LONGEST_WAIT) -> None:
         nearest = min((job.deadline for job in self._timed.values()), default=float("inf"))
-        wait = min(wait, max(nearest - time.monotonic(), 0.0))
+        wait = min(wait, max(nearest - time.monotonic(), 0.0), _ORPHANS_END if self._has_orphans else wait)
         for key, _ in self._selector.select(wait):
             if self._selector.get_map().get(key.fd) == key:  # not closed by one before it
                 key.data()
@@ -154,6 +157,26 @@ class Spawner:
         for job in list(self._timed.values()):
             if job.deadline <= now:
                 job.expire()
+        if self._has_orphans:
+            self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """Ends children that belong to no command.
+
+        A command that is killed before its first process is known leaves that to this process, which adopts it.
+        """
+        known = {pid for job in self._jobs.values() for pid in job.pids}
+        self._has_orphans = False
+        for pid in _children() - known:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            end = time.monotonic() + _ORPHANS_END
+            with contextlib.suppress(ChildProcessError):
+                while not os.waitpid(pid, os.WNOHANG)[0]:
+                    if time.monotonic() > end:
+                        self._has_orphans = True
+                        break
+                    time.sleep(0.001)
 
     def _on_end(self) -> None:
         self._ended = True
@@ -229,6 +252,8 @@ class Spawner:
         def done(result: dict[str, Any], outputs: bytes) -> None:
             del self._jobs[request]
             self._timed.pop(request, None)
+            if len(job.pids) == 1:
+                self._end_orphans()
             box.jobs.discard(job)
             self._answer(request, result, outputs)
             self._when_quiet(box)
@@ -281,6 +306,19 @@ class Spawner:
         if box.closing is not None:
             box.remove()
             self._answer(box.closing, {})
+
+
+def _children() -> set[int]:
+    """Processes whose parent this process is, zombies included."""
+    text = Path(f"/proc/self/task/{os.getpid()}/children")
+    if text.exists():
+        return set(map(int, text.read_text().split()))
+    own, found = os.getpid(), set()  # a kernel without that file
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if parent_of(int(name)) == own:
+                found.add(int(name))
+    return found
 
 
 def run(words: Sequence[str]) -> None:

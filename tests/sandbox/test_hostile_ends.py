@@ -180,3 +180,19 @@ def test_no_time_limit_is_too_long_for_the_kernel_or_ends_other_sandboxes(name):
             assert (await sandbox.exec(["/bin/sleep", "5"], timeout=timeout)).timed_out
 
     in_sandbox(name, use)
+
+
+@every_backend
+def test_commands_that_are_killed_as_they_start_leave_nothing(name):
+    """Before the first process of a command's namespace is known, nobody but the spawner can end it."""
+
+    async def use(sandbox):
+        for number in range(40):
+            limit = (number % 4) / 1000
+            assert (await sandbox.exec(["/bin/sleep", "5"], timeout=limit)).timed_out
+        end = time.monotonic() + 3
+        while survivors(name) and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        assert not survivors(name)
+
+    in_sandbox(name, use)
