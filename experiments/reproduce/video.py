@@ -20,7 +20,7 @@ import numpy as np
 
 from k2jax.config import source
 from k2jax.data.images.frames import Clip
-from k2jax.data.images.synthetic_clips import CLIP_KINDS, ClipSample, synthetic_clip
+from k2jax.drawings.clips import CLIP_KINDS, ClipSample, synthetic_clip
 from k2jax.data.images.video_process import SAMPLED_PER_SECOND
 from k2jax.env.tasks.pictures import data_url
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes

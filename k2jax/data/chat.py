@@ -13,7 +13,7 @@ import numpy as np
 
 from k2jax.config.schema import DataConfig
 from k2jax.data.conversation_rows import marked
-from k2jax.data.records import json_lines
+from k2jax.files.readers import json_lines
 from k2jax.data.sources import CorruptRecords, files
 from k2jax.data.split import document_hash
 from k2jax.data.tokenised import Tokenised, outside_vocabulary

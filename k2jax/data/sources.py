@@ -15,7 +15,7 @@ from typing import get_args
 
 from k2jax.config.fields import check_fields
 from k2jax.config.schema import OnCorrupt, SourceConfig
-from k2jax.data import records
+from k2jax.files import readers as records
 from k2jax.errors import UserError
 
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from k2jax.data.images.synthetic_drawing import VisualSample
+from k2jax.drawings.canvas import VisualSample
 from k2jax.env.tasks.visual_rewards import (
     MalformedAnswerError,
     box_f1,

@@ -2,7 +2,7 @@
 
 import json
 
-from k2jax.data.records import huggingface
+from k2jax.files.readers import huggingface
 from k2jax.env.registry import load_tasks
 from tests.data.images.counting import HITS, counting_server
 

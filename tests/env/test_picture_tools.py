@@ -15,7 +15,7 @@ from scipy import ndimage
 
 from k2jax.config.schema import SourceConfig
 from k2jax.data.build_shards import prepare_shards
-from k2jax.data.images.synthetic_drawing import COLOURS
+from k2jax.drawings.canvas import COLOURS
 from k2jax.env.check import check
 from k2jax.env.environment import Message
 from k2jax.env.files import FILES, NamedFilesEnvironment

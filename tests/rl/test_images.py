@@ -18,8 +18,8 @@ from k2jax.config import resolve, source, task
 from k2jax.config.schema import PackingConfig
 from k2jax.convert.loading import load_pretrained
 from k2jax.data.images.processor import ImageProcessor
-from k2jax.data.images.synthetic import BASIC_KINDS, synthetic_sample
-from k2jax.data.images.synthetic_drawing import COLOURS
+from k2jax.drawings.synthetic import BASIC_KINDS, synthetic_sample
+from k2jax.drawings.canvas import COLOURS
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.env.environment import Observation, Step
 from k2jax.env.files import FilesEnvironment, NamedFilesEnvironment

@@ -29,8 +29,8 @@ from k2jax.data.images.places import MediaPlaces, read_media
 from k2jax.data.images.processor import MEDIA_TYPES, PreparedMessages, feature_index, run_processor
 from k2jax.data.images.reading import ReadLimits, read_image
 from k2jax.data.images.sampled import SampledConversation
-from k2jax.data.images.synthetic import PICTURE_KINDS
-from k2jax.data.images.synthetic_drawing import VisualSample
+from k2jax.drawings.synthetic import PICTURE_KINDS
+from k2jax.drawings.canvas import VisualSample
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD, content_ids

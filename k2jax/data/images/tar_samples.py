@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from k2jax.data.images.reading import ReadLimits
-from k2jax.data.records import first_line
+from k2jax.files.readers import first_line
 from k2jax.errors import UserError, abbreviate
 
 _RECORD, _CAPTION = "json", "txt"

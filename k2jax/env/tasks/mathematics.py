@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from k2jax.data.records import undecoded
+from k2jax.files.readers import undecoded
 from k2jax.env.split import Split, split_of
 from k2jax.env.task import Task
 from k2jax.env.tasks.records import read_records

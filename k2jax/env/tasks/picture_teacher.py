@@ -15,7 +15,7 @@ import random
 import re
 from typing import Any, NamedTuple
 
-from k2jax.data.images.synthetic_drawing import COLOURS, SHAPES
+from k2jax.drawings.canvas import COLOURS, SHAPES
 from k2jax.env.environment import Message
 from k2jax.env.registry import toolsets, verifiers
 from k2jax.env.scripted import Script, called, play, said, scripted

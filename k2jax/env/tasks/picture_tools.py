@@ -15,8 +15,8 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from k2jax.data.images.synthetic import synthetic_sample
-from k2jax.data.images.synthetic_drawing import (
+from k2jax.drawings.synthetic import synthetic_sample
+from k2jax.drawings.canvas import (
     COLOURS,
     LEAST_SIDE,
     DrawnShape,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
-from k2jax.data.images.synthetic_drawing import VisualSample
+from k2jax.drawings.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
+from k2jax.drawings.canvas import VisualSample
 from k2jax.env.split import Split
 from k2jax.env.task import Task
 from k2jax.env.tasks.visual_rewards import TRUTH

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from k2jax.data.images.synthetic_drawing import (
+from k2jax.drawings.canvas import (
     DrawnShape,
     Split,
     VisualSample,

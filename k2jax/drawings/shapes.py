@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from k2jax.data.images.labels import label_text
-from k2jax.data.images.synthetic_drawing import (
+from k2jax.drawings.canvas import (
     COLOURS,
     COORDINATES,
     DrawnShape,

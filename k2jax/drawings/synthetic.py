@@ -11,8 +11,12 @@ import zlib
 
 import numpy as np
 
-from k2jax.data.images import synthetic_charts, synthetic_code, synthetic_screens, synthetic_shapes, synthetic_text
-from k2jax.data.images.synthetic_drawing import LEAST_LINE, LEAST_SIDE, Split, VisualSample
+from k2jax.drawings import charts as synthetic_charts
+from k2jax.drawings import code as synthetic_code
+from k2jax.drawings import screens as synthetic_screens
+from k2jax.drawings import shapes as synthetic_shapes
+from k2jax.drawings import text as synthetic_text
+from k2jax.drawings.canvas import LEAST_LINE, LEAST_SIDE, Split, VisualSample
 from k2jax.errors import UserError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import ImageDraw
 
-from k2jax.data.images.synthetic_drawing import (
+from k2jax.drawings.canvas import (
     CELL,
     FONTS,
     INK,

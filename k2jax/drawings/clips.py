@@ -14,7 +14,7 @@ import zlib
 import numpy as np
 from PIL import Image, ImageDraw
 
-from k2jax.data.images.synthetic_drawing import COLOURS, GREY, Split
+from k2jax.drawings.canvas import COLOURS, GREY, Split
 
 ClipKind = Literal["way", "first"]
 CLIP_KINDS = get_args(ClipKind)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from k2jax.data.images.synthetic_drawing import (
+from k2jax.drawings.canvas import (
     COLOURS,
     FONTS,
     INK,
