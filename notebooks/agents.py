@@ -380,7 +380,7 @@ print(f"{episode.status}: {episode.sampled_tokens} sampled tokens, {len(episode.
 # %%
 import matplotlib.pyplot as plt
 
-from k2jax.trajectory.tree_picture import outline_of
+from k2jax.agents.viewer.tree_picture import outline_of
 
 BLUE, GREY, ORANGE, GREEN = "#2f7fa3", "#b9c2cd", "#d98324", "#2f9270"
 outline = outline_of(episode)
@@ -550,7 +550,7 @@ from html import escape
 from IPython.display import HTML, display
 
 from k2jax.trajectories import decoder
-from k2jax.trajectory.viewer import write_page
+from k2jax.agents.viewer.viewer import write_page
 
 groups = {}
 for trajectory in episodes[1]:

@@ -231,7 +231,7 @@ from html import escape
 
 from k2jax.text.tokenizer import load_tokenizer
 from k2jax.trajectories import decoder
-from k2jax.trajectory.viewer import write_page
+from k2jax.agents.viewer.viewer import write_page
 
 groups = {}
 for trajectory in store.read(store.steps()[0]):

@@ -279,7 +279,7 @@ from html import escape
 from IPython.display import HTML, display
 
 from k2jax.trajectories import decoder
-from k2jax.trajectory.viewer import write_page
+from k2jax.agents.viewer.viewer import write_page
 
 WORKDIR.mkdir(parents=True, exist_ok=True)
 page = write_page(WORKDIR / "trees.html", trees, decoder(tokenizer), title="Four trees")

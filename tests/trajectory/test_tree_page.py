@@ -16,7 +16,7 @@ from k2jax.trajectory.annotations import (
     training,
 )
 from k2jax.trajectory.encoding import decode, encode
-from k2jax.trajectory.tree_picture import outline_of
+from k2jax.agents.viewer.tree_picture import outline_of
 from tests.trajectory.test_viewer import check, page_of
 from tests.trajectory.trees import JSON, chat, sampled
 

@@ -14,13 +14,13 @@ from typing import NamedTuple
 from k2jax.report.files import write_atomic
 from k2jax.report.series import Records
 from k2jax.trajectory.annotations import PairVerdict, comparisons
-from k2jax.trajectory.curves import curves
-from k2jax.trajectory.episode_page import episode
-from k2jax.trajectory.markup import Html, document, element
-from k2jax.trajectory.page_style import STYLE, choice_rules
-from k2jax.trajectory.token_boxes import Decode, legend
+from k2jax.agents.viewer.curves import curves
+from k2jax.agents.viewer.episode_page import episode
+from k2jax.agents.viewer.markup import Html, document, element
+from k2jax.agents.viewer.page_style import STYLE, choice_rules
+from k2jax.agents.viewer.token_boxes import Decode, legend
 from k2jax.trajectory.types import Trajectory
-from k2jax.trajectory.verdict_page import comparison_matrix
+from k2jax.agents.viewer.verdict_page import comparison_matrix
 
 MOST_TOKENS = 200_000
 """Boxes of a page by default: about 20 MB of HTML."""

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from k2jax.trajectory.annotations import PairVerdict, TrainingMarks
-from k2jax.trajectory.markup import Html, element, joined
+from k2jax.agents.viewer.markup import Html, element, joined
 from k2jax.trajectory.types import Trajectory
 
 _NAMED = {"tie": "tie", "": "no verdict"}

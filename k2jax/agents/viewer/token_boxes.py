@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.trajectory.markup import Html, element
+from k2jax.agents.viewer.markup import Html, element
 from k2jax.trajectory.types import NO_TURN, NO_VERSION, Node
 
 Decode = Callable[[int], str]

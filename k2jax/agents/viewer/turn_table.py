@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from k2jax.trajectory.markup import Html, element, joined
-from k2jax.trajectory.token_boxes import NodeMarks
-from k2jax.trajectory.tree_picture import TreeOutline
+from k2jax.agents.viewer.markup import Html, element, joined
+from k2jax.agents.viewer.token_boxes import NodeMarks
+from k2jax.agents.viewer.tree_picture import TreeOutline
 from k2jax.trajectory.types import NO_TURN, NO_VERSION, Trajectory
 
 _COLUMNS = ("turn", "node", "reads", "samples", "mean -log p", "version", "temperature", "ends by")
