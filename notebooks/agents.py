@@ -313,7 +313,7 @@ from k2jax.env.registry import load_tasks
 from k2jax.env.scorer import Scorer
 from k2jax.env.scripted import play as play_policy
 from k2jax.env.verifying import VerifierPool
-from k2jax.sandbox.backends import make_backend
+from k2jax.agents.sandbox.backends import make_backend
 
 [program] = load_tasks("expressions", ("count=1",))
 right, wrong, _ = program.metadata["readings"]

@@ -25,7 +25,7 @@ from k2jax.env.scripted import Policy, null_policy, play
 from k2jax.env.task import Task
 from k2jax.env.verifying import VerifierPool
 from k2jax.env.wiring import EnvironmentMaker
-from k2jax.sandbox.backends import make_backend
+from k2jax.agents.sandbox.backends import make_backend
 from k2jax.trajectory import Trajectory
 
 _SHOWN = 5

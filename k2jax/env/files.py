@@ -12,8 +12,8 @@ from k2jax.env.errors import EnvironmentFailedError
 from k2jax.env.task import Task
 from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.errors import UserError
-from k2jax.sandbox import HostPaths, Sandbox, SandboxError, SandboxSpec
-from k2jax.sandbox.interpreter import host_python
+from k2jax.agents.sandbox import HostPaths, Sandbox, SandboxError, SandboxSpec
+from k2jax.agents.sandbox.interpreter import host_python
 
 FILES = "files"
 """Key of a task's metadata: ``{path: {"text": ..., "mode": ...}}`` below ``/work``; modes are octal texts. What is no

@@ -21,9 +21,9 @@ from k2jax.env.task import Task
 from k2jax.env.tasks import repository_program
 from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.errors import UserError, abbreviate
-from k2jax.sandbox import HostPaths, Limits, Sandbox, SandboxBackend, SandboxSpec
-from k2jax.sandbox.interpreter import host_python
-from k2jax.sandbox.types import MEBI, ExecResult
+from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxBackend, SandboxSpec
+from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.types import MEBI, ExecResult
 
 TREE = "/work/repo"
 """The agent's work tree."""

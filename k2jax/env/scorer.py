@@ -13,7 +13,7 @@ from k2jax.env.task import Task
 from k2jax.env.verdicts import Verdict, VerdictLog, digest_of
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import InfrastructureError, UserError, abbreviate
-from k2jax.sandbox import SandboxBackend, SandboxSpec
+from k2jax.agents.sandbox import SandboxBackend, SandboxSpec
 from k2jax.trajectory import Reward, Trajectory
 
 

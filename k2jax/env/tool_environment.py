@@ -13,7 +13,7 @@ from k2jax.env.toolsets.calling import Toolbox
 from k2jax.env.toolsets.types import Toolset, Workplace
 from k2jax.env.workspace import joined_spec
 from k2jax.errors import UserError
-from k2jax.sandbox import HostPaths, Sandbox, SandboxBackend, SandboxSpec
+from k2jax.agents.sandbox import HostPaths, Sandbox, SandboxBackend, SandboxSpec
 from k2jax.trajectory import Trajectory
 
 USER_TURNS = "user_turns"

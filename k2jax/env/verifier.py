@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from k2jax.env.task import Task
-from k2jax.sandbox import Sandbox
+from k2jax.agents.sandbox import Sandbox
 from k2jax.trajectory import Reward, Trajectory
 
 FAILED = "failed"

@@ -10,8 +10,8 @@ import inspect
 from k2jax.env.environment import Environment
 from k2jax.env.registry import components, environments, scaffolds, toolsets, verifiers
 from k2jax.env.task import Task
-from k2jax.sandbox import SandboxBackend
-from k2jax.sandbox.backends import make_backend
+from k2jax.agents.sandbox import SandboxBackend
+from k2jax.agents.sandbox.backends import make_backend
 
 
 @dataclasses.dataclass(frozen=True)

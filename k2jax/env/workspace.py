@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any, Protocol
 
 from k2jax.env.task import Task
-from k2jax.sandbox import Limits, Sandbox, SandboxSpec
+from k2jax.agents.sandbox import Limits, Sandbox, SandboxSpec
 
 
 class Workspace(Protocol):

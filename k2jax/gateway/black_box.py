@@ -32,10 +32,10 @@ from k2jax.gateway.gateway import Gateway, RolloutAccess
 from k2jax.gateway.socket import rollout_socket
 from k2jax.gateway.spec import GatewayRollout
 from k2jax.gateway.trees import joined_nodes
-from k2jax.sandbox import Limits, SandboxSpec
-from k2jax.sandbox.forward import forwarded
-from k2jax.sandbox.interpreter import host_python
-from k2jax.sandbox.types import MEBI, ExecResult, SandboxError
+from k2jax.agents.sandbox import Limits, SandboxSpec
+from k2jax.agents.sandbox.forward import forwarded
+from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.types import MEBI, ExecResult, SandboxError
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.types import Status
 

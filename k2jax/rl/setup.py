@@ -19,7 +19,7 @@ from k2jax.inference import Engine
 from k2jax.rl.critic.setup import check_critic, uses_critic
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
-from k2jax.sandbox.backends import make_backend
+from k2jax.agents.sandbox.backends import make_backend
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer

@@ -23,7 +23,7 @@ from k2jax.rollout.routed_client import RoutedClient
 from k2jax.rollout.routing import Policy, Router
 from k2jax.rollout.runner import Waits
 from k2jax.rollout.starting import EpisodeStarter
-from k2jax.sandbox.backends import make_backend
+from k2jax.agents.sandbox.backends import make_backend
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import load_tokenizer
 from k2jax.trajectory import Trajectory

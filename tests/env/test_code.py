@@ -13,7 +13,7 @@ from k2jax.env.tasks.code_scoring import UnitTests, verdict_of
 from k2jax.env.verdicts import VerdictLog
 from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
-from k2jax.sandbox.backends import make_backend
+from k2jax.agents.sandbox.backends import make_backend
 from k2jax.trajectory import Node, Trajectory
 
 TESTS = ["assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]\nassert math.floor(add(0.5, 1)) == 1"]

@@ -10,9 +10,9 @@ from k2jax.env.environment import OUTCOME
 from k2jax.env.files import FILES, OUTPUTS, FilesEnvironment, NamedFilesEnvironment
 from k2jax.env.tasks.file_answers import EXPECTED, KINDS, FileAnswers, FilesAsExpected, texts_left
 from k2jax.errors import UserError
-from k2jax.sandbox import SandboxSpec
+from k2jax.agents.sandbox import SandboxSpec
 from k2jax.trajectory import Trajectory
-from tests.sandbox.backends import backend
+from tests.agents.sandbox.backends import backend
 
 
 def solution(task):

@@ -20,8 +20,8 @@ from k2jax.env.toolsets.edit import EditTool
 from k2jax.env.toolsets.python import SOURCE
 from k2jax.env.toolsets.types import ToolError, Workplace
 from k2jax.errors import InfrastructureError
-from k2jax.sandbox import SandboxError, SandboxSpec
-from k2jax.sandbox.backends import make_backend
+from k2jax.agents.sandbox import SandboxError, SandboxSpec
+from k2jax.agents.sandbox.backends import make_backend
 from k2jax.trajectory import Reward
 from tests.env.test_code import block, judged, trajectory
 from tests.env.test_verdicts import CountingPool, FakeBackend, finished

@@ -16,7 +16,7 @@ from k2jax.env.registry import toolsets
 from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.errors import UserError
 from tests.env.tool_episodes import task
-from tests.sandbox.backends import backend, survivors
+from tests.agents.sandbox.backends import backend, survivors
 
 SERVER = (Path(__file__).parent / "mcp_line_server.py").read_text(encoding="utf-8")
 LINES = f"mcp command={shlex.quote(shlex.join(['python', '-I', '-S', '-c', SERVER]))}"

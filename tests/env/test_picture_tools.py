@@ -25,11 +25,11 @@ from k2jax.env.tasks.picture_teacher import picture_demonstrations
 from k2jax.env.tasks.picture_tools import KINDS, PICTURE, kind_of, question_of
 from k2jax.env.tasks.visual_rewards import TRUTH
 from k2jax.errors import UserError
-from k2jax.sandbox import SandboxError
+from k2jax.agents.sandbox import SandboxError
 from tests.command import run_command
 from tests.data.corpora import data_config
 from tests.env.test_benchmarks_of_code import rewards
-from tests.sandbox.backends import backend
+from tests.agents.sandbox.backends import backend
 from tests.text import kimi
 
 SOLVE = oracles.get("picture_tools")

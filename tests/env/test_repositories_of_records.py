@@ -14,7 +14,7 @@ from k2jax.env.task import Task
 from k2jax.env.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from tests.env.hostile_git import git, make_repository
-from tests.sandbox.backends import backend
+from tests.agents.sandbox.backends import backend
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

@@ -19,7 +19,7 @@ from k2jax.env.tasks.swe_scoring import SWEVerifier
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 from tests.env.test_code import trajectory
-from tests.sandbox.backends import backend
+from tests.agents.sandbox.backends import backend
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

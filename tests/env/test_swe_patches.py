@@ -20,7 +20,7 @@ from k2jax.env.tasks.swe_example import _BASE as BASE
 from k2jax.env.tasks.swe_example import write_example
 from k2jax.env.tasks.swe_scoring import SWEVerifier
 from tests.env.test_swe import HOOK, added, scored
-from tests.sandbox.backends import backend
+from tests.agents.sandbox.backends import backend
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

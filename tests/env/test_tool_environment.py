@@ -16,11 +16,11 @@ from k2jax.env.registry import toolsets
 from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.env.toolsets.store import StoreTools
 from k2jax.errors import UserError
-from k2jax.sandbox import SandboxError
-from k2jax.sandbox.interpreter import host_packages
+from k2jax.agents.sandbox import SandboxError
+from k2jax.agents.sandbox.interpreter import host_packages
 from k2jax.trajectory import verify
 from tests.env.tool_episodes import BYTES, COMPACT, compact_client, episode, kimi_client, task
-from tests.sandbox.backends import NAMESPACES, backend, new_backend
+from tests.agents.sandbox.backends import NAMESPACES, backend, new_backend
 
 SOLUTION = {0: "!get a", 1: "!get b", 2: "!calc 12+30", 3: "42"}
 

@@ -23,7 +23,7 @@ from k2jax.env.toolsets.calling import RESULT_LIMIT, Toolbox, positional
 from k2jax.env.toolsets.functions import FunctionTools, declared_function
 from k2jax.env.toolsets.types import declared
 from k2jax.errors import UserError
-from k2jax.sandbox import SandboxError
+from k2jax.agents.sandbox import SandboxError
 
 TASK = Task("t", "d", ({"role": "user", "content": "?"},), "v", metadata={"store": {"a": "1"}})
 

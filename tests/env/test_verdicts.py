@@ -14,7 +14,7 @@ from k2jax.env.registry import verifiers
 from k2jax.env.scorer import Scorer
 from k2jax.env.verdicts import Verdict, VerdictLog
 from k2jax.errors import UserError
-from k2jax.sandbox import SandboxError
+from k2jax.agents.sandbox import SandboxError
 from k2jax.trajectory import Node, Reward, Trajectory
 
 TASK = Task("t", "d", ({"role": "user", "content": "?"},), "final_answer", metadata={"answer": "3"})

@@ -16,8 +16,8 @@ from k2jax.env.toolsets.store import LARGEST, StoreTools
 from k2jax.env.toolsets.types import ToolError
 from k2jax.env.verifier_process import frames
 from k2jax.processes import rendezvous
-from k2jax.sandbox.e2b import _events
-from k2jax.sandbox.worker import _Channel
+from k2jax.agents.sandbox.e2b import _events
+from k2jax.agents.sandbox.python_worker import _Channel
 
 DEEP = b"[" * 100_000
 WIDE = b"[" + b"[]," * 600_000 + b"[]]"

@@ -19,7 +19,7 @@ from k2jax.gateway import app
 from tests.gateway.forced_agents import FOLDER, SHELLS, mend
 from tests.gateway.repository import MEND, HiddenTest, task
 from tests.gateway.scripted import CHAT, TOKENIZER
-from tests.sandbox.backends import backend
+from tests.agents.sandbox.backends import backend
 
 RECORDINGS = Path(__file__).parent / "recordings"
 LONGEST = 90  # characters of a text that is kept whole, if it is not what the script or the sandbox said

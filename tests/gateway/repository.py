@@ -7,8 +7,8 @@ from k2jax.env.files import FILES as KEY
 from k2jax.env.task import Task
 from k2jax.env.tasks.file_answers import texts_left
 from k2jax.gateway.agents import BlackBoxAgent
-from k2jax.sandbox import SandboxSpec
-from k2jax.sandbox.interpreter import host_python
+from k2jax.agents.sandbox import SandboxSpec
+from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.trajectory import Reward
 
 FILES = {

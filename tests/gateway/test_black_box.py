@@ -27,7 +27,7 @@ from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
 from tests.gateway.repository import FILES, MEND, HiddenTest, small_agent, task, write_agent
 from tests.inference.tiny import GQA, engine, oracle
-from tests.sandbox.backends import backend
+from tests.agents.sandbox.backends import backend
 
 BYTES = byte_tokenizer()
 PLAIN = configured_chat(BYTES, "compact")

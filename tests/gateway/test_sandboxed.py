@@ -7,11 +7,11 @@ from pathlib import Path
 import tempfile
 
 from k2jax.gateway.socket import rollout_socket
-from k2jax.sandbox import SandboxSpec
-from k2jax.sandbox.forward import forwarded
+from k2jax.agents.sandbox import SandboxSpec
+from k2jax.agents.sandbox.forward import forwarded
 from k2jax.trajectory import verify
 from tests.gateway.scripted import OPERATOR, Bench, chat_body, reply_ids, spec
-from tests.sandbox.backends import PYTHON, backend, python
+from tests.agents.sandbox.backends import PYTHON, backend, python
 
 PORT = 8123
 AGENT = """

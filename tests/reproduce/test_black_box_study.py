@@ -22,7 +22,7 @@ from k2jax.reproduce.study import _placed
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.text.chat import ChatBuilder
 from tests.gateway.forced_agents import FOLDER
-from tests.sandbox.backends import backend
+from tests.agents.sandbox.backends import backend
 
 study = load_study("black_box")
 BYTES = byte_tokenizer()

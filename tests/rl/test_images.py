@@ -49,7 +49,7 @@ from k2jax.trajectory.store import TrajectoryStore
 from tests.gateway.repository import SMALL_AGENT, small_agent, write_agent
 from tests.gateway.repository import task as repository_task
 from tests.rl.tiny import register, tiny_config
-from tests.sandbox.backends import backend
+from tests.agents.sandbox.backends import backend
 
 TOWER = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "grid": 4}
 TOKENIZER = byte_tokenizer(MEDIA_TOKENS)

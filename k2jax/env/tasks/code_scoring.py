@@ -10,8 +10,8 @@ import secrets
 from k2jax.env.task import Task
 from k2jax.env.tasks import code_judge
 from k2jax.files.bounded_json import parse_bounded_json
-from k2jax.sandbox import Sandbox, SandboxSpec
-from k2jax.sandbox.interpreter import host_python
+from k2jax.agents.sandbox import Sandbox, SandboxSpec
+from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from k2jax.env.environment import OUTCOME
 from k2jax.env.files import OUTPUTS, plain_files
 from k2jax.env.task import Task
-from k2jax.sandbox import Sandbox, SandboxSpec
+from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 10.0

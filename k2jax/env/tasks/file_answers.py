@@ -20,7 +20,7 @@ from k2jax.env.files import FILES
 from k2jax.env.split import Split, split_of
 from k2jax.env.task import Task
 from k2jax.errors import UserError, nearest
-from k2jax.sandbox import Sandbox
+from k2jax.agents.sandbox import Sandbox
 from k2jax.trajectory import Reward, Trajectory
 
 KINDS = ("write", "copy", "join", "follow")

@@ -11,7 +11,7 @@ from k2jax.env.task import Task
 from k2jax.env.tasks.simulated_apis import SimulatedAPIs, read_call
 from k2jax.env.toolsets.calling import Toolbox
 from k2jax.env.toolsets.types import Workplace
-from k2jax.sandbox import Sandbox
+from k2jax.agents.sandbox import Sandbox
 from k2jax.trajectory import Reward, Trajectory
 
 

@@ -17,7 +17,7 @@ from k2jax.env.task import Budget, Task
 from k2jax.env.tasks.records import read_records
 from k2jax.errors import UserError
 from k2jax.files.confined import confined
-from k2jax.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.interpreter import host_python
 
 _TEXTS = ("instance_id", "repo", "base_commit", "problem_statement", "test_patch")
 _LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")

@@ -25,9 +25,9 @@ from k2jax.env.task import Task
 from k2jax.env.tasks.code_scoring import verdict_of
 from k2jax.env.tasks.repository_program import ARCHIVE
 from k2jax.files.bounded_json import parse_bounded_json
-from k2jax.sandbox import Sandbox, SandboxSpec
-from k2jax.sandbox.interpreter import host_python
-from k2jax.sandbox.types import MEBI
+from k2jax.agents.sandbox import Sandbox, SandboxSpec
+from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.types import MEBI
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 300.0

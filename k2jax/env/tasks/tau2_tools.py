@@ -11,7 +11,7 @@ from k2jax.env.toolsets.calling import Toolbox
 from k2jax.env.toolsets.types import ToolError, Workplace
 from k2jax.errors import UserError
 from k2jax.files.bounded_json import parse_bounded_json
-from k2jax.sandbox import Sandbox
+from k2jax.agents.sandbox import Sandbox
 from k2jax.trajectory import Reward, Trajectory
 from k2jax.trajectory.types import NO_TURN
 

@@ -11,8 +11,8 @@ from k2jax.env.files import isolated_python
 from k2jax.env.task import Task
 from k2jax.env.tasks import terminal_program
 from k2jax.env.tasks.code_scoring import verdict_of
-from k2jax.sandbox import Sandbox, SandboxSpec
-from k2jax.sandbox.interpreter import host_python
+from k2jax.agents.sandbox import Sandbox, SandboxSpec
+from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 60.0

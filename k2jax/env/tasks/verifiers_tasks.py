@@ -11,7 +11,7 @@ from k2jax.env.split import Split, split_of
 from k2jax.env.task import Budget, Task
 from k2jax.env.tasks.verifiers_package import ENVIRONMENT, load_environment
 from k2jax.errors import UserError
-from k2jax.sandbox import Sandbox
+from k2jax.agents.sandbox import Sandbox
 from k2jax.trajectory import Reward, Trajectory
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from k2jax.env.toolsets.types import ToolError, Workplace, declared, parameters_of
-from k2jax.sandbox import Sandbox, SandboxError
+from k2jax.agents.sandbox import Sandbox, SandboxError
 
 LARGEST = 1 << 20
 """Bytes of a file that can be viewed or changed."""

@@ -12,7 +12,7 @@ from typing import Any
 from k2jax.env.errors import EnvironmentFailedError
 from k2jax.env.toolsets.types import ToolError, Workplace, declared
 from k2jax.errors import UserError, abbreviate
-from k2jax.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.interpreter import host_python
 
 _INSTALL = "the toolset 'mcp' needs the package mcp: pip install 'k2jax[mcp]'"
 _MOST_PAGES = 100

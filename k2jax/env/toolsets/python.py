@@ -7,9 +7,9 @@ from typing import Any
 
 from k2jax.env.toolsets.types import ToolError, Workplace, declared, parameters_of
 from k2jax.errors import UserError
-from k2jax.sandbox import SandboxError
-from k2jax.sandbox.interpreter import host_packages, host_python
-from k2jax.sandbox.worker import ToolAnswer, ToolWorker
+from k2jax.agents.sandbox import SandboxError
+from k2jax.agents.sandbox.interpreter import host_packages, host_python
+from k2jax.agents.sandbox.python_worker import ToolAnswer, ToolWorker
 
 SOURCE = "python_source"
 """Key of a task's metadata: Python source that the interpreter runs before its first cell. It imports the standard

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from k2jax.env.toolsets.types import Workplace, declared, parameters_of
-from k2jax.sandbox import ExecResult, Sandbox
+from k2jax.agents.sandbox import ExecResult, Sandbox
 
 OUTPUT_LIMIT = 1 << 16
 """Bytes that are kept of each output of a command."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from k2jax.env.task import Task
-from k2jax.sandbox import HostPaths, Sandbox
+from k2jax.agents.sandbox import HostPaths, Sandbox
 from k2jax.trajectory import Trajectory
 
 
