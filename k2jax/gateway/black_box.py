@@ -16,7 +16,7 @@ import tempfile
 import time
 from typing import Any
 
-from k2jax.api import ModelCard
+from k2jax.agents.api import ModelCard
 from k2jax.client import PromptTooLongError, Sampling
 from k2jax.env.environment import OUTCOME, Environment
 from k2jax.env.errors import EnvironmentFailedError

@@ -12,7 +12,7 @@ import hashlib
 import json
 from typing import Any
 
-from k2jax.api.conversation import arguments_object
+from k2jax.agents.api.conversation import arguments_object
 from k2jax.errors import UserError
 from k2jax.text.media_reading import IMAGE_PART, VIDEO_PART
 from k2jax.text.messages import content_text, function_of, split_reasoning, text_field, tool_calls

@@ -13,9 +13,9 @@ import secrets
 import time
 from typing import Any
 
-from k2jax.api import ApiError, Conversation, Delta, Detokenizer, GeneratedToken, GenerationRequest, ModelCard
-from k2jax.api.blocks import AnswerBlocks
-from k2jax.api.errors import bad_request, unavailable
+from k2jax.agents.api import ApiError, Conversation, Delta, Detokenizer, GeneratedToken, GenerationRequest, ModelCard
+from k2jax.agents.api.blocks import AnswerBlocks
+from k2jax.agents.api.api_error import bad_request, unavailable
 from k2jax.client import Client, Completion, Sampling
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.gateway.history import EncodedHistory, MatchedHistory, addition_bytes

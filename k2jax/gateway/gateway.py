@@ -11,8 +11,8 @@ import re
 import secrets
 from typing import Any, NamedTuple
 
-from k2jax.api import ApiError, ModelCard
-from k2jax.api.media import check_media_room
+from k2jax.agents.api import ApiError, ModelCard
+from k2jax.agents.api.media_parts import check_media_room
 from k2jax.client import Client
 from k2jax.errors import UserError
 from k2jax.gateway.exchange import Exchange, PreparedRequest

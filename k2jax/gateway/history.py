@@ -14,10 +14,10 @@ import math
 import sys
 from typing import Any, Literal, NamedTuple
 
-from k2jax.api import Conversation, ModelCard
-from k2jax.api.conversation import start_builder
-from k2jax.api.errors import bad_request
-from k2jax.api.requests import check_prompt_length
+from k2jax.agents.api import Conversation, ModelCard
+from k2jax.agents.api.conversation import start_builder
+from k2jax.agents.api.api_error import bad_request
+from k2jax.agents.api.requests import check_prompt_length
 from k2jax.errors import UserError, abbreviate
 from k2jax.gateway.canonical import answer_parts, message_key, plain_message, tools_key
 from k2jax.text.chat import ChatBuilder

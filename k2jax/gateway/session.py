@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.api import ApiError, Conversation, ModelCard
+from k2jax.agents.api import ApiError, Conversation, ModelCard
 from k2jax.client import Completion, Sampling
 from k2jax.env.seeds import derived_seed
 from k2jax.gateway.canonical import message_key

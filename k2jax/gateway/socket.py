@@ -10,10 +10,10 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 import uvicorn
 
-from k2jax.api import ApiError
-from k2jax.web.http import error_response
-from k2jax.web.protocol import ConnectionLimits
-from k2jax.web.server import server_config
+from k2jax.agents.api import ApiError
+from k2jax.agents.web.http import error_response
+from k2jax.agents.web.protocol import ConnectionLimits
+from k2jax.agents.web.server import server_config
 
 _LIMITS = ConnectionLimits(connections=128)
 """Of one agent, whose parallel requests have a connection each."""

@@ -14,8 +14,8 @@ import time
 
 from k2jax import runtime
 from k2jax.gateway.socket import rollout_socket
-from k2jax.web.arrivals import BODY_WITH_IMAGES
-from k2jax.web.server import open_socket, run_server
+from k2jax.agents.web.arrivals import BODY_WITH_IMAGES
+from k2jax.agents.web.server import open_socket, run_server
 from tests.gateway.scripted import Bench, reply_ids, spec
 
 ROLLOUTS = 4

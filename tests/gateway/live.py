@@ -8,7 +8,7 @@ import httpx
 import uvicorn
 
 from k2jax.gateway import RolloutAccess
-from k2jax.web.server import server_config
+from k2jax.agents.web.server import server_config
 from tests.gateway.scripted import OPERATOR, Bench
 
 

@@ -4,7 +4,7 @@ import json
 
 import httpx
 
-from k2jax.api import ModelCard
+from k2jax.agents.api import ModelCard
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.client.keys import ApiKeys
 from k2jax.gateway import Gateway, GatewayRollout

@@ -6,7 +6,7 @@ import sys
 
 import uvicorn
 
-from k2jax.web.server import server_config
+from k2jax.agents.web.server import server_config
 from tests.gateway.scripted import TOKENIZER, Bench, reply_ids
 
 SECONDS_PER_TOKEN = 0.01

@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 
-from k2jax.api import ModelCard
+from k2jax.agents.api import ModelCard
 from k2jax.client import Sampling
 from k2jax.config import replace_keys
 from k2jax.gateway import Gateway

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from k2jax.api import media as media_module
+from k2jax.agents.api import media_parts as media_module
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.gateway import Gateway
 from k2jax.gateway.app import make_gateway_app
@@ -21,7 +21,7 @@ from k2jax.inference.media_reader import ImageReader
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.trajectory import verify
-from k2jax.web.arrivals import READERS
+from k2jax.agents.web.arrivals import READERS
 from tests.gateway.scripted import CARD, DIALECTS, TOKENIZER, Bench, post, reply_ids, spec
 from tests.serve.test_images import PAD, PROCESSOR, SEEING, data_url, frames, picture, png
 
