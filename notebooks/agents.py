@@ -65,8 +65,8 @@ PACKAGE = '''
 
 import random
 
-from k2jax.env import Budget, Task
-from k2jax.env.toolsets.functions import FunctionTools
+from k2jax.agents import Budget, Task
+from k2jax.agents.toolsets.functions import FunctionTools
 from k2jax.trajectory import Reward
 
 
@@ -204,8 +204,8 @@ print(json.dumps(json.loads(task.to_json()), indent=1))
 # call is answered, whatever is wrong with it. It never ends the run.
 
 # %%
-from k2jax.env.scripted import called, called_all, said
-from k2jax.env.wiring import EnvironmentMaker
+from k2jax.agents.scripted import called, called_all, said
+from k2jax.agents.wiring import EnvironmentMaker
 
 maker = EnvironmentMaker(experiment.rl.rollout.sandbox)
 
@@ -309,10 +309,10 @@ print("the program that was left behind runs on:", runs(SURVIVOR))
 # The tests run in one process and the answer in another, so neither trick helps.
 
 # %%
-from k2jax.env.registry import load_tasks
-from k2jax.env.scorer import Scorer
-from k2jax.env.scripted import play as play_policy
-from k2jax.env.verifying import VerifierPool
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.scripted import play as play_policy
+from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.agents.sandbox.backends import make_backend
 
 [program] = load_tasks("expressions", ("count=1",))
@@ -353,7 +353,7 @@ with VerifierPool(workers=1, timeout=30.0, retries=1) as pool:
 
 # %%
 from k2jax.client import Sampling, ScriptedClient
-from k2jax.env.rollout import run_episode
+from k2jax.agents.episode import run_episode
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
 

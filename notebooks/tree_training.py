@@ -77,8 +77,8 @@ params = program.init().params
 
 # %%
 from k2jax.client import Sampling
-from k2jax.env.rollout import Rollout
-from k2jax.env.task import Task
+from k2jax.agents.episode import Rollout
+from k2jax.agents.task import Task
 from k2jax.inference import LockstepClient
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from k2jax.config import source, task
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.teacher import demonstrations
+from k2jax.agents.registry import load_tasks
+from k2jax.tasks.characters.teacher import demonstrations
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, curve, relative_spread

@@ -22,7 +22,7 @@ from k2jax.config import source
 from k2jax.data.images.frames import Clip
 from k2jax.drawings.clips import CLIP_KINDS, ClipSample, synthetic_clip
 from k2jax.data.images.video_process import SAMPLED_PER_SECOND
-from k2jax.env.tasks.pictures import data_url
+from k2jax.tasks.pictures.dataset import data_url
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, curve

@@ -21,7 +21,7 @@ import numpy as np
 
 from k2jax.config import source
 from k2jax.drawings.canvas import COLOURS, SHAPES
-from k2jax.env.tasks.pictures import data_url
+from k2jax.tasks.pictures.dataset import data_url
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary

@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 from k2jax.bench.timing import Row
-from k2jax.env.task import Budget, Task
+from k2jax.agents.task import Budget, Task
 from k2jax.rollout.engine_client import EngineSocketClient
 from k2jax.rollout.journal import Emission, read_journal, stored_trajectory
 from k2jax.rollout.loops import run

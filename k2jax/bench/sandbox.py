@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 from k2jax.bench.timing import Row, rate_row
-from k2jax.env.tasks.human_eval import human_eval_records
+from k2jax.tasks.code.human_eval import human_eval_records
 from k2jax.errors import UserError
 from k2jax.agents.sandbox import Limits, SandboxSpec
 from k2jax.agents.sandbox.arguments import HOST_FOLDERS

@@ -18,11 +18,11 @@ from typing import Any
 
 from k2jax.agents.api import ModelCard
 from k2jax.client import PromptTooLongError, Sampling
-from k2jax.env.environment import OUTCOME, Environment
-from k2jax.env.errors import EnvironmentFailedError
-from k2jax.env.rollout import Rollout
-from k2jax.env.task import Task
-from k2jax.env.workspace import Workspace
+from k2jax.agents.environment import OUTCOME, Environment
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.episode import Rollout
+from k2jax.agents.task import Task
+from k2jax.agents.environments.workspace import Workspace
 from k2jax.errors import UserError, nearest
 from k2jax.gateway.agent_entries import AGENTS
 from k2jax.gateway.agents import HOME, BlackBoxAgent, read_agent, shown_folders

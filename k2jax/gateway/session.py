@@ -12,7 +12,7 @@ import numpy as np
 
 from k2jax.agents.api import ApiError, Conversation, ModelCard
 from k2jax.client import Completion, Sampling
-from k2jax.env.seeds import derived_seed
+from k2jax.agents.seeds import derived_seed
 from k2jax.gateway.canonical import message_key
 from k2jax.gateway.history import Addition, MatchedHistory, RecordedHistory, addition_bytes
 from k2jax.gateway.spec import GatewayRollout

@@ -10,10 +10,10 @@ from k2jax import processes
 from k2jax.config.schema import IMAGE_SOURCES, Config, ImagesConfig, ModelConfig
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.vocabulary import prepare_tokenizer
-from k2jax.env.scorer import Scorer
-from k2jax.env.task import Task
-from k2jax.env.verdicts import VerdictLog
-from k2jax.env.verifying import VerifierPool
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.task import Task
+from k2jax.agents.verdicts import VerdictLog
+from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.errors import UserError
 from k2jax.inference import Engine
 from k2jax.rl.critic.setup import check_critic, uses_critic

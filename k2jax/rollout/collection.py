@@ -15,7 +15,7 @@ import tempfile
 from typing import Any
 
 from k2jax.config.schema import Config
-from k2jax.env.task import Task
+from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
 from k2jax.rollout.admission import Admission

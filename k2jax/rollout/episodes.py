@@ -10,13 +10,13 @@ import time
 from typing import Any
 
 from k2jax.client import Client, Completion, HTTPClient, Sampling
-from k2jax.env.environment import Environment, Message, Observation, Step
-from k2jax.env.registry import environments, toolsets
-from k2jax.env.rollout import run_episode, started_seed
-from k2jax.env.scorer import Scorer
-from k2jax.env.task import Task
-from k2jax.env.verifying import VerifierPool
-from k2jax.env.wiring import EnvironmentMaker
+from k2jax.agents.environment import Environment, Message, Observation, Step
+from k2jax.agents.registry import environments, toolsets
+from k2jax.agents.episode import run_episode, started_seed
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.task import Task
+from k2jax.agents.verifier_pool.pool import VerifierPool
+from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.rollout.engine_client import EngineSocketClient
 from k2jax.rollout.messages import Key
 from k2jax.rollout.routed_client import RoutedClient
@@ -30,7 +30,7 @@ from k2jax.trajectory import Trajectory
 
 
 class EpisodeRunner:
-    """Runs episodes of ``k2jax.env`` and judges them.
+    """Runs episodes of ``k2jax.agents`` and judges them.
 
     Args:
         tokenizer: folder of the vocabulary.

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from k2jax.env.task import Task
+from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
 from k2jax.rollout.messages import Key

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from k2jax.env.task import Task
+from k2jax.agents.task import Task
 from k2jax.rollout.messages import Key
 from k2jax.rollout.starting import EpisodeStarter
 from k2jax.trajectory import Trajectory

@@ -12,8 +12,8 @@ import itertools
 import os
 from pathlib import Path
 
-from k2jax.env.errors import SubEpisodeError
-from k2jax.env.task import Task
+from k2jax.agents.errors import SubEpisodeError
+from k2jax.agents.task import Task
 from k2jax.rollout.journal import shard_path, stored_trajectory
 from k2jax.rollout.messages import LEASE_AND_NUMBER, RecordPlace, Said, StartedEnd, StartOrder
 from k2jax.rollout.queue_file import FILE, WrittenTask

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from k2jax.env.verifier import judges_every_answer
+from k2jax.agents.verifier import judges_every_answer
 
 
 def exact(task, answer):

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.characters import CharacterTasks, final_answer
-from k2jax.env.tasks.teacher import (
+from k2jax.agents.registry import load_tasks
+from k2jax.tasks.characters.dataset import CharacterTasks, final_answer
+from k2jax.tasks.characters.teacher import (
     CHECK_MARK,
     checked_demonstrations,
     checked_solution,

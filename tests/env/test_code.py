@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from k2jax.env import Task
-from k2jax.env.registry import load_tasks
-from k2jax.env.scorer import Scorer
-from k2jax.env.tasks.code_scoring import UnitTests, verdict_of
-from k2jax.env.verdicts import VerdictLog
-from k2jax.env.verifying import VerifierPool
+from k2jax.agents import Task
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.scorer import Scorer
+from k2jax.tasks.code.verifier import UnitTests, verdict_of
+from k2jax.agents.verdicts import VerdictLog
+from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.errors import UserError
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.trajectory import Node, Trajectory
@@ -82,7 +82,7 @@ def test_a_verdict_without_the_secret_of_the_call_is_none():
 
 
 def test_a_program_that_hangs_fails_at_the_time_limit(monkeypatch):
-    monkeypatch.setattr("k2jax.env.tasks.code_scoring.TIMEOUT", 1.0)
+    monkeypatch.setattr("k2jax.tasks.code.verifier.TIMEOUT", 1.0)
     (reward,) = judged(block("while True: pass"))
     assert reward.value == 0 and reward.info["ended_by"] == "time"
 

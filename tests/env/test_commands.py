@@ -5,11 +5,11 @@ import subprocess
 
 import pytest
 
-from k2jax.env.check import check
-from k2jax.env.registry import load_tasks, oracles
-from k2jax.env.scripted import called, play_actions
-from k2jax.env.split import split_of
-from k2jax.env.tasks.commands import COMMANDS, command_demonstrations
+from k2jax.agents.check import check
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.scripted import called, play_actions
+from k2jax.agents.split import split_of
+from k2jax.tasks.commands.dataset import COMMANDS, command_demonstrations
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 

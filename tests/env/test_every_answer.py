@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.env import Task
-from k2jax.env.errors import VerifierError
-from k2jax.env.registry import load_tasks, verifiers
-from k2jax.env.verifier import FAILED
-from k2jax.env.verifying import VerifierPool
+from k2jax.agents import Task
+from k2jax.agents.errors import VerifierError
+from k2jax.agents.registry import load_tasks, verifiers
+from k2jax.agents.verifier import FAILED
+from k2jax.agents.verifier_pool.pool import VerifierPool
 
 PROMPT = ({"role": "user", "content": "?"},)
 BOX = [[1, 2, 30, 40]]

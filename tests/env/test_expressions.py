@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from k2jax.env.check import check
-from k2jax.env.registry import load_tasks, oracles
-from k2jax.env.scripted import said
-from k2jax.env.split import split_of
-from k2jax.env.tasks.expressions import FORMS, expression_demonstrations
+from k2jax.agents.check import check
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.scripted import said
+from k2jax.agents.split import split_of
+from k2jax.tasks.expressions.dataset import FORMS, expression_demonstrations
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 

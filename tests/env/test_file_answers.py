@@ -5,10 +5,10 @@ import base64
 
 import pytest
 
-from k2jax.env import Task
-from k2jax.env.environment import OUTCOME
-from k2jax.env.files import FILES, OUTPUTS, FilesEnvironment, NamedFilesEnvironment
-from k2jax.env.tasks.file_answers import EXPECTED, KINDS, FileAnswers, FilesAsExpected, texts_left
+from k2jax.agents import Task
+from k2jax.agents.environment import OUTCOME
+from k2jax.agents.environments.files import FILES, OUTPUTS, FilesEnvironment, NamedFilesEnvironment
+from k2jax.tasks.file_answers.dataset import EXPECTED, KINDS, FileAnswers, FilesAsExpected, texts_left
 from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.trajectory import Trajectory

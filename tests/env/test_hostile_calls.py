@@ -5,20 +5,20 @@ import json
 
 import pytest
 
-from k2jax.env import Task
-from k2jax.env.environment import OUTCOME
-from k2jax.env.errors import VerifierError
-from k2jax.env.files import OUTPUTS, FilesEnvironment, NamedFilesEnvironment
-from k2jax.env.registry import verifiers
-from k2jax.env.scorer import Scorer
-from k2jax.env.tasks import code_scoring
-from k2jax.env.tasks.commands_scoring import ShellTest
-from k2jax.env.tasks.file_answers import FilesAsExpected, texts_left
-from k2jax.env.tasks.tau2_tools import _is_called
-from k2jax.env.tool_environment import ToolEnvironment
-from k2jax.env.toolsets.edit import EditTool
-from k2jax.env.toolsets.python import SOURCE
-from k2jax.env.toolsets.types import ToolError, Workplace
+from k2jax.agents import Task
+from k2jax.agents.environment import OUTCOME
+from k2jax.agents.errors import VerifierError
+from k2jax.agents.environments.files import OUTPUTS, FilesEnvironment, NamedFilesEnvironment
+from k2jax.agents.registry import verifiers
+from k2jax.agents.scorer import Scorer
+from k2jax.tasks.code import verifier as code_scoring
+from k2jax.tasks.commands.verifier import ShellTest
+from k2jax.tasks.file_answers.dataset import FilesAsExpected, texts_left
+from k2jax.tasks.tau2.toolset import _is_called
+from k2jax.agents.environments.tools import ToolEnvironment
+from k2jax.agents.toolsets.edit import EditTool
+from k2jax.agents.toolsets.python import SOURCE
+from k2jax.agents.toolsets.types import ToolError, Workplace
 from k2jax.errors import InfrastructureError
 from k2jax.agents.sandbox import SandboxError, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from k2jax.env import Task
-from k2jax.env.check import check
-from k2jax.env.registry import load_tasks, oracles
-from k2jax.env.tasks import ifbench_scoring
+from k2jax.agents import Task
+from k2jax.agents.check import check
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.tasks.ifbench import verifier as ifbench_scoring
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 

@@ -17,8 +17,8 @@ megabytes = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read
 print(json.dumps([seconds, megabytes, [name for name in ("jax", "starlette", "httpx") if name in sys.modules]]))
 """
 MODULES = {
-    "worker": "k2jax.env.verifier_process.supervisor",
-    "environments": "k2jax.env.rollout, k2jax.env.scorer, k2jax.env.registry, k2jax.env.single_turn",
+    "worker": "k2jax.agents.verifier_pool.supervisor",
+    "environments": "k2jax.agents.episode, k2jax.agents.scorer, k2jax.agents.registry, k2jax.agents.environments.single_turn",
 }
 
 

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.env import Task
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.constraints import CONSTRAINTS, GROUPS
-from k2jax.env.tasks.instructions_scoring import claims_compliance, instructions
+from k2jax.agents import Task
+from k2jax.agents.registry import load_tasks
+from k2jax.tasks.instructions.constraints import CONSTRAINTS, GROUPS
+from k2jax.tasks.instructions.verifier import claims_compliance, instructions
 from k2jax.errors import UserError
 
 EXAMPLES = [

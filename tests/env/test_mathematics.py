@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from k2jax.env import Task
-from k2jax.env.coverage import coverage
-from k2jax.env.difficulty import moderate, pass_rates
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.mathematics import final_answer_of
-from k2jax.env.tasks.mathematics_scoring import math
+from k2jax.agents import Task
+from k2jax.agents.coverage import coverage
+from k2jax.agents.difficulty import moderate, pass_rates
+from k2jax.agents.registry import load_tasks
+from k2jax.tasks.mathematics.dataset import final_answer_of
+from k2jax.tasks.mathematics.verifier import math
 from k2jax.errors import UserError
 
 

@@ -11,9 +11,9 @@ from mcp.server.mcpserver import MCPServer
 import pytest
 import uvicorn
 
-from k2jax.env.errors import EnvironmentFailedError
-from k2jax.env.registry import toolsets
-from k2jax.env.tool_environment import ToolEnvironment
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.registry import toolsets
+from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.errors import UserError
 from tests.env.tool_episodes import task
 from tests.agents.sandbox.backends import backend, survivors

@@ -16,14 +16,14 @@ from scipy import ndimage
 from k2jax.config.schema import SourceConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.drawings.canvas import COLOURS
-from k2jax.env.check import check
-from k2jax.env.environment import Message
-from k2jax.env.files import FILES, NamedFilesEnvironment
-from k2jax.env.registry import load_tasks, oracles, verifiers
-from k2jax.env.scripted import called, play, play_actions, said
-from k2jax.env.tasks.picture_teacher import picture_demonstrations
-from k2jax.env.tasks.picture_tools import KINDS, PICTURE, kind_of, question_of
-from k2jax.env.tasks.visual_rewards import TRUTH
+from k2jax.agents.check import check
+from k2jax.agents.environment import Message
+from k2jax.agents.environments.files import FILES, NamedFilesEnvironment
+from k2jax.agents.registry import load_tasks, oracles, verifiers
+from k2jax.agents.scripted import called, play, play_actions, said
+from k2jax.tasks.pictures.oracle import picture_demonstrations
+from k2jax.tasks.pictures.tools import KINDS, PICTURE, kind_of, question_of
+from k2jax.tasks.pictures.verifier import TRUTH
 from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxError
 from tests.command import run_command
@@ -218,7 +218,7 @@ def test_a_sandbox_that_fails_ends_the_demonstrations_in_one_line(monkeypatch):
 def test_the_command_writes_chat_data_that_a_fine_tuning_reads(tmp_path):
     path = tmp_path / "pictures.jsonl"
     options = ("--dataset=picture_tools", "--count=6", "--direct=0", "--kinds=count,crop")
-    done = run_command("k2jax.env.demonstrate", f"--to={path}", *options)
+    done = run_command("k2jax.tasks.demonstrate", f"--to={path}", *options)
     assert done.returncode == 0 and "6 conversations" in done.stdout, done.stderr
     config = data_config(tmp_path / "cache", {"s": SourceConfig(kind="chat", path=str(path))}, sequence_length=8192)
     splits = prepare_shards("s", config, kimi.tokenizer()).manifest["splits"]

@@ -9,12 +9,12 @@ import sys
 from aiohttp import web
 import pytest
 
-from k2jax.env.errors import EnvironmentFailedError
-from k2jax.env.registry import load_tasks
-from k2jax.env.remote import RemoteEnvironment, remote
-from k2jax.env.remote_servers import VARIABLE, server_key
-from k2jax.env.scripted import said
-from k2jax.env.task import Task
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.environments.remote import RemoteEnvironment, remote
+from k2jax.agents.environments.remote_servers import VARIABLE, server_key
+from k2jax.agents.scripted import said
+from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from tests.env.remote_server import KEY, listed, served
 from tests.memory import run_measured
@@ -228,8 +228,8 @@ def test_a_server_that_does_not_answer_is_left_in_time(does):
 
 CLIENT = """
 import asyncio, resource
-from k2jax.env.remote import RemoteEnvironment
-from k2jax.env.errors import EnvironmentFailedError
+from k2jax.agents.environments.remote import RemoteEnvironment
+from k2jax.agents.errors import EnvironmentFailedError
 
 async def read(text):
     try:

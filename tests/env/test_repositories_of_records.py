@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
-from k2jax.env.registry import load_tasks
-from k2jax.env.repository import RepositoryEnvironment
-from k2jax.env.scripted import called
-from k2jax.env.task import Task
-from k2jax.env.wiring import EnvironmentMaker
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.environments.repository import RepositoryEnvironment
+from k2jax.agents.scripted import called
+from k2jax.agents.task import Task
+from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from tests.env.hostile_git import git, make_repository
 from tests.agents.sandbox.backends import backend

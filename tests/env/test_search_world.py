@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.env.check import check
-from k2jax.env.registry import load_tasks, oracles
-from k2jax.env.scripted import turn_of
-from k2jax.env.tasks.item_f1 import item_f1
-from k2jax.env.tasks.search_policies import parallel, value_of
-from k2jax.env.tasks.search_world import search_world
+from k2jax.agents.check import check
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.scripted import turn_of
+from k2jax.tasks.item_f1 import item_f1
+from k2jax.tasks.search_world.oracle import parallel, value_of
+from k2jax.tasks.search_world.world import search_world
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 from tests.env.tool_episodes import task as plain_task

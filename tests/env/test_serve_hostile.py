@@ -14,16 +14,17 @@ import time
 import aiohttp
 import pytest
 
-from k2jax.env import Observation, Step, serve_connections
-from k2jax.env.registry import environments, load_tasks
-from k2jax.env.remote import RemoteEnvironment, remote
-from k2jax.env.remote_messages import memory_of
-from k2jax.env.remote_servers import VARIABLE
-from k2jax.env.scripted import called_all
-from k2jax.env.serve import EnvironmentServer
-from k2jax.env.serve_offer import Offer
-from k2jax.env.task import Task
-from k2jax.env.wiring import EnvironmentMaker
+from k2jax.agents import Observation, Step
+from k2jax.agents.environments import serve_connections
+from k2jax.agents.registry import environments, load_tasks
+from k2jax.agents.environments.remote import RemoteEnvironment, remote
+from k2jax.agents.environments.remote_messages import memory_of
+from k2jax.agents.environments.remote_servers import VARIABLE
+from k2jax.agents.scripted import called_all
+from k2jax.agents.environments.serve import EnvironmentServer
+from k2jax.agents.environments.serve_offer import Offer
+from k2jax.agents.task import Task
+from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from tests.env.remote_server import BEARER, KEY, served, until
 from tests.memory import run_measured
@@ -111,7 +112,7 @@ def test_without_the_key_nobody_has_a_session_not_even_on_this_machine(headers):
 
 def test_the_command_keeps_a_key_and_prints_what_a_client_has_to_set_without_it(tmp_path, monkeypatch):
     folder = tmp_path / "a folder"
-    command = [sys.executable, "-m", "k2jax.env.serve", "--port=0", f"--workdir={folder}"]
+    command = [sys.executable, "-m", "k2jax.agents.environments.serve", "--port=0", f"--workdir={folder}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         printed = process.stdout.readline() + process.stdout.readline()
@@ -345,7 +346,7 @@ def test_what_is_no_text_ends_a_session():
 
 
 def test_a_client_that_reads_no_reply_loses_its_session(monkeypatch, slow):
-    monkeypatch.setattr("k2jax.env.serve.MESSAGE_SECONDS", 0.3)
+    monkeypatch.setattr("k2jax.agents.environments.serve.MESSAGE_SECONDS", 0.3)
 
     async def use(url, server):
         reader, writer = await _handshake(url)

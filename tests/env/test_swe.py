@@ -7,15 +7,15 @@ import shutil
 
 import pytest
 
-from k2jax.env.check import check
-from k2jax.env.git_history import packed_history
-from k2jax.env.registry import load_tasks, oracles
-from k2jax.env.repository import RepositoryEnvironment
-from k2jax.env.scripted import called, play_actions, said
-from k2jax.env.tasks import swe_scoring
-from k2jax.env.tasks.repository_program import is_protected
-from k2jax.env.tasks.swe_example import write_example
-from k2jax.env.tasks.swe_scoring import SWEVerifier
+from k2jax.agents.check import check
+from k2jax.agents.environments.git_history import packed_history
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.environments.repository import RepositoryEnvironment
+from k2jax.agents.scripted import called, play_actions, said
+from k2jax.tasks.swe import verifier as swe_scoring
+from k2jax.agents.environments.repository_program import is_protected
+from k2jax.tasks.swe.example import write_example
+from k2jax.tasks.swe.verifier import SWEVerifier
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 from tests.env.test_code import trajectory

@@ -12,13 +12,13 @@ import zlib
 
 import pytest
 
-from k2jax.env.errors import VerifierError
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks import swe_scoring
-from k2jax.env.tasks.repository_program import merged
-from k2jax.env.tasks.swe_example import _BASE as BASE
-from k2jax.env.tasks.swe_example import write_example
-from k2jax.env.tasks.swe_scoring import SWEVerifier
+from k2jax.agents.errors import VerifierError
+from k2jax.agents.registry import load_tasks
+from k2jax.tasks.swe import verifier as swe_scoring
+from k2jax.agents.environments.repository_program import merged
+from k2jax.tasks.swe.example import _BASE as BASE
+from k2jax.tasks.swe.example import write_example
+from k2jax.tasks.swe.verifier import SWEVerifier
 from tests.env.test_swe import HOOK, added, scored
 from tests.agents.sandbox.backends import backend
 

@@ -4,9 +4,9 @@ import sqlite3
 
 import pytest
 
-from k2jax.env.registry import load_tasks
-from k2jax.env.split import split_of
-from k2jax.env.tasks.answer_line import answer_line
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.split import split_of
+from k2jax.tasks.answer_line import answer_line
 from k2jax.errors import UserError
 
 KINDS = ("hop2", "hop3", "count", "sum", "oldest")

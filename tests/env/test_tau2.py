@@ -9,11 +9,11 @@ import json
 
 import pytest
 
-from k2jax.env.check import check
-from k2jax.env.registry import load_tasks, oracles
-from k2jax.env.scripted import called, play_actions, said
-from k2jax.env.tasks.tau2_desks import MockDesk, PackageDesk, call_desk, domain_folder, open_desk
-from k2jax.env.toolsets.types import ToolError
+from k2jax.agents.check import check
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.scripted import called, play_actions, said
+from k2jax.tasks.tau2.desks import MockDesk, PackageDesk, call_desk, domain_folder, open_desk
+from k2jax.agents.toolsets.types import ToolError
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 

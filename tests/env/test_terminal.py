@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from k2jax.env.check import check
-from k2jax.env.registry import load_tasks, oracles
-from k2jax.env.scripted import called, play_actions
-from k2jax.env.tasks.terminal import KINDS
+from k2jax.agents.check import check
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.scripted import called, play_actions
+from k2jax.tasks.terminal.dataset import KINDS
 from k2jax.errors import UserError
 from tests.env.test_benchmarks_of_code import rewards
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import six
 
-from k2jax.env import Budget
-from k2jax.env.registry import toolsets
-from k2jax.env.tool_environment import ToolEnvironment
-from k2jax.env.toolsets.store import StoreTools
+from k2jax.agents import Budget
+from k2jax.agents.registry import toolsets
+from k2jax.agents.environments.tools import ToolEnvironment
+from k2jax.agents.toolsets.store import StoreTools
 from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.sandbox.interpreter import host_packages
@@ -139,7 +139,7 @@ def test_a_task_that_needs_a_sandbox_says_so_where_there_is_none():
         episode(compact_client(solve), task(tools=("shall",)))
     with pytest.raises(UserError, match="its environment 'single_turn' has no tools"):
         wrong = dataclasses.replace(task(), environment="single_turn")
-        from k2jax.env.single_turn import SingleTurn
+        from k2jax.agents.environments.single_turn import SingleTurn
 
         episode(compact_client(solve), wrong, SingleTurn())
 

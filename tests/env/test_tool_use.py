@@ -6,10 +6,10 @@ import json
 import pytest
 
 from k2jax.client import ScriptedClient
-from k2jax.env.options import split_options
-from k2jax.env.registry import load_tasks, verifiers
-from k2jax.env.tasks.tool_teacher import solved, tool_demonstrations
-from k2jax.env.wiring import Wiring, wired
+from k2jax.agents.options import split_options
+from k2jax.agents.registry import load_tasks, verifiers
+from k2jax.tasks.tool_use.teacher import solved, tool_demonstrations
+from k2jax.agents.wiring import Wiring, wired
 from k2jax.errors import UserError
 from tests.env.tool_episodes import BYTES, COMPACT, episode
 

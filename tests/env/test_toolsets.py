@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from pydantic import Field, create_model
 import pytest
 
-from k2jax.env import Task
-from k2jax.env.errors import EnvironmentFailedError
-from k2jax.env.registry import toolsets
-from k2jax.env.toolsets import ToolError, Workplace
-from k2jax.env.toolsets.bm25 import BM25Index
-from k2jax.env.toolsets.calculator import calculator
-from k2jax.env.toolsets.calling import RESULT_LIMIT, Toolbox, positional
-from k2jax.env.toolsets.functions import FunctionTools, declared_function
-from k2jax.env.toolsets.types import declared
+from k2jax.agents import Task
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.registry import toolsets
+from k2jax.agents.toolsets import ToolError, Workplace
+from k2jax.agents.toolsets.bm25 import BM25Index
+from k2jax.agents.toolsets.calculator import calculator
+from k2jax.agents.toolsets.calling import RESULT_LIMIT, Toolbox, positional
+from k2jax.agents.toolsets.functions import FunctionTools, declared_function
+from k2jax.agents.toolsets.types import declared
 from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxError
 

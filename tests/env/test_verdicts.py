@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.env import Task
-from k2jax.env.errors import VerifierError
-from k2jax.env.registry import verifiers
-from k2jax.env.scorer import Scorer
-from k2jax.env.verdicts import Verdict, VerdictLog
+from k2jax.agents import Task
+from k2jax.agents.errors import VerifierError
+from k2jax.agents.registry import verifiers
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.verdicts import Verdict, VerdictLog
 from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxError
 from k2jax.trajectory import Node, Reward, Trajectory

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from k2jax.client import ScriptedClient
-from k2jax.env.check import check
-from k2jax.env.environment import OUTCOME
-from k2jax.env.registry import load_tasks
-from k2jax.env.scripted import called, play, play_actions, said
-from k2jax.env.tasks import verifiers_package
-from k2jax.env.tasks.verifiers_tasks import RubricReward
-from k2jax.env.verifiers_environment import VerifiersEnvironment, _client_class
+from k2jax.agents.check import check
+from k2jax.agents.environment import OUTCOME
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.scripted import called, play, play_actions, said
+from k2jax.tasks.verifiers import package as verifiers_package
+from k2jax.tasks.verifiers.dataset import RubricReward
+from k2jax.tasks.verifiers.environment import VerifiersEnvironment, _client_class
 from k2jax.errors import UserError
 from tests.env import verifiers_shape
 from tests.env.test_benchmarks_of_code import rewards

@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from k2jax.env import Task
-from k2jax.env.errors import VerifierError
-from k2jax.env.registry import verifiers
-from k2jax.env.verifier import FAILED
-from k2jax.env.verifying import VerifierPool
+from k2jax.agents import Task
+from k2jax.agents.errors import VerifierError
+from k2jax.agents.registry import verifiers
+from k2jax.agents.verifier import FAILED
+from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.trajectory import Reward, Trajectory
 from tests.emulated import ROOT
@@ -246,10 +246,10 @@ def test_what_a_verdict_says_is_bounded(pool):
 
 KILLED = """
 import asyncio, sys, threading, time, os
-from k2jax.env import Task
-from k2jax.env.registry import verifiers
-from k2jax.env.verifier import FAILED
-from k2jax.env.verifying import VerifierPool
+from k2jax.agents import Task
+from k2jax.agents.registry import verifiers
+from k2jax.agents.verifier import FAILED
+from k2jax.agents.verifier_pool.pool import VerifierPool
 verifiers.add("mark", "tests.env.hostile:mark")
 task = Task("t", "d", (), "mark", metadata={"file": sys.argv[1]})
 threading.Thread(target=lambda: asyncio.run(VerifierPool(1, 60, 0).score_answer(task, "")), daemon=True).start()

@@ -10,9 +10,9 @@ import pytest
 from rapidfuzz.distance import Levenshtein
 import shapely
 
-from k2jax.env.registry import verifiers
-from k2jax.env.task import Task
-from k2jax.env.tasks.visual_rewards import (
+from k2jax.agents.registry import verifiers
+from k2jax.agents.task import Task
+from k2jax.tasks.pictures.verifier import (
     LONGEST,
     MOST_SHAPES,
     SIGMA,

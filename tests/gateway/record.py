@@ -13,8 +13,8 @@ from unittest import mock
 import zlib
 
 from k2jax.client import Sampling, ScriptedClient
-from k2jax.env.files import FilesEnvironment
-from k2jax.env.rollout import run_episode
+from k2jax.agents.environments.files import FilesEnvironment
+from k2jax.agents.episode import run_episode
 from k2jax.gateway import app
 from tests.gateway.forced_agents import FOLDER, SHELLS, mend
 from tests.gateway.repository import MEND, HiddenTest, task

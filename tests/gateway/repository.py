@@ -3,9 +3,9 @@
 import json
 import textwrap
 
-from k2jax.env.files import FILES as KEY
-from k2jax.env.task import Task
-from k2jax.env.tasks.file_answers import texts_left
+from k2jax.agents.environments.files import FILES as KEY
+from k2jax.agents.task import Task
+from k2jax.tasks.file_answers.dataset import texts_left
 from k2jax.gateway.agents import BlackBoxAgent
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python

@@ -10,15 +10,15 @@ import pytest
 
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import replace_keys
-from k2jax.env.environment import OUTCOME
-from k2jax.env.files import FilesEnvironment
-from k2jax.env.registry import environments, load_tasks, scaffolds
-from k2jax.env.repository import TREE, RepositoryEnvironment
-from k2jax.env.rollout import run_episode
-from k2jax.env.task import Budget
-from k2jax.env.tasks.file_answers import texts_left
-from k2jax.env.tasks.swe_example import write_example
-from k2jax.env.tasks.swe_scoring import SWEVerifier
+from k2jax.agents.environment import OUTCOME
+from k2jax.agents.environments.files import FilesEnvironment
+from k2jax.agents.registry import environments, load_tasks, scaffolds
+from k2jax.agents.environments.repository import TREE, RepositoryEnvironment
+from k2jax.agents.episode import run_episode
+from k2jax.agents.task import Budget
+from k2jax.tasks.file_answers.dataset import texts_left
+from k2jax.tasks.swe.example import write_example
+from k2jax.tasks.swe.verifier import SWEVerifier
 from k2jax.errors import UserError
 from k2jax.gateway.agents import BlackBoxAgent, read_agent
 from k2jax.inference import LockstepClient, Worker

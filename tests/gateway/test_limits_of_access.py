@@ -7,7 +7,7 @@ from hypothesis import given, settings
 import pytest
 
 from k2jax.client import Sampling
-from k2jax.env.task import Budget
+from k2jax.agents.task import Budget
 from k2jax.errors import UserError
 from k2jax.gateway.session import MOST_OVER_BUDGET
 from k2jax.trajectory import TrajectoryStore, verify

@@ -9,11 +9,11 @@ import pytest
 
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import resolve
-from k2jax.env.files import FilesEnvironment
-from k2jax.env.registry import load_tasks
-from k2jax.env.rollout import run_episode
-from k2jax.env.tasks.file_answers import EXPECTED, texts_left
-from k2jax.env.tasks.file_teacher import file_demonstrations
+from k2jax.agents.environments.files import FilesEnvironment
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.episode import run_episode
+from k2jax.tasks.file_answers.dataset import EXPECTED, texts_left
+from k2jax.tasks.file_answers.teacher import file_demonstrations
 from k2jax.errors import UserError
 from k2jax.gateway.agents import read_agent
 from k2jax.reproduce import RunResult

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from k2jax.config import resolve
-from k2jax.env.registry import load_tasks
+from k2jax.agents.registry import load_tasks
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.loading import load_study
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from k2jax.env.registry import verifiers
+from k2jax.agents.registry import verifiers
 from tests.env import hostile
 from tests.rl.tiny import LowBytes, share_of_low_bytes
 

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from k2jax.config import resolve
-from k2jax.env.environment import OUTCOME
+from k2jax.agents.environment import OUTCOME
 from k2jax.gateway.agents import read_agent
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train

@@ -21,13 +21,13 @@ from k2jax.data.images.processor import ImageProcessor
 from k2jax.drawings.synthetic import BASIC_KINDS, synthetic_sample
 from k2jax.drawings.canvas import COLOURS
 from k2jax.data.vocabulary import MEDIA_TOKENS
-from k2jax.env.environment import Observation, Step
-from k2jax.env.files import FilesEnvironment, NamedFilesEnvironment
-from k2jax.env.registry import load_tasks, verifiers
-from k2jax.env.rollout import run_episode
-from k2jax.env.single_turn import SingleTurn
-from k2jax.env.task import Task
-from k2jax.env.tasks.pictures import data_url
+from k2jax.agents.environment import Observation, Step
+from k2jax.agents.environments.files import FilesEnvironment, NamedFilesEnvironment
+from k2jax.agents.registry import load_tasks, verifiers
+from k2jax.agents.episode import run_episode
+from k2jax.agents.environments.single_turn import SingleTurn
+from k2jax.agents.task import Task
+from k2jax.tasks.pictures.dataset import data_url
 from k2jax.errors import UserError
 from k2jax.inference import Engine, LockstepClient
 from k2jax.inference.media import content_digest

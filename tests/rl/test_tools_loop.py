@@ -3,9 +3,9 @@
 import pytest
 
 from k2jax.config import load_experiment, resolve
-from k2jax.env.tasks.commands import command_demonstrations
-from k2jax.env.tasks.expressions import expression_demonstrations
-from k2jax.env.tasks.tool_teacher import tool_demonstrations
+from k2jax.tasks.commands.dataset import command_demonstrations
+from k2jax.tasks.expressions.dataset import expression_demonstrations
+from k2jax.tasks.tool_use.teacher import tool_demonstrations
 from k2jax.errors import UserError
 from k2jax.rl.loop import train
 from k2jax.rl.tasks import TaskMixture

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from k2jax.env.task import Task
+from k2jax.agents.task import Task
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.rollout.runner import Waits
 from k2jax.trajectory import Node, Reward, Trajectory

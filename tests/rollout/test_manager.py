@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from k2jax.env.task import Task
+from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.rollout.admission import Admission
 from k2jax.rollout.journal import read_journal, stored_trajectory

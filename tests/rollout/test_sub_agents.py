@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 
-from k2jax.env.task import Budget, Task
+from k2jax.agents.task import Budget, Task
 from k2jax.rollout.engine_server import EngineServer
 from k2jax.rollout.journal import stored_trajectory
 from k2jax.rollout.manager import RolloutManager

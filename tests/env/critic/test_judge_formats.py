@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.env.critic.judge_formats import JUDGE_FORMATS, Comparison
-from k2jax.env.critic.rubrics import Rubric
+from k2jax.agents.judges.judge_formats import JUDGE_FORMATS, Comparison
+from k2jax.agents.judges.rubrics import Rubric
 
 CHAT, COMPACT = JUDGE_FORMATS["chat"], JUDGE_FORMATS["compact"]
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from k2jax.env.critic.judge_formats import JUDGE_FORMATS
-from k2jax.env.critic.preferences import Preference, character_preferences, judge_dialogues
-from k2jax.env.critic.rubrics import Rubric
-from k2jax.env.tasks.characters import CharacterTasks, final_answer
+from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
+from k2jax.tasks.judging.preferences import Preference, character_preferences, judge_dialogues
+from k2jax.agents.judges.rubrics import Rubric
+from k2jax.tasks.characters.dataset import CharacterTasks, final_answer
 from tests.command import run_command
 
 
@@ -44,7 +44,7 @@ def test_of_a_character_problem_s_solutions_the_preferred_one_alone_is_right():
 def test_the_command_writes_conversations_of_given_pairs_and_of_problems(tmp_path):
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text(json.dumps({"prompt": "Q", "first": "1", "second": "2", "verdict": "first"}) + "\n")
-    done = run_command("k2jax.env.critic.dialogues", f"--preferences={pairs}", f"--to={tmp_path}/new/chat.jsonl")
+    done = run_command("k2jax.tasks.judging.dialogues", f"--preferences={pairs}", f"--to={tmp_path}/new/chat.jsonl")
     assert done.returncode == 0 and "2 conversations" in done.stdout, done.stderr
     lines = (tmp_path / "new" / "chat.jsonl").read_text().splitlines()
     assert [json.loads(line)["messages"][1]["content"] for line in lines] == ["Verdict: A", "Verdict: B"]
@@ -61,7 +61,7 @@ def test_the_command_writes_conversations_of_given_pairs_and_of_problems(tmp_pat
     ],
 )
 def test_mistakes_in_preferences_are_one_line(tmp_path, line, words):
-    from k2jax.env.critic.preferences import read_preferences
+    from k2jax.tasks.judging.preferences import read_preferences
     from k2jax.errors import UserError
 
     (tmp_path / "pairs.jsonl").write_text(line + "\n")

@@ -1,7 +1,7 @@
 import pytest
 
-from k2jax.env.critic.rubrics import Rubric, load_rubrics, rubrics_for
-from k2jax.env.task import Task
+from k2jax.agents.judges.rubrics import Rubric, load_rubrics, rubrics_for
+from k2jax.agents.task import Task
 from k2jax.errors import UserError
 
 
