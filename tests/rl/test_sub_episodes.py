@@ -19,7 +19,7 @@ from k2jax.rl.loop import train
 from k2jax.rl.sub_episodes import EpisodeParts, SubEpisodes
 from k2jax.trajectory import Reward
 from k2jax.trajectory.store import TrajectoryStore
-from tests.env.tool_episodes import BYTES, COMPACT, KEY, compact_client
+from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client
 from tests.rl.critic.lenient import STOPS
 from tests.rl.tiny import register, tiny_config
 

@@ -12,7 +12,7 @@ from k2jax.rollout.manager import RolloutManager
 from k2jax.rollout.queue_file import queued_samples, write_tasks
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode
-from tests.env.tool_episodes import BYTES, compact_client
+from tests.agents.tool_episodes import BYTES, compact_client
 
 TASKS, SAMPLES = 6, 2
 

@@ -26,7 +26,7 @@ from k2jax.agents.environments.serve_offer import Offer
 from k2jax.agents.task import Task
 from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.errors import UserError
-from tests.env.remote_server import BEARER, KEY, served, until
+from tests.agents.remote_server import BEARER, KEY, served, until
 from tests.memory import run_measured
 
 MEBI = 1 << 20
@@ -53,7 +53,7 @@ class Slow:
 
 @pytest.fixture
 def slow(monkeypatch):
-    monkeypatch.setitem(environments.added, "slow", "tests.env.test_serve_hostile:Slow")
+    monkeypatch.setitem(environments.added, "slow", "tests.agents.test_serve_hostile:Slow")
     monkeypatch.setattr(Slow, "open", 0)
     return Offer(("slow",))
 

@@ -10,7 +10,7 @@ from k2jax.tasks.characters.dataset import final_answer
 from k2jax.tasks.running_totals.dataset import Dialogue, dialogue_demonstrations
 from k2jax.tasks.characters.teacher import style_of
 from k2jax.errors import UserError
-from tests.env.test_rollout import BYTES, episode, same
+from tests.agents.test_rollout import BYTES, episode, same
 
 
 def tasks(turns, split="train", **options):

@@ -15,7 +15,7 @@ from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import toolsets
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.errors import UserError
-from tests.env.tool_episodes import task
+from tests.agents.tool_episodes import task
 from tests.agents.sandbox.backends import backend, survivors
 
 SERVER = (Path(__file__).parent / "mcp_line_server.py").read_text(encoding="utf-8")

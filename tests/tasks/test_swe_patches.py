@@ -19,7 +19,7 @@ from k2jax.agents.environments.repository_program import merged
 from k2jax.tasks.swe.example import _BASE as BASE
 from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
-from tests.env.test_swe import HOOK, added, scored
+from tests.tasks.test_swe import HOOK, added, scored
 from tests.agents.sandbox.backends import backend
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

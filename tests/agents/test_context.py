@@ -17,7 +17,7 @@ from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.errors import UserError
 from k2jax.text import ChatBuilder
 from k2jax.trajectory import verify
-from tests.env.tool_episodes import compact_client, episode, kimi_client, task
+from tests.agents.tool_episodes import compact_client, episode, kimi_client, task
 
 METHODS = ("hide_tool_result", "discard_all", "summary")
 

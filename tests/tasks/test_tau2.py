@@ -15,7 +15,7 @@ from k2jax.agents.scripted import called, play_actions, said
 from k2jax.tasks.tau2.desks import MockDesk, PackageDesk, call_desk, domain_folder, open_desk
 from k2jax.agents.toolsets.types import ToolError
 from k2jax.errors import UserError
-from tests.env.test_benchmarks_of_code import rewards
+from tests.tasks.test_benchmarks_of_code import rewards
 
 DATABASE = {
     "tasks": {"task_1": {"task_id": "task_1", "title": "A", "description": None, "status": "pending"}},

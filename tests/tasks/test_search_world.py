@@ -13,8 +13,8 @@ from k2jax.tasks.item_f1 import item_f1
 from k2jax.tasks.search_world.oracle import parallel, value_of
 from k2jax.tasks.search_world.world import search_world
 from k2jax.errors import UserError
-from tests.env.test_benchmarks_of_code import rewards
-from tests.env.tool_episodes import task as plain_task
+from tests.tasks.test_benchmarks_of_code import rewards
+from tests.agents.tool_episodes import task as plain_task
 
 
 def test_the_serial_policy_earns_1_on_wide_and_deep_tasks_and_the_null_policy_0():

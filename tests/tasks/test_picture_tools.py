@@ -28,7 +28,7 @@ from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxError
 from tests.command import run_command
 from tests.data.corpora import data_config
-from tests.env.test_benchmarks_of_code import rewards
+from tests.tasks.test_benchmarks_of_code import rewards
 from tests.agents.sandbox.backends import backend
 from tests.text import kimi
 

@@ -16,7 +16,7 @@ from k2jax.agents.environments.serve import EnvironmentServer, serving
 from k2jax.agents.environments.serve_offer import Offer
 from k2jax.agents.wiring import EnvironmentMaker, Wiring, wired
 from k2jax.errors import UserError
-from tests.env.remote_server import BEARER, KEY, listed, served, until
+from tests.agents.remote_server import BEARER, KEY, listed, served, until
 
 
 class Wayward:
@@ -44,7 +44,7 @@ class Wayward:
 
 @pytest.fixture(autouse=True)
 def wayward(monkeypatch):
-    monkeypatch.setitem(environments.added, "wayward", "tests.env.test_remote:Wayward")
+    monkeypatch.setitem(environments.added, "wayward", "tests.agents.test_remote:Wayward")
     monkeypatch.setattr(Wayward, "open", 0)
 
 

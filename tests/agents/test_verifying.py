@@ -46,11 +46,11 @@ def descendants_of(pid: int) -> set[int]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _hostile_verifiers():
-    from tests.env import hostile
+    from tests.agents import hostile
 
     names = [name for name, value in vars(hostile).items() if callable(value) and value.__module__ == hostile.__name__]
     for name in names:
-        verifiers.add(name, f"tests.env.hostile:{name}")
+        verifiers.add(name, f"tests.agents.hostile:{name}")
     yield
     for name in names:
         del verifiers.added[name]
@@ -137,7 +137,7 @@ def test_the_number_of_tries_is_the_configured_one(tmp_path):
 
 
 def test_a_pool_says_which_verifiers_need_a_sandbox(pool, monkeypatch):
-    monkeypatch.setitem(verifiers.added, "boxed", "tests.env.test_verdicts:NeedsSandbox")
+    monkeypatch.setitem(verifiers.added, "boxed", "tests.agents.test_verdicts:NeedsSandbox")
     assert asyncio.run(pool.needs_sandbox("boxed")) is True
     assert asyncio.run(pool.needs_sandbox("exact")) is False
     with pytest.raises(UserError, match="no verifier 'exat'"):
@@ -250,7 +250,7 @@ from k2jax.agents import Task
 from k2jax.agents.registry import verifiers
 from k2jax.agents.verifier import FAILED
 from k2jax.agents.verifier_pool.pool import VerifierPool
-verifiers.add("mark", "tests.env.hostile:mark")
+verifiers.add("mark", "tests.agents.hostile:mark")
 task = Task("t", "d", (), "mark", metadata={"file": sys.argv[1]})
 threading.Thread(target=lambda: asyncio.run(VerifierPool(1, 60, 0).score_answer(task, "")), daemon=True).start()
 while not os.path.exists(sys.argv[1]):

@@ -9,7 +9,7 @@ from k2jax.agents.errors import EnvironmentFailedError, SubEpisodeError
 from k2jax.agents.episode import STARTED, run_episode
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.errors import InfrastructureError, UserError
-from tests.env.tool_episodes import BYTES, COMPACT, KEY, compact_client, episode, task
+from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client, episode, task
 
 
 class Starter:

@@ -15,7 +15,7 @@ from k2jax.agents.scripted import called_all, play_actions, said
 from k2jax.tasks.bfcl.simulated_apis import SimulatedAPIs, read_call
 from k2jax.agents.toolsets.types import Workplace
 from k2jax.errors import UserError
-from tests.env.test_benchmarks_of_code import rewards
+from tests.tasks.test_benchmarks_of_code import rewards
 
 RECORD = {
     "id": "lamp_0",
@@ -33,7 +33,7 @@ ON, DIM, LOOK = ("switch", {"on": True}), ("dim", {"level": 5}), ("look", {})
 
 @pytest.fixture(autouse=True)
 def declared(monkeypatch):
-    monkeypatch.setitem(apis.added, "Lamp", "tests.env.simulated_lamp:Lamp")
+    monkeypatch.setitem(apis.added, "Lamp", "tests.agents.simulated_lamp:Lamp")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from k2jax.agents.scripted import called
 from k2jax.agents.task import Task
 from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.errors import UserError
-from tests.env.hostile_git import git, make_repository
+from tests.agents.hostile_git import git, make_repository
 from tests.agents.sandbox.backends import backend
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

@@ -192,7 +192,7 @@ class NeedsSandbox:
 def test_each_try_of_a_verifier_with_a_sandbox_has_a_new_one_which_is_closed(monkeypatch, failures, status, opened):
     monkeypatch.setattr(FakeSandbox, "opened", 0)
     monkeypatch.setattr(NeedsSandbox, "failures", failures)
-    monkeypatch.setitem(verifiers.added, "boxed", "tests.env.test_verdicts:NeedsSandbox")
+    monkeypatch.setitem(verifiers.added, "boxed", "tests.agents.test_verdicts:NeedsSandbox")
     task = Task("t", "d", (), "boxed")
     trajectory = finished("3")
     asyncio.run(Scorer(CountingPool(), backend=FakeBackend()).judge(task, trajectory))
@@ -200,6 +200,6 @@ def test_each_try_of_a_verifier_with_a_sandbox_has_a_new_one_which_is_closed(mon
 
 
 def test_a_verifier_that_needs_a_sandbox_is_refused_without_one(monkeypatch):
-    monkeypatch.setitem(verifiers.added, "boxed", "tests.env.test_verdicts:NeedsSandbox")
+    monkeypatch.setitem(verifiers.added, "boxed", "tests.agents.test_verdicts:NeedsSandbox")
     with pytest.raises(UserError, match="needs a sandbox"):
         asyncio.run(Scorer(CountingPool()).score(Task("t", "d", (), "boxed"), finished("3")))

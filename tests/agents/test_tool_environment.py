@@ -19,7 +19,7 @@ from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.sandbox.interpreter import host_packages
 from k2jax.trajectory import verify
-from tests.env.tool_episodes import BYTES, COMPACT, compact_client, episode, kimi_client, task
+from tests.agents.tool_episodes import BYTES, COMPACT, compact_client, episode, kimi_client, task
 from tests.agents.sandbox.backends import NAMESPACES, backend, new_backend
 
 SOLUTION = {0: "!get a", 1: "!get b", 2: "!calc 12+30", 3: "42"}
@@ -114,7 +114,7 @@ class Failing(StoreTools):
 
 @pytest.fixture
 def failing(monkeypatch):
-    monkeypatch.setitem(toolsets.added, "failing", "tests.env.test_tool_environment:Failing")
+    monkeypatch.setitem(toolsets.added, "failing", "tests.agents.test_tool_environment:Failing")
     monkeypatch.setattr(Failing, "calls", 0)
     monkeypatch.setattr(Failing, "closed", 0)
     return task(tools=("calculator", "failing"))

@@ -11,7 +11,7 @@ from k2jax.agents.registry import load_tasks, verifiers
 from k2jax.tasks.tool_use.teacher import solved, tool_demonstrations
 from k2jax.agents.wiring import Wiring, wired
 from k2jax.errors import UserError
-from tests.env.tool_episodes import BYTES, COMPACT, episode
+from tests.agents.tool_episodes import BYTES, COMPACT, episode
 
 KINDS = "kinds=calc1+calc3+kv2+kv3+hop1+hop3"
 

@@ -22,9 +22,9 @@ from k2jax.tasks.verifiers import package as verifiers_package
 from k2jax.tasks.verifiers.dataset import RubricReward
 from k2jax.tasks.verifiers.environment import VerifiersEnvironment, _client_class
 from k2jax.errors import UserError
-from tests.env import verifiers_shape
-from tests.env.test_benchmarks_of_code import rewards
-from tests.env.tool_episodes import BYTES, compact_client, episode
+from tests.tasks import verifiers_shape
+from tests.tasks.test_benchmarks_of_code import rewards
+from tests.agents.tool_episodes import BYTES, compact_client, episode
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from k2jax.errors import InfrastructureError
 from k2jax.agents.sandbox import SandboxError, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.trajectory import Reward
-from tests.env.test_code import block, judged, trajectory
-from tests.env.test_verdicts import CountingPool, FakeBackend, finished
+from tests.tasks.test_code import block, judged, trajectory
+from tests.agents.test_verdicts import CountingPool, FakeBackend, finished
 
 FULL = "for f in /work /tmp /dev/shm; do dd if=/dev/zero of=$f/big bs=1M; done"
 TEXTS = {"NUL": "a\0b", "half surrogates": "\ud800", "long": "x" * (1 << 20), "nothing": "", "path": "../../etc/passwd"}
@@ -214,6 +214,6 @@ class Raising:
 )
 def test_a_verifier_with_a_sandbox_that_breaks_down_does_not_end_the_run(monkeypatch, found):
     monkeypatch.setattr(Raising, "found", found)
-    monkeypatch.setitem(verifiers.added, "boxed", "tests.env.test_hostile_calls:Raising")
+    monkeypatch.setitem(verifiers.added, "boxed", "tests.agents.test_hostile_calls:Raising")
     with pytest.raises(VerifierError, match="after 2 tries"):
         asyncio.run(Scorer(CountingPool(), backend=FakeBackend()).score(Task("t", "d", (), "boxed"), finished("3")))

@@ -16,7 +16,7 @@ from k2jax.agents.environments.remote_servers import VARIABLE, server_key
 from k2jax.agents.scripted import said
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
-from tests.env.remote_server import KEY, listed, served
+from tests.agents.remote_server import KEY, listed, served
 from tests.memory import run_measured
 
 

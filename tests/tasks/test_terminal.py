@@ -9,7 +9,7 @@ from k2jax.agents.registry import load_tasks, oracles
 from k2jax.agents.scripted import called, play_actions
 from k2jax.tasks.terminal.dataset import KINDS
 from k2jax.errors import UserError
-from tests.env.test_benchmarks_of_code import rewards
+from tests.tasks.test_benchmarks_of_code import rewards
 
 
 def test_reference_solutions_of_every_kind_earn_1_and_the_null_policy_0():

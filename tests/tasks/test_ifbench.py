@@ -17,7 +17,7 @@ from k2jax.agents.check import check
 from k2jax.agents.registry import load_tasks, oracles
 from k2jax.tasks.ifbench import verifier as ifbench_scoring
 from k2jax.errors import UserError
-from tests.env.test_benchmarks_of_code import rewards
+from tests.tasks.test_benchmarks_of_code import rewards
 
 RECORD = {
     "key": "7",

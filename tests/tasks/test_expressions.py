@@ -10,7 +10,7 @@ from k2jax.agents.scripted import said
 from k2jax.agents.split import split_of
 from k2jax.tasks.expressions.dataset import FORMS, expression_demonstrations
 from k2jax.errors import UserError
-from tests.env.test_benchmarks_of_code import rewards
+from tests.tasks.test_benchmarks_of_code import rewards
 
 
 def test_solutions_of_every_kind_earn_1_and_the_null_policy_0():

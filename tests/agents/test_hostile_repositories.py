@@ -14,7 +14,7 @@ from k2jax.agents.environments import git_objects
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.environments.git_history import Packs, packed_history
 from k2jax.errors import UserError
-from tests.env.hostile_git import COMMANDS, LEAKS, git, loose_object, make_repository, plant
+from tests.agents.hostile_git import COMMANDS, LEAKS, git, loose_object, make_repository, plant
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

@@ -17,8 +17,8 @@ from k2jax.agents.environments.repository_program import is_protected
 from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
 from k2jax.errors import UserError
-from tests.env.test_benchmarks_of_code import rewards
-from tests.env.test_code import trajectory
+from tests.tasks.test_benchmarks_of_code import rewards
+from tests.tasks.test_code import trajectory
 from tests.agents.sandbox.backends import backend
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
