@@ -211,7 +211,7 @@ only what a package declares runs here."""
 scaffolds = Registry(
     "scaffold",
     "k2jax.scaffolds",
-    {"black_box": "k2jax.gateway.black_box:black_box", "chat": "k2jax.agents.chat_scaffold:ChatScaffold"},
+    {"black_box": "k2jax.agents.gateway.black_box:black_box", "chat": "k2jax.agents.chat_scaffold:ChatScaffold"},
 )
 """Makers of scaffolds: called with the options, once for every episode."""
 

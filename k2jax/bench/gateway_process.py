@@ -20,7 +20,7 @@ from k2jax.client import Completion, OnToken, Sampling, new_completion
 from k2jax.client.keys import ApiKeys
 from k2jax.convert.loading import tokenizer_of
 from k2jax.gateway import Gateway
-from k2jax.gateway.app import make_gateway_app
+from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.text import chat_format
 from k2jax.agents.web.http import json_response
 from k2jax.agents.web.server import open_socket, run_server

@@ -42,7 +42,7 @@ def main(values: flags.FlagValues) -> None:
     cli.require(values, "checkpoint", "workdir")
     runtime.prepare()
     try:
-        from k2jax.gateway.app import make_gateway_app
+        from k2jax.agents.gateway.app import make_gateway_app
         from k2jax.agents.web.server import open_socket, run_server
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
@@ -51,7 +51,7 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.client import Sampling
     from k2jax.client.keys import ApiKeys, kept_key
     from k2jax.convert.loading import tokenizer_of
-    from k2jax.gateway.gateway import Gateway
+    from k2jax.agents.gateway.gateway import Gateway
     from k2jax.inference.client import EngineClient
     from k2jax.inference.loading import load_engine
     from k2jax.inference.worker import Worker

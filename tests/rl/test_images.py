@@ -46,8 +46,8 @@ from k2jax.train.program import Program
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode
 from k2jax.trajectory.store import TrajectoryStore
-from tests.gateway.repository import SMALL_AGENT, small_agent, write_agent
-from tests.gateway.repository import task as repository_task
+from tests.agents.gateway.repository import SMALL_AGENT, small_agent, write_agent
+from tests.agents.gateway.repository import task as repository_task
 from tests.rl.tiny import register, tiny_config
 from tests.agents.sandbox.backends import backend
 
