@@ -454,7 +454,7 @@ train(resolve(config), WORKDIR / "sft")
 # %%
 import time
 
-from k2jax.rollout.journal import read_journal
+from k2jax.agents.collect.journal import read_journal
 
 EPISODES = 400
 command = [sys.executable, "-m", "k2jax.rollout", f"--config={WORKDIR / 'experiment.py'}"]
