@@ -27,7 +27,7 @@ import sys
 from absl import flags
 
 from k2jax import cli
-from k2jax.analysis import topology
+from k2jax.aot import topology
 from k2jax.errors import UserError, nearest
 
 TARGETS = ("kernels",)
@@ -68,9 +68,9 @@ def phases(values: flags.FlagValues) -> int:
     cli.require(values, "config", "topology")
     if values.sweep:
         raise UserError("--sweep is for --mode=train; for --mode=sync try values of --config.rl.rollout.expert")
-    from k2jax.analysis import compiling
-    from k2jax.rl.sync.analysis import compile_phases
-    from k2jax.rl.sync.report import phases_json, phases_table
+    from k2jax.aot import compiling
+    from k2jax.aot.weight_sync import compile_phases
+    from k2jax.aot.report.weight_sync import phases_json, phases_table
 
     config = compiling.for_tpu(cli.config_of(values))
     try:
@@ -87,8 +87,8 @@ def inference(values: flags.FlagValues) -> int:
     cli.require(values, "config", "topology")
     if values.sweep:
         raise UserError("--sweep is for --mode=train; for inference try values of --config.parallel.expert")
-    from k2jax.analysis import compiling
-    from k2jax.analysis.report import tables
+    from k2jax.aot import compiling
+    from k2jax.aot.report import tables
 
     config = compiling.for_tpu(cli.config_of(values))
     try:
@@ -102,9 +102,9 @@ def inference(values: flags.FlagValues) -> int:
 def training(values: flags.FlagValues) -> int:
     """Compiles a config's training step, or the best of its layouts."""
     cli.require(values, "config", "topology")
-    from k2jax.analysis import compiling
-    from k2jax.analysis.cost.published import published_runs
-    from k2jax.analysis.report import tables
+    from k2jax.aot import compiling
+    from k2jax.aot.cost.published import published_runs
+    from k2jax.aot.report import tables
 
     config = compiling.for_tpu(cli.config_of(values))
     layouts = compiling.best_layouts(config, values.topology) if values.sweep else []
@@ -143,9 +143,9 @@ def kernels(values: flags.FlagValues) -> int:
     """Compiles every kernel."""
     if not values.topologies:
         raise UserError("--topologies is empty; name some, such as v5e:2x2,v5p:2x2x1")
-    from k2jax.analysis.kernels import compile_all
-    from k2jax.analysis.report.expert_parts import expert_parts_table
-    from k2jax.analysis.report.tables import kernel_table
+    from k2jax.aot.kernels import compile_all
+    from k2jax.aot.report.expert_parts import expert_parts_table
+    from k2jax.aot.report.tables import kernel_table
 
     compiled = []
     for kernel in compile_all(values.topologies, values.only):

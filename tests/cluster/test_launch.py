@@ -153,7 +153,7 @@ def test_xla_knows_the_options_and_they_make_the_exchange_asynchronous():
     """The TPU compiler stops at an option that it does not know."""
     program = """
 import os, sys
-from k2jax.analysis import topology
+from k2jax.aot import topology
 topology.prepare()
 os.environ["LIBTPU_INIT_ARGS"] = sys.argv[1]
 import jax, jax.numpy as jnp, numpy as np

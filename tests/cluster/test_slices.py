@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.analysis import topology
+from k2jax.aot import topology
 from k2jax.chips import CHIPS
 from k2jax.cluster.slices import GENERATIONS, Slice, _shapes, parse_slice
 from k2jax.errors import UserError
