@@ -25,11 +25,11 @@ import sys
 from absl import flags
 
 from k2jax import cli
-from k2jax.cluster.jobset import jobset_script
-from k2jax.cluster.launch_spec import CAPACITIES, LaunchSpec, job_name, parse_environment
-from k2jax.cluster.slices import parse_slice
-from k2jax.cluster.vm import vm_script
-from k2jax.cluster.xpk import xpk_script
+from k2jax.pods.jobset import jobset_script
+from k2jax.pods.launch_spec import CAPACITIES, LaunchSpec, job_name, parse_environment
+from k2jax.pods.slices import parse_slice
+from k2jax.pods.vm import vm_script
+from k2jax.pods.xpk import xpk_script
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 

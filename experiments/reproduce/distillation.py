@@ -26,7 +26,7 @@ from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, spread
 from k2jax.reproduce.figures import seed_bars, seed_curves
-from k2jax.reproduce.loading import load_study
+from k2jax.reproduce.study_file import load_study
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds, seeds_of
 

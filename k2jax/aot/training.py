@@ -17,7 +17,7 @@ from k2jax.aot.hlo.measured_collectives import CollectiveTotal, ExchangePart, co
 from k2jax.aot.hlo.module import HloModule
 from k2jax.aot.topology import chip_of
 from k2jax.batch import PatchBatch
-from k2jax.cluster.launch_spec import XLA_OPTIONS
+from k2jax.pods.launch_spec import XLA_OPTIONS
 from k2jax.config.schema import Config
 from k2jax.parallel.mesh import TOKEN_AXES, rows_per_micro_batch
 

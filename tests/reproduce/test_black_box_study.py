@@ -17,7 +17,7 @@ from k2jax.tasks.file_answers.teacher import file_demonstrations
 from k2jax.errors import UserError
 from k2jax.agents.gateway.agents import read_agent
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.loading import load_study
+from k2jax.reproduce.study_file import load_study
 from k2jax.reproduce.study import _placed
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.text.chat import ChatBuilder

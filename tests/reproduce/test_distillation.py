@@ -4,7 +4,7 @@ import pytest
 
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.loading import load_study
+from k2jax.reproduce.study_file import load_study
 from k2jax.reproduce.study import _placed
 
 distillation = load_study("distillation")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from k2jax.cluster.launch_spec import NOT_RETRIED, LaunchSpec, check_spec
-from k2jax.cluster.shell import command_line, here_document
+from k2jax.pods.launch_spec import NOT_RETRIED, LaunchSpec, check_spec
+from k2jax.pods.shell import command_line, here_document
 from k2jax.errors import UserError
 
 FINAL_CODES = " | ".join(map(str, (0, *NOT_RETRIED)))

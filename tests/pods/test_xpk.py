@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 import pytest
 import yaml
 
-from k2jax.cluster.xpk import xpk_script
+from k2jax.pods.xpk import xpk_script
 from k2jax.errors import UserError
-from tests.cluster.runs import bash, expand, fake_commands, folder_parts, one_line, run, words_of
+from tests.pods.runs import bash, expand, fake_commands, folder_parts, one_line, run, words_of
 
 XPK = "printf '%s\\0' \"$@\" > $T/$1-words"
 # How xpk 1.16 puts a command and a variable into its manifest (xpk/core/docker_container.py, docker_resources.py).

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from k2jax.cluster.launch_spec import NOT_RETRIED, LaunchSpec, check_cluster, check_spec, escape_references
-from k2jax.cluster.shell import here_document
-from k2jax.cluster.yaml_text import dump
+from k2jax.pods.launch_spec import NOT_RETRIED, LaunchSpec, check_cluster, check_spec, escape_references
+from k2jax.pods.shell import here_document
+from k2jax.pods.yaml_text import dump
 
 CONTAINER = "train"
 PORTS = (8471, 8080)

@@ -10,9 +10,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from k2jax.cluster.jobset import CONTAINER, jobset, jobset_script
-from k2jax.cluster.yaml_text import dump
-from tests.cluster.runs import bash, expand, fake_commands, folder_parts, run, texts
+from k2jax.pods.jobset import CONTAINER, jobset, jobset_script
+from k2jax.pods.yaml_text import dump
+from tests.pods.runs import bash, expand, fake_commands, folder_parts, run, texts
 
 SCHEMA = yaml.safe_load((Path(__file__).parent / "jobset_schema.yaml").read_text())
 RUNS = {

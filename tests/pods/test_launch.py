@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from k2jax import cli, launch
-from k2jax.cluster.launch_spec import XLA_OPTIONS, job_name
-from tests.cluster import golden
-from tests.cluster.runs import fake_commands
+from k2jax.pods.launch_spec import XLA_OPTIONS, job_name
+from tests.pods import golden
+from tests.pods.runs import fake_commands
 
 ROOT = golden.FOLDER.parents[2]
 NANO = "--config=experiments/pretrain/nano.py"

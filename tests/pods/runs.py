@@ -8,8 +8,8 @@ import subprocess
 
 from hypothesis import strategies as st
 
-from k2jax.cluster.launch_spec import LaunchSpec
-from k2jax.cluster.slices import parse_slice
+from k2jax.pods.launch_spec import LaunchSpec
+from k2jax.pods.slices import parse_slice
 
 SPEC = LaunchSpec(
     name="k2",

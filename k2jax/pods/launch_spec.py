@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 import re
 
-from k2jax.cluster.slices import Slice
+from k2jax.pods.slices import Slice
 from k2jax.errors import UserError
 
 CAPACITIES = ("on_demand", "spot", "reserved", "flex")

@@ -6,7 +6,7 @@ import pytest
 
 from k2jax.aot import topology
 from k2jax.chips import CHIPS
-from k2jax.cluster.slices import GENERATIONS, Slice, _shapes, parse_slice
+from k2jax.pods.slices import GENERATIONS, Slice, _shapes, parse_slice
 from k2jax.errors import UserError
 
 TABLES = {  # cloud.google.com/tpu/docs/v5p, v5e, v6e, tpu7x: type, topology, chips, hosts
