@@ -310,10 +310,10 @@ print("the program that was left behind runs on:", runs(SURVIVOR))
 
 # %%
 from k2jax.agents.registry import load_tasks
+from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.scripted import play as play_policy
 from k2jax.agents.verifier_pool.pool import VerifierPool
-from k2jax.agents.sandbox.backends import make_backend
 
 [program] = load_tasks("expressions", ("count=1",))
 right, wrong, _ = program.metadata["readings"]
@@ -352,8 +352,8 @@ with VerifierPool(workers=1, timeout=30.0, retries=1) as pool:
 # in which it was sampled; in the branch it is repeated as context, and not trained on again.
 
 # %%
-from k2jax.client import Sampling, ScriptedClient
 from k2jax.agents.episode import run_episode
+from k2jax.client import Sampling, ScriptedClient
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
 
@@ -549,8 +549,8 @@ from html import escape
 
 from IPython.display import HTML, display
 
-from k2jax.trajectories import decoder
 from k2jax.agents.viewer.viewer import write_page
+from k2jax.trajectories import decoder
 
 groups = {}
 for trajectory in episodes[1]:

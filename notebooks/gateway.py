@@ -214,8 +214,8 @@ from html import escape
 
 from IPython.display import HTML, display
 
-from k2jax.trajectories import decoder
 from k2jax.agents.viewer.viewer import write_page
+from k2jax.trajectories import decoder
 
 page = write_page(WORKDIR / "page.html", [trajectory], decoder(tokenizer), title="An agent behind the gateway")
 inside = escape(page.read_text().replace("<head>", '<head><base href="about:srcdoc">'))  # links stay in the frame

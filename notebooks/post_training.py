@@ -229,9 +229,9 @@ for step in (store.steps()[0], store.steps()[-1]):
 # %%
 from html import escape
 
+from k2jax.agents.viewer.viewer import write_page
 from k2jax.text.tokenizer import load_tokenizer
 from k2jax.trajectories import decoder
-from k2jax.agents.viewer.viewer import write_page
 
 groups = {}
 for trajectory in store.read(store.steps()[0]):

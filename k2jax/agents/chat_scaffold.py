@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from k2jax.client import Sampling
 from k2jax.agents import context
 from k2jax.agents.environment import OUTCOME, Environment, Step
-from k2jax.agents.errors import EpisodePausedError, EpisodeTruncatedError, ReplayError
 from k2jax.agents.episode import Rollout
+from k2jax.agents.errors import EpisodePausedError, EpisodeTruncatedError, ReplayError
+from k2jax.client import Sampling
 from k2jax.errors import UserError
 from k2jax.trajectory.types import NO_TURN, ROOT
 

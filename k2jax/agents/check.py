@@ -20,12 +20,12 @@ from absl import flags
 
 from k2jax import cli
 from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.scripted import Policy, null_policy, play
 from k2jax.agents.task import Task
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.agents.wiring import EnvironmentMaker
-from k2jax.agents.sandbox.backends import make_backend
 from k2jax.trajectory import Trajectory
 
 _SHOWN = 5
@@ -118,5 +118,6 @@ def main(values: flags.FlagValues, dataset: str) -> int:
     return int(wrong)
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """Runs the command line."""
     cli.run(main, define, __doc__, positional=("dataset",))

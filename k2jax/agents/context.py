@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from k2jax.client import Sampling
-from k2jax.agents.errors import EpisodeTruncatedError
 from k2jax.agents.episode import Rollout
+from k2jax.agents.errors import EpisodeTruncatedError
+from k2jax.client import Sampling
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.answers import is_answer
 from k2jax.trajectory.types import NO_TURN, ROOT

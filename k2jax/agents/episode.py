@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.client import Client, Completion, PromptTooLongError, Sampling
 from k2jax.agents.environment import Environment, Message
 from k2jax.agents.errors import EpisodePausedError, EpisodeTruncatedError
 from k2jax.agents.messages import read_message
@@ -21,6 +20,7 @@ from k2jax.agents.paths import path_media
 from k2jax.agents.registry import scaffolds
 from k2jax.agents.seeds import derived_seed
 from k2jax.agents.task import Task
+from k2jax.client import Client, Completion, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.media_reading import MediaReader, start_reading

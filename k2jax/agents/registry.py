@@ -1,8 +1,9 @@
 """Datasets, environments, toolsets, verifiers by name: the built-in ones, and those that installed packages declare.
 
 A package adds one by an entry point of the group ``k2jax.datasets``, ``k2jax.environments``, ``k2jax.toolsets``,
-``k2jax.apis``, ``k2jax.scaffolds``, ``k2jax.components``, ``k2jax.oracles`` or ``k2jax.verifiers``, whose name is used
-in configs and tasks and whose value is ``module:attribute``. Modules are imported when a name is first used.
+``k2jax.apis``, ``k2jax.scaffolds``, ``k2jax.components``, ``k2jax.oracles``, ``k2jax.verifiers`` or
+``k2jax.hack_checks``, whose name is used in configs and tasks and whose value is ``module:attribute``. Modules are
+imported when a name is first used.
 
 Where a config or a task names what has options, they stand behind the name: ``"search corpus=docs.jsonl results=3"``.
 """
@@ -255,6 +256,11 @@ verifiers = Registry(
     },
 )
 """Functions ``(task, answer) -> Reward``, which run in processes of their own, and makers of a ``Verifier``."""
+
+hack_checks = Registry(
+    "hack check", "k2jax.hack_checks", {"instructions": "k2jax.tasks.instructions.verifier:claims_falsely"}
+)
+"""Functions ``(task, answer) -> bool``: whether an answer claims what does not hold; no critic rewards one."""
 
 
 def load_tasks(dataset: str, options: Sequence[str] = (), split: Split = "train") -> list[Task]:

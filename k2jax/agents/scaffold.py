@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from k2jax.client import Sampling
 from k2jax.agents.environment import Environment
 from k2jax.agents.episode import Rollout
+from k2jax.client import Sampling
 
 
 class Scaffold(Protocol):

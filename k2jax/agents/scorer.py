@@ -9,11 +9,11 @@ from typing import Any
 from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import verifiers
 from k2jax.agents.rewards import checked_reward
+from k2jax.agents.sandbox import SandboxBackend, SandboxSpec
 from k2jax.agents.task import Task
 from k2jax.agents.verdicts import Verdict, VerdictLog, digest_of
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.errors import InfrastructureError, UserError, abbreviate
-from k2jax.agents.sandbox import SandboxBackend, SandboxSpec
 from k2jax.trajectory import Reward, Trajectory
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from k2jax.agents.task import Task
 from k2jax.agents.sandbox import Sandbox
+from k2jax.agents.task import Task
 from k2jax.trajectory import Reward, Trajectory
 
 FAILED = "failed"

@@ -9,9 +9,9 @@ import inspect
 
 from k2jax.agents.environment import Environment
 from k2jax.agents.registry import components, environments, scaffolds, toolsets, verifiers
-from k2jax.agents.task import Task
 from k2jax.agents.sandbox import SandboxBackend
 from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.task import Task
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,9 +17,9 @@ from k2jax.aot.hlo.measured_collectives import CollectiveTotal, ExchangePart, co
 from k2jax.aot.hlo.module import HloModule
 from k2jax.aot.topology import chip_of
 from k2jax.batch import PatchBatch
-from k2jax.pods.launch_spec import XLA_OPTIONS
 from k2jax.config.schema import Config
 from k2jax.parallel.mesh import TOKEN_AXES, rows_per_micro_batch
+from k2jax.pods.launch_spec import XLA_OPTIONS
 
 # As k2jax.launch sets them: exchanges of tokens may run beside products.
 COMPILER_OPTIONS = dict(option.removeprefix("--").split("=") for option in XLA_OPTIONS)

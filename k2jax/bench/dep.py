@@ -40,8 +40,8 @@ from k2jax.data.images.packing import GROUP, PatchChunk, pack_rows
 from k2jax.data.images.placement import PatchRows, chunk_load, place_chunks
 from k2jax.losses import NLL
 from k2jax.parallel.schedule import Schedule, build_pipeline_schedule
+from k2jax.runtime import device_name
 from k2jax.train.program import Program
-from k2jax.train.report import device_name
 
 TOPOLOGY = "v5p:8x8x16"
 LARGEST = 4096  # patches of the largest image

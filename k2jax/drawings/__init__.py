@@ -1,1 +1,1 @@
-"""TODO k2jax/drawings."""
+"""Pictures that tasks, training corpora and studies draw: charts, code, text, screens, shapes, clips."""

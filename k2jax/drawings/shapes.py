@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from k2jax.data.images.labels import label_text
 from k2jax.drawings.canvas import (
     COLOURS,
     COORDINATES,
@@ -19,6 +18,7 @@ from k2jax.drawings.canvas import (
     most_shapes,
     thousandths,
 )
+from k2jax.drawings.labels import label_text
 
 MOST_COUNTED, MOST_DESCRIBED = 6, 4
 """Most shapes that a question counts, and of a picture that is described."""

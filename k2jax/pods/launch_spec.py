@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 import re
 
-from k2jax.pods.slices import Slice
 from k2jax.errors import UserError
+from k2jax.pods.slices import Slice
 
 CAPACITIES = ("on_demand", "spot", "reserved", "flex")
 JOB_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"

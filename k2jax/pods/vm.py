@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
+from k2jax.errors import UserError
 from k2jax.pods.launch_spec import NOT_RETRIED, LaunchSpec, check_spec
 from k2jax.pods.shell import command_line, here_document
-from k2jax.errors import UserError
 
 FINAL_CODES = " | ".join(map(str, (0, *NOT_RETRIED)))
 """Exit codes after which a host does not restart the trainer, as a pattern of bash's ``case``."""

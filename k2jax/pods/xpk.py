@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 
+from k2jax.errors import UserError
 from k2jax.pods.jobset import MOUNT_OPTIONS
 from k2jax.pods.launch_spec import LaunchSpec, check_cluster, check_spec, escape_references
 from k2jax.pods.shell import command_line
-from k2jax.errors import UserError
 
 CAPACITY = {"on_demand": [], "spot": ["--spot"], "flex": ["--flex"]}
 

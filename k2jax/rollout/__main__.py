@@ -58,9 +58,10 @@ def main(values: flags.FlagValues) -> int:
     if values.url is not None:
         cli.require(values, "model", "tokenizer")
     runtime.prepare()
+    from k2jax.agents.collect.chrome_trace import ChromeTrace
     from k2jax.agents.collect.collection import AnswerSource, Collection
     from k2jax.agents.collect.loops import run
-    from k2jax.agents.collect.monitoring import ChromeTrace, serve_metrics
+    from k2jax.agents.collect.monitoring import serve_metrics
     from k2jax.agents.collect.progress import CollectionProgress
 
     config, folder = cli.config_of(values), Path(values.workdir)

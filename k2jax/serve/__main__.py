@@ -73,9 +73,9 @@ def main(values: flags.FlagValues) -> None:
     urls = urls_of_hosts(values.image_hosts)
     sock = open_socket(values.host, values.port)
     engine, card = _open_model(values, urls)
+    from k2jax.agents.web.arrivals import longest_body
     from k2jax.serve.app import make_app
     from k2jax.serve.service import Service
-    from k2jax.agents.web.arrivals import longest_body
 
     service = Service(engine, card, values.max_queue)
     app = make_app(service, keys, longest_body(values.max_body_bytes, card.media is not None))

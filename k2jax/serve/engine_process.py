@@ -13,13 +13,13 @@ import os
 import sys
 from typing import Any
 
-from k2jax.client import Client, Completion, Sampling
-from k2jax.errors import UserError
 from k2jax.agents.collect.engine_messages import EngineLoad
 from k2jax.agents.collect.engine_server import EngineServer
-from k2jax.agents.collect.scheduler_lag import calm_collector
 from k2jax.agents.collect.loops import run
+from k2jax.agents.collect.scheduler_lag import calm_collector
 from k2jax.agents.collect.simulated import SimulatedEngine, Simulation
+from k2jax.client import Client, Completion, Sampling
+from k2jax.errors import UserError
 from k2jax.text.tokenizer import load_tokenizer
 
 

@@ -16,15 +16,15 @@ picture_tools are really carried out, in a sandbox for each conversation.
 from absl import flags
 
 from k2jax import cli
+from k2jax.report.files import write_json_lines
 from k2jax.tasks.characters.dataset import CharacterTasks
+from k2jax.tasks.characters.teacher import demonstrations
 from k2jax.tasks.commands.dataset import command_demonstrations, command_tasks
 from k2jax.tasks.expressions.dataset import expression_demonstrations, expression_tasks
 from k2jax.tasks.pictures.oracle import picture_demonstrations
 from k2jax.tasks.pictures.tools import PictureTools
-from k2jax.tasks.characters.teacher import demonstrations
-from k2jax.tasks.tool_use.teacher import tool_demonstrations
 from k2jax.tasks.tool_use.dataset import ToolUseTasks
-from k2jax.report.files import write_json_lines
+from k2jax.tasks.tool_use.teacher import tool_demonstrations
 
 _TEACHERS = {
     "characters": (CharacterTasks, demonstrations),
@@ -57,5 +57,6 @@ def main(values: flags.FlagValues) -> None:
     print(f"{count:,} conversations in {values.to}")
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """Runs the command line."""
     cli.run(main, define, __doc__)

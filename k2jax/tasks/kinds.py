@@ -7,8 +7,8 @@ import random
 
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
-from k2jax.tasks.drawing import distinct
 from k2jax.errors import UserError, abbreviate, nearest
+from k2jax.tasks.drawing import distinct
 
 
 class TasksOfKinds:

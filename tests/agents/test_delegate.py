@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from k2jax.client import Sampling
-from k2jax.agents.errors import EnvironmentFailedError, SubEpisodeError
-from k2jax.agents.episode import STARTED, run_episode
 from k2jax.agents.environments.tools import ToolEnvironment
+from k2jax.agents.episode import STARTED, run_episode
+from k2jax.agents.errors import EnvironmentFailedError, SubEpisodeError
+from k2jax.client import Sampling
 from k2jax.errors import InfrastructureError, UserError
 from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client, episode, task
 

@@ -7,24 +7,24 @@ import pytest
 
 from k2jax.agents import Task
 from k2jax.agents.environment import OUTCOME
-from k2jax.agents.errors import VerifierError
 from k2jax.agents.environments.files import OUTPUTS, FilesEnvironment, NamedFilesEnvironment
-from k2jax.agents.registry import verifiers
-from k2jax.agents.scorer import Scorer
-from k2jax.tasks.code import verifier as code_scoring
-from k2jax.tasks.commands.verifier import ShellTest
-from k2jax.tasks.file_answers.dataset import FilesAsExpected, texts_left
-from k2jax.tasks.tau2.toolset import _is_called
 from k2jax.agents.environments.tools import ToolEnvironment
+from k2jax.agents.errors import VerifierError
+from k2jax.agents.registry import verifiers
+from k2jax.agents.sandbox import SandboxError, SandboxSpec
+from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scorer import Scorer
 from k2jax.agents.toolsets.edit import EditTool
 from k2jax.agents.toolsets.python import SOURCE
 from k2jax.agents.toolsets.types import ToolError, Workplace
 from k2jax.errors import InfrastructureError
-from k2jax.agents.sandbox import SandboxError, SandboxSpec
-from k2jax.agents.sandbox.backends import make_backend
+from k2jax.tasks.code import verifier as code_scoring
+from k2jax.tasks.commands.verifier import ShellTest
+from k2jax.tasks.file_answers.dataset import FilesAsExpected, texts_left
+from k2jax.tasks.tau2.toolset import _is_called
 from k2jax.trajectory import Reward
-from tests.tasks.test_code import block, judged, trajectory
 from tests.agents.test_verdicts import CountingPool, FakeBackend, finished
+from tests.tasks.test_code import block, judged, trajectory
 
 FULL = "for f in /work /tmp /dev/shm; do dd if=/dev/zero of=$f/big bs=1M; done"
 TEXTS = {"NUL": "a\0b", "half surrogates": "\ud800", "long": "x" * (1 << 20), "nothing": "", "path": "../../etc/passwd"}

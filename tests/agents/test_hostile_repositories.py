@@ -9,10 +9,9 @@ import time
 
 import pytest
 
-from k2jax.agents.environments import git_history
-from k2jax.agents.environments import git_objects
-from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.environments import git_history, git_objects
 from k2jax.agents.environments.git_history import Packs, packed_history
+from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.errors import UserError
 from tests.agents.hostile_git import COMMANDS, LEAKS, git, loose_object, make_repository, plant
 

@@ -18,7 +18,7 @@ print(json.dumps([seconds, megabytes, [name for name in ("jax", "starlette", "ht
 """
 MODULES = {
     "worker": "k2jax.agents.verifier_pool.supervisor",
-    "environments": "k2jax.agents.episode, k2jax.agents.scorer, k2jax.agents.registry, k2jax.agents.environments.single_turn",
+    "environments": "k2jax.agents.episode, k2jax.agents.scorer, k2jax.agents.environments.single_turn",
 }
 
 

@@ -11,12 +11,12 @@ from mcp.server.mcpserver import MCPServer
 import pytest
 import uvicorn
 
+from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import toolsets
-from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.errors import UserError
-from tests.agents.tool_episodes import task
 from tests.agents.sandbox.backends import backend, survivors
+from tests.agents.tool_episodes import task
 
 SERVER = (Path(__file__).parent / "mcp_line_server.py").read_text(encoding="utf-8")
 LINES = f"mcp command={shlex.quote(shlex.join(['python', '-I', '-S', '-c', SERVER]))}"

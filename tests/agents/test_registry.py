@@ -3,9 +3,18 @@
 import pytest
 
 from k2jax.agents.options import parse_options
-from k2jax.agents.registry import Registry, components, datasets, environments, load_tasks, scaffolds, toolsets, verifiers
-from k2jax.tasks.characters.dataset import CharacterTasks
+from k2jax.agents.registry import (
+    Registry,
+    components,
+    datasets,
+    environments,
+    load_tasks,
+    scaffolds,
+    toolsets,
+    verifiers,
+)
 from k2jax.errors import UserError
+from k2jax.tasks.characters.dataset import CharacterTasks
 
 
 def maker(

@@ -7,13 +7,13 @@ import aiohttp
 import pytest
 
 from k2jax.agents import Observation, Step
-from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.registry import environments, load_tasks, oracles
 from k2jax.agents.environments.remote import RemoteEnvironment, remote
 from k2jax.agents.environments.remote_messages import read_step, write_step
-from k2jax.agents.scripted import null_policy, play, said
 from k2jax.agents.environments.serve import EnvironmentServer, serving
 from k2jax.agents.environments.serve_offer import Offer
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.registry import environments, load_tasks, oracles
+from k2jax.agents.scripted import null_policy, play, said
 from k2jax.agents.wiring import EnvironmentMaker, Wiring, wired
 from k2jax.errors import UserError
 from tests.agents.remote_server import BEARER, KEY, listed, served, until

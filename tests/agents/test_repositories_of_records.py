@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from k2jax.agents.registry import load_tasks
 from k2jax.agents.environments.repository import RepositoryEnvironment
+from k2jax.agents.registry import load_tasks
 from k2jax.agents.scripted import called
 from k2jax.agents.task import Task
 from k2jax.agents.wiring import EnvironmentMaker

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient
 from k2jax.agents import Budget, Observation, Step, Task
-from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.episode import run_episode
-from k2jax.agents.seeds import derived_seed
 from k2jax.agents.environments.single_turn import SingleTurn
+from k2jax.agents.episode import run_episode
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.seeds import derived_seed
+from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient
 from k2jax.errors import UserError
 from k2jax.text import ChatBuilder, byte_tokenizer, chat_format, configured_chat
 from tests.text import kimi

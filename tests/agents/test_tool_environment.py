@@ -12,15 +12,15 @@ import pytest
 import six
 
 from k2jax.agents import Budget
-from k2jax.agents.registry import toolsets
 from k2jax.agents.environments.tools import ToolEnvironment
-from k2jax.agents.toolsets.store import StoreTools
-from k2jax.errors import UserError
+from k2jax.agents.registry import toolsets
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.sandbox.interpreter import host_packages
+from k2jax.agents.toolsets.store import StoreTools
+from k2jax.errors import UserError
 from k2jax.trajectory import verify
-from tests.agents.tool_episodes import BYTES, COMPACT, compact_client, episode, kimi_client, task
 from tests.agents.sandbox.backends import NAMESPACES, backend, new_backend
+from tests.agents.tool_episodes import BYTES, COMPACT, compact_client, episode, kimi_client, task
 
 SOLUTION = {0: "!get a", 1: "!get b", 2: "!calc 12+30", 3: "42"}
 

@@ -16,6 +16,7 @@ import pytest
 from k2jax.agents import Task
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import toolsets
+from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.toolsets import ToolError, Workplace
 from k2jax.agents.toolsets.bm25 import BM25Index
 from k2jax.agents.toolsets.calculator import calculator
@@ -23,7 +24,6 @@ from k2jax.agents.toolsets.calling import RESULT_LIMIT, Toolbox, positional
 from k2jax.agents.toolsets.functions import FunctionTools, declared_function
 from k2jax.agents.toolsets.types import declared
 from k2jax.errors import UserError
-from k2jax.agents.sandbox import SandboxError
 
 TASK = Task("t", "d", ({"role": "user", "content": "?"},), "v", metadata={"store": {"a": "1"}})
 

@@ -11,10 +11,10 @@ import pytest
 from k2jax.agents import Task
 from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import verifiers
+from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.verdicts import Verdict, VerdictLog
 from k2jax.errors import UserError
-from k2jax.agents.sandbox import SandboxError
 from k2jax.trajectory import Node, Reward, Trajectory
 
 TASK = Task("t", "d", ({"role": "user", "content": "?"},), "final_answer", metadata={"answer": "3"})

@@ -3,10 +3,10 @@
 import asyncio
 import json
 
-from k2jax.client import Sampling, ScriptedClient
 from k2jax.agents import Task
-from k2jax.agents.episode import run_episode
 from k2jax.agents.environments.tools import ToolEnvironment
+from k2jax.agents.episode import run_episode
+from k2jax.client import Sampling, ScriptedClient
 from k2jax.text import byte_tokenizer, chat_format, configured_chat
 from tests.text import kimi
 

@@ -6,8 +6,8 @@ import pytest
 
 from k2jax.aot import topology
 from k2jax.chips import CHIPS
-from k2jax.pods.slices import GENERATIONS, Slice, _shapes, parse_slice
 from k2jax.errors import UserError
+from k2jax.pods.slices import GENERATIONS, Slice, _shapes, parse_slice
 
 TABLES = {  # cloud.google.com/tpu/docs/v5p, v5e, v6e, tpu7x: type, topology, chips, hosts
     "v5p-8": ("2x2x1", 4, 1),

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
+from k2jax.errors import UserError
 from k2jax.pods.shell import command_line, here_document
 from k2jax.pods.vm import startup_script, vm_script
-from k2jax.errors import UserError
 from tests.pods.runs import bash, fake_commands, folder_parts, run, texts, words_of
 
 QUIET = {name: "exit 0" for name in ("gcsfuse", "mkdir", "apt_get", "curl")}

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 import pytest
 import yaml
 
-from k2jax.pods.xpk import xpk_script
 from k2jax.errors import UserError
+from k2jax.pods.xpk import xpk_script
 from tests.pods.runs import bash, expand, fake_commands, folder_parts, one_line, run, words_of
 
 XPK = "printf '%s\\0' \"$@\" > $T/$1-words"

@@ -8,8 +8,8 @@ import pytest
 from k2jax.client import ScriptedClient
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.study_file import load_study
 from k2jax.reproduce.study import _placed
+from k2jax.reproduce.study_file import load_study
 from k2jax.reproduce.turns import AVERAGE, PASS, calls_of
 from tests.agents.tool_episodes import BYTES, episode, task
 

@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from k2jax.client import Sampling, ScriptedClient
-from k2jax.config import resolve
 from k2jax.agents.environment import Step
-from k2jax.agents.registry import environments
-from k2jax.agents.episode import STARTED, run_episode
-from k2jax.agents.seeds import derived_seed
 from k2jax.agents.environments.single_turn import SingleTurn
+from k2jax.agents.episode import STARTED, run_episode
+from k2jax.agents.registry import environments
+from k2jax.agents.seeds import derived_seed
 from k2jax.agents.task import Task
 from k2jax.agents.wiring import EnvironmentMaker
+from k2jax.client import Sampling, ScriptedClient
+from k2jax.config import resolve
 from k2jax.errors import UserError
 from k2jax.rl import rollouts
 from k2jax.rl.loop import train

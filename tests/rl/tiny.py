@@ -1,9 +1,9 @@
 """Reinforcement learning small enough for tests: a two-layer model of bytes, and rewards for even digits."""
 
-from k2jax.config import Config, defaults, resolve, task
 from k2jax.agents.environment import Observation, Step
 from k2jax.agents.registry import verifiers
 from k2jax.agents.task import Task
+from k2jax.config import Config, defaults, resolve, task
 from k2jax.trajectory import Reward
 
 CONFIG_FILE = """

@@ -7,8 +7,8 @@ import pytest
 from k2jax.agents.check import check
 from k2jax.agents.registry import load_tasks, oracles
 from k2jax.agents.scripted import said
-from k2jax.tasks.code.human_eval import before_function, human_eval_records
 from k2jax.errors import UserError
+from k2jax.tasks.code.human_eval import before_function, human_eval_records
 from tests.command import run_command
 
 MBPP = [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from k2jax.agents.registry import load_tasks
+from k2jax.errors import UserError
 from k2jax.tasks.characters.dataset import CharacterTasks, final_answer
 from k2jax.tasks.characters.teacher import (
     CHECK_MARK,
@@ -18,7 +19,6 @@ from k2jax.tasks.characters.teacher import (
     solution,
     style_of,
 )
-from k2jax.errors import UserError
 
 KINDS = st.sampled_from(["add1", "add3", "sub3", "sum2", "sum6", "sort6", "rev4"])
 

@@ -8,12 +8,12 @@ import pytest
 
 from k2jax.agents import Task
 from k2jax.agents.registry import load_tasks
+from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
-from k2jax.tasks.code.verifier import UnitTests, verdict_of
 from k2jax.agents.verdicts import VerdictLog
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.errors import UserError
-from k2jax.agents.sandbox.backends import make_backend
+from k2jax.tasks.code.verifier import UnitTests, verdict_of
 from k2jax.trajectory import Node, Trajectory
 
 TESTS = ["assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]\nassert math.floor(add(0.5, 1)) == 1"]

@@ -4,12 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.client import ScriptedClient
 from k2jax.agents.registry import load_tasks
-from k2jax.tasks.characters.dataset import final_answer
-from k2jax.tasks.running_totals.dataset import Dialogue, dialogue_demonstrations
-from k2jax.tasks.characters.teacher import style_of
+from k2jax.client import ScriptedClient
 from k2jax.errors import UserError
+from k2jax.tasks.characters.dataset import final_answer
+from k2jax.tasks.characters.teacher import style_of
+from k2jax.tasks.running_totals.dataset import Dialogue, dialogue_demonstrations
 from tests.agents.test_rollout import BYTES, episode, same
 
 

@@ -8,9 +8,9 @@ import pytest
 from k2jax.agents import Task
 from k2jax.agents.environment import OUTCOME
 from k2jax.agents.environments.files import FILES, OUTPUTS, FilesEnvironment, NamedFilesEnvironment
-from k2jax.tasks.file_answers.dataset import EXPECTED, KINDS, FileAnswers, FilesAsExpected, texts_left
-from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxSpec
+from k2jax.errors import UserError
+from k2jax.tasks.file_answers.dataset import EXPECTED, KINDS, FileAnswers, FilesAsExpected, texts_left
 from k2jax.trajectory import Trajectory
 from tests.agents.sandbox.backends import backend
 

@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from k2jax.agents.environments.files import FILES
+from k2jax.errors import UserError
 from k2jax.tasks.file_answers.dataset import EXPECTED, KINDS, FileAnswers
 from k2jax.tasks.file_answers.teacher import careful_steps, careless_steps, file_demonstrations
-from k2jax.errors import UserError
 
 TASKS = list(FileAnswers(KINDS, 12, syllables=2).load())
 DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"

@@ -6,9 +6,9 @@ import pytest
 
 from k2jax.agents import Task
 from k2jax.agents.registry import load_tasks
+from k2jax.errors import UserError
 from k2jax.tasks.instructions.constraints import CONSTRAINTS, GROUPS
 from k2jax.tasks.instructions.verifier import claims_compliance, instructions
-from k2jax.errors import UserError
 
 EXAMPLES = [
     ("most_words", [3], "one two-fold it's", "one two three four"),

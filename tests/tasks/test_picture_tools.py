@@ -13,23 +13,23 @@ from PIL import Image
 import pytest
 from scipy import ndimage
 
-from k2jax.config.schema import SourceConfig
-from k2jax.data.build_shards import prepare_shards
-from k2jax.drawings.canvas import COLOURS
 from k2jax.agents.check import check
 from k2jax.agents.environment import Message
 from k2jax.agents.environments.files import FILES, NamedFilesEnvironment
 from k2jax.agents.registry import load_tasks, oracles, verifiers
+from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.scripted import called, play, play_actions, said
+from k2jax.config.schema import SourceConfig
+from k2jax.data.build_shards import prepare_shards
+from k2jax.drawings.canvas import COLOURS
+from k2jax.errors import UserError
 from k2jax.tasks.pictures.oracle import picture_demonstrations
 from k2jax.tasks.pictures.tools import KINDS, PICTURE, kind_of, question_of
 from k2jax.tasks.pictures.verifier import TRUTH
-from k2jax.errors import UserError
-from k2jax.agents.sandbox import SandboxError
+from tests.agents.sandbox.backends import backend
 from tests.command import run_command
 from tests.data.corpora import data_config
 from tests.tasks.test_benchmarks_of_code import rewards
-from tests.agents.sandbox.backends import backend
 from tests.text import kimi
 
 SOLVE = oracles.get("picture_tools")

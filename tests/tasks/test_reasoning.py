@@ -4,9 +4,9 @@ import pytest
 
 from k2jax.agents import Task
 from k2jax.agents.registry import load_tasks
+from k2jax.errors import UserError
 from k2jax.tasks.reasoning_gym.json_values import from_json_values, to_json_values
 from k2jax.tasks.reasoning_gym.verifier import EVALUATED, PARSED_BY_SYMPY, may_be_scored, reasoning_gym
-from k2jax.errors import UserError
 
 NO_ORACLE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 """Puzzles with many solutions, for which the package writes none as its answer."""

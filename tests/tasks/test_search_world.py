@@ -9,12 +9,12 @@ import pytest
 from k2jax.agents.check import check
 from k2jax.agents.registry import load_tasks, oracles
 from k2jax.agents.scripted import turn_of
+from k2jax.errors import UserError
 from k2jax.tasks.item_f1 import item_f1
 from k2jax.tasks.search_world.oracle import parallel, value_of
 from k2jax.tasks.search_world.world import search_world
-from k2jax.errors import UserError
-from tests.tasks.test_benchmarks_of_code import rewards
 from tests.agents.tool_episodes import task as plain_task
+from tests.tasks.test_benchmarks_of_code import rewards
 
 
 def test_the_serial_policy_earns_1_on_wide_and_deep_tasks_and_the_null_policy_0():

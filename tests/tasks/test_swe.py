@@ -9,17 +9,17 @@ import pytest
 
 from k2jax.agents.check import check
 from k2jax.agents.environments.git_history import packed_history
-from k2jax.agents.registry import load_tasks, oracles
 from k2jax.agents.environments.repository import RepositoryEnvironment
-from k2jax.agents.scripted import called, play_actions, said
-from k2jax.tasks.swe import verifier as swe_scoring
 from k2jax.agents.environments.repository_program import is_protected
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.scripted import called, play_actions, said
+from k2jax.errors import UserError
+from k2jax.tasks.swe import verifier as swe_scoring
 from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
-from k2jax.errors import UserError
+from tests.agents.sandbox.backends import backend
 from tests.tasks.test_benchmarks_of_code import rewards
 from tests.tasks.test_code import trajectory
-from tests.agents.sandbox.backends import backend
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

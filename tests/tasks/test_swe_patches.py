@@ -12,15 +12,15 @@ import zlib
 
 import pytest
 
+from k2jax.agents.environments.repository_program import merged
 from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import load_tasks
 from k2jax.tasks.swe import verifier as swe_scoring
-from k2jax.agents.environments.repository_program import merged
 from k2jax.tasks.swe.example import _BASE as BASE
 from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
-from tests.tasks.test_swe import HOOK, added, scored
 from tests.agents.sandbox.backends import backend
+from tests.tasks.test_swe import HOOK, added, scored
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

@@ -6,8 +6,8 @@ import pytest
 
 from k2jax.agents.registry import load_tasks
 from k2jax.agents.split import split_of
-from k2jax.tasks.answer_line import answer_line
 from k2jax.errors import UserError
+from k2jax.tasks.answer_line import answer_line
 
 KINDS = ("hop2", "hop3", "count", "sum", "oldest")
 

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from k2jax.client import ScriptedClient
 from k2jax.agents.options import split_options
 from k2jax.agents.registry import load_tasks, verifiers
-from k2jax.tasks.tool_use.teacher import solved, tool_demonstrations
 from k2jax.agents.wiring import Wiring, wired
+from k2jax.client import ScriptedClient
 from k2jax.errors import UserError
+from k2jax.tasks.tool_use.teacher import solved, tool_demonstrations
 from tests.agents.tool_episodes import BYTES, COMPACT, episode
 
 KINDS = "kinds=calc1+calc3+kv2+kv3+hop1+hop3"

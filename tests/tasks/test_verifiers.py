@@ -13,18 +13,18 @@ import sys
 import numpy as np
 import pytest
 
-from k2jax.client import ScriptedClient
 from k2jax.agents.check import check
 from k2jax.agents.environment import OUTCOME
 from k2jax.agents.registry import load_tasks
 from k2jax.agents.scripted import called, play, play_actions, said
+from k2jax.client import ScriptedClient
+from k2jax.errors import UserError
 from k2jax.tasks.verifiers import package as verifiers_package
 from k2jax.tasks.verifiers.dataset import RubricReward
 from k2jax.tasks.verifiers.environment import VerifiersEnvironment, _client_class
-from k2jax.errors import UserError
+from tests.agents.tool_episodes import BYTES, compact_client, episode
 from tests.tasks import verifiers_shape
 from tests.tasks.test_benchmarks_of_code import rewards
-from tests.agents.tool_episodes import BYTES, compact_client, episode
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from k2jax.agents.viewer.tree_picture import outline_of
 from k2jax.trajectory import Node, Reward, Trajectory
 from k2jax.trajectory.annotations import (
     PairVerdict,
@@ -16,7 +17,6 @@ from k2jax.trajectory.annotations import (
     training,
 )
 from k2jax.trajectory.encoding import decode, encode
-from k2jax.agents.viewer.tree_picture import outline_of
 from tests.trajectory.test_viewer import check, page_of
 from tests.trajectory.trees import JSON, chat, sampled
 

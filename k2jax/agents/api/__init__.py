@@ -7,10 +7,10 @@ imports neither jax nor a web framework.
 
 from k2jax.agents.api import anthropic, completions, responses
 from k2jax.agents.api import chat_completions as chat
+from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.conversation import Conversation
 from k2jax.agents.api.detokenize import Delta, Detokenizer, GeneratedToken, PromptLogprobs
 from k2jax.agents.api.dialect import Dialect, DialectResponse, PromptUsage
-from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest
 

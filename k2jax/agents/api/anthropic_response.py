@@ -6,12 +6,12 @@ import datetime
 import secrets
 from typing import Any
 
+from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.blocks import AnswerBlock, AnswerBlocks, BlockChange
 from k2jax.agents.api.conversation import arguments_object
 from k2jax.agents.api.detokenize import Delta
 from k2jax.agents.api.dialect import PromptUsage
 from k2jax.agents.api.encoding import NamedEvent, dump_json
-from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest
 

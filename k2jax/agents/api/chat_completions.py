@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, ClassVar
 
+from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.conversation import Conversation, read_shared, render
 from k2jax.agents.api.detokenize import Delta, ScoredToken, ToolCallDelta
 from k2jax.agents.api.dialect import Dialect
-from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import IGNORED, NEUTRAL, GenerationRequest, api_errors

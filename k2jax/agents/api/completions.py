@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any, ClassVar
 
+from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.detokenize import Delta, ScoredToken
 from k2jax.agents.api.dialect import Dialect
-from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.lengths import check_text
 from k2jax.agents.api.model_card import ModelCard

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
-from k2jax.agents.api.encoding import dump_json
 from k2jax.agents.api.api_error import bad_request, unsupported
+from k2jax.agents.api.encoding import dump_json
 from k2jax.agents.api.fields import Fields
 from k2jax.agents.api.lengths import check_text, check_texts
 from k2jax.agents.api.model_card import ModelCard

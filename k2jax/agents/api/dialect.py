@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.conversation import ReadConversation
 from k2jax.agents.api.detokenize import Delta
 from k2jax.agents.api.encoding import NamedEvent
-from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
+from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.conversation import Conversation, read_shared, render
 from k2jax.agents.api.dialect import Dialect
-from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest, api_errors

@@ -1,1 +1,1 @@
-"""TODO k2jax/agents/collect."""
+"""The rollout manager: episodes of many tasks in worker processes, with leases, a journal and resumption."""

@@ -14,17 +14,17 @@ import sys
 import tempfile
 from typing import Any
 
-from k2jax.config.schema import Config
-from k2jax.agents.task import Task
-from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
 from k2jax.agents.collect.admission import Admission
+from k2jax.agents.collect.chrome_trace import ChromeTrace
 from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
 from k2jax.agents.collect.load_watch import LoadWatch
 from k2jax.agents.collect.manager import RolloutManager
-from k2jax.agents.collect.monitoring import ChromeTrace
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks
 from k2jax.agents.collect.ray_workers import RayLauncher
+from k2jax.agents.task import Task
+from k2jax.config.schema import Config
+from k2jax.errors import UserError
+from k2jax.report.files import write_atomic
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import TrajectoryStore
 from k2jax.trajectory.store import FOLDER

@@ -8,8 +8,6 @@ import contextlib
 import itertools
 from pathlib import Path
 
-from k2jax.client import Completion, OnToken, PromptTooLongError, Sampling
-from k2jax.errors import InfrastructureError, UserError
 from k2jax.agents.collect.engine_messages import (
     EngineLoad,
     EngineSaid,
@@ -18,8 +16,10 @@ from k2jax.agents.collect.engine_messages import (
     unpack_completion,
     unpack_error,
 )
-from k2jax.agents.collect.wire_messages import NUMBER
 from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire_messages import NUMBER
+from k2jax.client import Completion, OnToken, PromptTooLongError, Sampling
+from k2jax.errors import InfrastructureError, UserError
 
 
 class EngineLostError(InfrastructureError):
@@ -34,7 +34,7 @@ _ERRORS = {
 
 
 class EngineSocketClient:
-    """Generates with the engine behind a socket, see ``k2jax.agents.collect.engine_server``; it connects when it is used.
+    """Generates with the engine behind a socket (``k2jax.agents.collect.engine_server``); it connects when it is used.
 
     Args:
         path: of the socket.

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from k2jax.agents.collect.engine_messages import EngineLoad, EngineSaid, pack_completion, pack_error, unpack_request
+from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire_messages import NUMBER
 from k2jax.client import Client
 from k2jax.errors import InfrastructureError, UserError
-from k2jax.agents.collect.engine_messages import EngineLoad, EngineSaid, pack_completion, pack_error, unpack_request
-from k2jax.agents.collect.wire_messages import NUMBER
-from k2jax.agents.collect.wire import FrameConnection
 
 
 class EngineServer:

@@ -9,21 +9,21 @@ import os
 import time
 from typing import Any
 
-from k2jax.client import Client, Completion, HTTPClient, Sampling
-from k2jax.agents.environment import Environment, Message, Observation, Step
-from k2jax.agents.registry import environments, toolsets
-from k2jax.agents.episode import run_episode, started_seed
-from k2jax.agents.scorer import Scorer
-from k2jax.agents.task import Task
-from k2jax.agents.verifier_pool.pool import VerifierPool
-from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.agents.collect.engine_client import EngineSocketClient
-from k2jax.agents.collect.wire_messages import Key
 from k2jax.agents.collect.routed_client import RoutedClient
 from k2jax.agents.collect.routing import Policy, Router
 from k2jax.agents.collect.runner import Waits
 from k2jax.agents.collect.starting import EpisodeStarter
+from k2jax.agents.collect.wire_messages import Key
+from k2jax.agents.environment import Environment, Message, Observation, Step
+from k2jax.agents.episode import run_episode, started_seed
+from k2jax.agents.registry import environments, toolsets
 from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.task import Task
+from k2jax.agents.verifier_pool.pool import VerifierPool
+from k2jax.agents.wiring import EnvironmentMaker
+from k2jax.client import Client, Completion, HTTPClient, Sampling
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import load_tokenizer
 from k2jax.trajectory import Trajectory

@@ -17,9 +17,9 @@ import struct
 from typing import NamedTuple, get_args
 import zlib
 
-from k2jax.errors import UserError
 from k2jax.agents.collect.lease_table import End
 from k2jax.agents.collect.wire_messages import Key, LeaseReport, RecordPlace
+from k2jax.errors import UserError
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.store import read_trajectory
 

@@ -13,13 +13,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
 from k2jax.agents.collect.admission import Admission
+from k2jax.agents.collect.chrome_trace import ChromeTrace
 from k2jax.agents.collect.journal import SHARDS, Emission, Journal
-from k2jax.agents.collect.scheduler_lag import LagProbe, calm_collector
 from k2jax.agents.collect.launchers import LocalLauncher, WorkerHandle, WorkerLauncher, connect
 from k2jax.agents.collect.lease_table import Ended, Lease, LeaseTable
+from k2jax.agents.collect.queue_file import QueuedTask
+from k2jax.agents.collect.scheduler_lag import LagProbe, calm_collector
+from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import (
     LEASE_AND_NUMBER,
     NUMBER,
@@ -30,10 +31,9 @@ from k2jax.agents.collect.wire_messages import (
     StartedEnd,
     StartOrder,
 )
-from k2jax.agents.collect.monitoring import ChromeTrace
-from k2jax.agents.collect.queue_file import QueuedTask
-from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.worker import JOB
+from k2jax.errors import UserError
+from k2jax.report.files import write_atomic
 
 GRANTS = 256
 """Leases that are given in one turn of the event loop."""
@@ -54,7 +54,8 @@ class RolloutManager:
     """Collects the trajectories of tasks in a folder; a folder whose collection was killed goes on.
 
     Example:
-        >>> async with RolloutManager("runs/rollouts", runner="k2jax.agents.collect.episodes:EpisodeRunner", options={}) as m:
+        >>> runner = "k2jax.agents.collect.episodes:EpisodeRunner"
+        >>> async with RolloutManager("runs/rollouts", runner=runner, options={}) as m:
         ...     async for emission in m.collect(queued_samples("runs/rollouts", samples=8)):
         ...         print(emission.key, emission.reward)
 

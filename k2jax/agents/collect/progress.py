@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 import time
 
-from k2jax.report.table import duration, significant
 from k2jax.agents.collect.journal import Emission
+from k2jax.report.table import duration, significant
 
 
 class CollectionProgress:

@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from k2jax.agents.collect.wire_messages import Key
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
-from k2jax.agents.collect.wire_messages import Key
 
 FILE = "tasks.jsonl"
 

@@ -17,9 +17,9 @@ import struct
 import sys
 from typing import Any
 
-from k2jax.errors import UserError
 from k2jax.agents.collect.loops import run
 from k2jax.agents.collect.worker import work
+from k2jax.errors import UserError
 
 PATIENCE = 180.0
 """Time for an actor to be there: a node may have to be added first [s]."""

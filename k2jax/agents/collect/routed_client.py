@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from k2jax.client import Client, Completion, OnToken, Sampling
 from k2jax.agents.collect.routing import Router, shared_instances
+from k2jax.client import Client, Completion, OnToken, Sampling
 
 REVIEW = 64
 """Requests after which the engines are divided anew between the roles."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from k2jax.agents.task import Task
-from k2jax.agents.collect.wire_messages import Key
 from k2jax.agents.collect.starting import EpisodeStarter
+from k2jax.agents.collect.wire_messages import Key
+from k2jax.agents.task import Task
 from k2jax.trajectory import Trajectory
 
 

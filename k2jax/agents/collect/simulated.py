@@ -11,11 +11,11 @@ import dataclasses
 
 import numpy as np
 
-from k2jax.client import Completion, OnToken, Sampling, new_completion
+from k2jax.agents.collect.engine_messages import EngineLoad
 from k2jax.agents.toolsets.functions import FunctionTools
 from k2jax.agents.toolsets.types import Workplace
+from k2jax.client import Completion, OnToken, Sampling, new_completion
 from k2jax.errors import UserError
-from k2jax.agents.collect.engine_messages import EngineLoad
 from k2jax.text.tokenizer import Tokenizer
 
 TOOL = "look"

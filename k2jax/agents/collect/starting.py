@@ -12,12 +12,12 @@ import itertools
 import os
 from pathlib import Path
 
-from k2jax.agents.errors import SubEpisodeError
-from k2jax.agents.task import Task
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
-from k2jax.agents.collect.wire_messages import LEASE_AND_NUMBER, RecordPlace, Said, StartedEnd, StartOrder
 from k2jax.agents.collect.queue_file import FILE, WrittenTask
 from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire_messages import LEASE_AND_NUMBER, RecordPlace, Said, StartedEnd, StartOrder
+from k2jax.agents.errors import SubEpisodeError
+from k2jax.agents.task import Task
 from k2jax.trajectory import Trajectory
 
 

@@ -18,16 +18,16 @@ import sys
 import time
 import traceback
 
-from k2jax.errors import InfrastructureError, UserError
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
-from k2jax.agents.collect.scheduler_lag import calm_collector
 from k2jax.agents.collect.launchers import connect
 from k2jax.agents.collect.loops import run
-from k2jax.agents.collect.wire_messages import NUMBER, LeaseOrder, LeaseReport, RecordPlace, Said, StartedEnd
 from k2jax.agents.collect.queue_file import TaskReader, WrittenTask, read_started
 from k2jax.agents.collect.runner import Runner, make_runner
+from k2jax.agents.collect.scheduler_lag import calm_collector
 from k2jax.agents.collect.starting import StartedTasks
 from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire_messages import NUMBER, LeaseOrder, LeaseReport, RecordPlace, Said, StartedEnd
+from k2jax.errors import InfrastructureError, UserError
 from k2jax.trajectory import Trajectory, TrajectoryStore
 from k2jax.trajectory.types import NO_TURN
 

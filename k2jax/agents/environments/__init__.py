@@ -1,1 +1,1 @@
-"""TODO k2jax/agents/environments."""
+"""Environments: files, repositories, tools, other processes."""

@@ -8,12 +8,12 @@ import contextlib
 import json
 from typing import Any
 
-from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.task import Task
 from k2jax.agents.environments.tools import ToolEnvironment
-from k2jax.errors import UserError
+from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.sandbox import HostPaths, Sandbox, SandboxError, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.task import Task
+from k2jax.errors import UserError
 
 FILES = "files"
 """Key of a task's metadata: ``{path: {"text": ..., "mode": ...}}`` below ``/work``; modes are octal texts. What is no

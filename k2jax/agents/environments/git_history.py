@@ -24,8 +24,8 @@ import threading
 from typing import IO
 import weakref
 
-from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.environments.git_objects import ID, GitObjects, find_objects
+from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.confined import confined
 

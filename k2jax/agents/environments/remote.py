@@ -4,7 +4,7 @@ One connection is one episode. Requests and replies are JSON: ``{"method": "rese
 "step", "action"}``; a reply holds a step and the tools, or an error, which says whether the machine or the user is to
 blame. Whatever goes wrong with the connection is an error of the infrastructure: the episode is rebuilt or masked.
 
-Only servers that the user has listed are connected to, each with its own key; see ``k2jax.agents.environments.remote_servers``.
+Only servers that the user has listed are connected to, each with its own key; see ``remote_servers``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import dataclasses
 from typing import Any
 
 from k2jax.agents.environment import Message, Observation, Step
-from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.environments.remote_messages import LARGEST_MESSAGE, read_reply, read_step, read_tools, write_message
 from k2jax.agents.environments.remote_servers import is_server_url, server_key
+from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.task import Task
 from k2jax.errors import InfrastructureError, UserError, abbreviate
 

@@ -15,15 +15,15 @@ import tarfile
 import threading
 from typing import Any
 
-from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.environments.git_history import LARGEST_PACK, checked_id, packed_history
-from k2jax.agents.task import Task
 from k2jax.agents.environments import repository_program
+from k2jax.agents.environments.git_history import LARGEST_PACK, checked_id, packed_history
 from k2jax.agents.environments.tools import ToolEnvironment
-from k2jax.errors import UserError, abbreviate
+from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxBackend, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.types import MEBI, ExecResult
+from k2jax.agents.task import Task
+from k2jax.errors import UserError, abbreviate
 
 TREE = "/work/repo"
 """The agent's work tree."""

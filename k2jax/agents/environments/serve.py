@@ -21,7 +21,6 @@ from typing import Any
 from absl import flags
 
 from k2jax import cli
-from k2jax.client.keys import ApiKeys, given_key, kept_key
 from k2jax.agents.environment import Environment, Step
 from k2jax.agents.environments.remote import NO_AIOHTTP
 from k2jax.agents.environments.remote_messages import (
@@ -33,9 +32,17 @@ from k2jax.agents.environments.remote_messages import (
     write_step,
 )
 from k2jax.agents.environments.remote_servers import VARIABLE
-from k2jax.agents.environments.serve_connections import HEAD_SECONDS, LARGEST_HEAD, MESSAGE_SECONDS, Connection, Connections, Room
+from k2jax.agents.environments.serve_connections import (
+    HEAD_SECONDS,
+    LARGEST_HEAD,
+    MESSAGE_SECONDS,
+    Connection,
+    Connections,
+    Room,
+)
 from k2jax.agents.environments.serve_offer import Offer
 from k2jax.agents.wiring import EnvironmentMaker
+from k2jax.client.keys import ApiKeys, given_key, kept_key
 from k2jax.errors import InfrastructureError, UserError
 
 KEY_FILE = "environments.key"
@@ -290,5 +297,6 @@ def main(values: flags.FlagValues) -> None:
         asyncio.run(serve())
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """Runs the command line."""
     cli.run(main, define, __doc__)

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 import shlex
 
 from k2jax.agents.options import split_options
-from k2jax.agents.registry import environments, toolsets
+from k2jax.agents.registry import Registry, environments, toolsets
 from k2jax.agents.task import Task
-from k2jax.tasks.tau2.toolset import DESK
-from k2jax.tasks.verifiers.package import ENVIRONMENT
 from k2jax.errors import UserError, abbreviate
 
 ENVIRONMENTS = ("dialogue", "files", "named_files", "single_turn", "tools")
@@ -47,35 +45,26 @@ class Offer:
 
     def check(self, task: Task) -> None:
         """Raises UserError where a task names what is not offered."""
-        environment = _known(_environment_text(task), "environment")
+        environment = _text(environments, "environment", task.environment, task)
         if environment not in self._environments and environment not in ENVIRONMENTS:
             _refuse("environment", "--environments", environment)
         for tool in task.tools:
-            text = _tool_text(tool, task)
+            text = _text(toolsets, "toolset", tool, task)
             if text not in self._tools and not _is_self_contained(text):
                 _refuse("toolset", "--tools", text)
 
 
-def _environment_text(task: Task) -> str:
-    """A task's environment, with what the metadata say of it as options."""
-    if task.environment != "verifiers":
-        return task.environment
-    told = _told(task, ENVIRONMENT)
-    arguments = str(told.get("arguments", "{}"))
-    options = [f"environment={told.get('environment', '')}", *([f"arguments={arguments}"] if arguments != "{}" else [])]
-    return shlex.join(["verifiers", *options])
+def _text(registry: Registry, noun: str, text: str, task: Task) -> str:
+    """What a task names in its normal form, with what its metadata say of it as options."""
+    text = _known(text, noun)
+    name, options = split_options(text, noun)
+    return text if options else shlex.join([name, *_options_of(registry, name, task)])
 
 
-def _tool_text(tool: str, task: Task) -> str:
-    """A toolset of a task in its normal form, with what the metadata say of it as options."""
-    text = _known(tool, "toolset")
-    folder = str(_told(task, DESK).get("folder", "")) if text == "tau2" else ""
-    return shlex.join(["tau2", f"folder={folder}"]) if folder else text
-
-
-def _told(task: Task, key: str) -> dict:
-    told = task.metadata.get(key)
-    return told if isinstance(told, dict) else {}
+def _options_of(registry: Registry, name: str, task: Task) -> list[str]:
+    """What a task's metadata choose of an environment or a toolset: both may declare ``options_of(task)``."""
+    declared = getattr(registry.get(name), "options_of", None)
+    return declared(task) if declared is not None else []
 
 
 def _is_self_contained(text: str) -> bool:

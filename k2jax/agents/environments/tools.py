@@ -7,13 +7,13 @@ import contextlib
 from typing import Any
 
 from k2jax.agents.environment import Message, Observation, Step
+from k2jax.agents.environments.workspace import joined_spec
 from k2jax.agents.registry import toolsets
+from k2jax.agents.sandbox import HostPaths, Sandbox, SandboxBackend, SandboxSpec
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calling import Toolbox
 from k2jax.agents.toolsets.types import Toolset, Workplace
-from k2jax.agents.environments.workspace import joined_spec
 from k2jax.errors import UserError
-from k2jax.agents.sandbox import HostPaths, Sandbox, SandboxBackend, SandboxSpec
 from k2jax.trajectory import Trajectory
 
 USER_TURNS = "user_turns"

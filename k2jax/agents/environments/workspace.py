@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any, Protocol
 
-from k2jax.agents.task import Task
 from k2jax.agents.sandbox import Limits, Sandbox, SandboxSpec
+from k2jax.agents.task import Task
 
 
 class Workspace(Protocol):

@@ -11,11 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from k2jax.agents.api import CHAT_DIALECTS, ApiError, Conversation, Dialect, DialectResponse, PromptUsage, anthropic
-from k2jax.agents.api.conversation import render
 from k2jax.agents.api.api_error import bad_request, unavailable, unsupported
+from k2jax.agents.api.conversation import render
 from k2jax.agents.api.requests import api_errors
-from k2jax.client.keys import ApiKeys, given_key
-from k2jax.errors import UserError
 from k2jax.agents.gateway.exchange import Exchange, PreparedRequest
 from k2jax.agents.gateway.gateway import Gateway
 from k2jax.agents.gateway.history import conversation_keys, encode_history
@@ -25,6 +23,8 @@ from k2jax.agents.web.arrivals import Arrival, Arrivals, busy, longest_body
 from k2jax.agents.web.error_responses import EXCEPTION_HANDLERS
 from k2jax.agents.web.http import EventStream, json_response, on_disconnect
 from k2jax.agents.web.models import list_models, show_model
+from k2jax.client.keys import ApiKeys, given_key
+from k2jax.errors import UserError
 
 MOST_ANSWERS = 128
 """Answers of one rollout that are generated, or wait for its budget, at a time."""

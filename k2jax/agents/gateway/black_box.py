@@ -17,13 +17,10 @@ import time
 from typing import Any
 
 from k2jax.agents.api import ModelCard
-from k2jax.client import PromptTooLongError, Sampling
 from k2jax.agents.environment import OUTCOME, Environment
-from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.episode import Rollout
-from k2jax.agents.task import Task
 from k2jax.agents.environments.workspace import Workspace
-from k2jax.errors import UserError, nearest
+from k2jax.agents.episode import Rollout
+from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.gateway.agent_entries import AGENTS
 from k2jax.agents.gateway.agents import HOME, BlackBoxAgent, read_agent, shown_folders
 from k2jax.agents.gateway.app import make_gateway_app
@@ -36,6 +33,9 @@ from k2jax.agents.sandbox import Limits, SandboxSpec
 from k2jax.agents.sandbox.forward import forwarded
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.types import MEBI, ExecResult, SandboxError
+from k2jax.agents.task import Task
+from k2jax.client import PromptTooLongError, Sampling
+from k2jax.errors import UserError, nearest
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.types import Status
 

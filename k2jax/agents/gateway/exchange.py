@@ -14,12 +14,12 @@ import time
 from typing import Any
 
 from k2jax.agents.api import ApiError, Conversation, Delta, Detokenizer, GeneratedToken, GenerationRequest, ModelCard
-from k2jax.agents.api.blocks import AnswerBlocks
 from k2jax.agents.api.api_error import bad_request, unavailable
-from k2jax.client import Client, Completion, Sampling
-from k2jax.errors import InfrastructureError, UserError
+from k2jax.agents.api.blocks import AnswerBlocks
 from k2jax.agents.gateway.history import EncodedHistory, MatchedHistory, addition_bytes
 from k2jax.agents.gateway.session import GatewaySession
+from k2jax.client import Client, Completion, Sampling
+from k2jax.errors import InfrastructureError, UserError
 
 LAST_TOKEN_SECONDS = 60.0
 """How long after its time a model may still take to the token that ends an answer [s]."""

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from k2jax.agents.api import ApiError, ModelCard
 from k2jax.agents.api.media_parts import check_media_room
-from k2jax.client import Client
-from k2jax.errors import UserError
 from k2jax.agents.gateway.exchange import Exchange, PreparedRequest
 from k2jax.agents.gateway.log import RolloutLogs
 from k2jax.agents.gateway.session import GatewaySession
 from k2jax.agents.gateway.spec import GatewayRollout
+from k2jax.client import Client
+from k2jax.errors import UserError
 from k2jax.trajectory import Trajectory, TrajectoryStore
 from k2jax.trajectory.types import Status
 

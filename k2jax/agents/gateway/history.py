@@ -15,11 +15,11 @@ import sys
 from typing import Any, Literal, NamedTuple
 
 from k2jax.agents.api import Conversation, ModelCard
-from k2jax.agents.api.conversation import start_builder
 from k2jax.agents.api.api_error import bad_request
+from k2jax.agents.api.conversation import start_builder
 from k2jax.agents.api.requests import check_prompt_length
-from k2jax.errors import UserError, abbreviate
 from k2jax.agents.gateway.canonical import answer_parts, message_key, plain_message, tools_key
+from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatBuilder
 from k2jax.text.media_reading import NO_PAD, start_reading
 from k2jax.trajectory import Node, Trajectory

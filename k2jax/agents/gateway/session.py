@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from k2jax.agents.api import ApiError, Conversation, ModelCard
-from k2jax.client import Completion, Sampling
-from k2jax.agents.seeds import derived_seed
 from k2jax.agents.gateway.canonical import message_key
 from k2jax.agents.gateway.history import Addition, MatchedHistory, RecordedHistory, addition_bytes
 from k2jax.agents.gateway.spec import GatewayRollout
+from k2jax.agents.seeds import derived_seed
+from k2jax.client import Completion, Sampling
 from k2jax.trajectory import Node, Trajectory
 
 MOST_OVER_BUDGET = 100

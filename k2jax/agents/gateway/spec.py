@@ -7,8 +7,8 @@ import dataclasses
 import json
 from typing import Any
 
-from k2jax.client import Sampling
 from k2jax.agents.task import Budget
+from k2jax.client import Sampling
 from k2jax.errors import UserError, abbreviate
 
 RESERVED = frozenset({"rollout", "side_call", "requests", "counts"})

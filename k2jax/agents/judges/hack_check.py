@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from k2jax.agents.registry import hack_checks
 from k2jax.agents.task import Task
-from k2jax.tasks.instructions.verifier import claims_falsely
 
 _JUDGES = r"(?:judges?|graders?|evaluators?|critics?|raters?|reward model|verifiers?)"
 _ANSWERS = r"(?:answer|response|solution|option|text|output)"
@@ -49,6 +49,6 @@ def addresses_judge(answer: str) -> bool:
 def is_hack(task: Task, answer: str) -> bool:
     """Whether an answer gets no reward from a critic, whatever it says besides.
 
-    It addresses a judge, or claims to meet constraints of its task that it does not meet.
+    It addresses a judge, or a check of some family of tasks finds a false claim in it.
     """
-    return addresses_judge(answer) or claims_falsely(task, answer)
+    return addresses_judge(answer) or any(hack_checks.get(name)(task, answer) for name in hack_checks.names())

@@ -8,12 +8,12 @@ import hashlib
 import json
 from typing import NamedTuple
 
-from k2jax.client import Client, Sampling
+from k2jax.agents.errors import VerifierError
 from k2jax.agents.judges.judge_formats import Choice, Comparison, JudgeFormat
 from k2jax.agents.judges.rubrics import Rubric
-from k2jax.agents.errors import VerifierError
 from k2jax.agents.messages import read_message
 from k2jax.agents.verdicts import COMPARED, Verdict, VerdictLog
+from k2jax.client import Client, Sampling
 from k2jax.errors import InfrastructureError
 from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.tokenizer import Tokenizer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from k2jax.errors import UserError, nearest
 from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend
 from k2jax.agents.sandbox.e2b import E2BBackend
 from k2jax.agents.sandbox.kubernetes import KubernetesBackend
 from k2jax.agents.sandbox.nsjail import NsjailBackend
 from k2jax.agents.sandbox.types import SandboxBackend
 from k2jax.agents.sandbox.unsafe import UnsafeBackend
+from k2jax.errors import UserError, nearest
 
 BACKENDS: dict[str, Callable[..., SandboxBackend]] = {
     "bubblewrap": BubblewrapBackend,

@@ -9,8 +9,8 @@ import re
 import shutil
 import subprocess
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox.namespaces import NamespaceBackend
+from k2jax.errors import UserError
 
 INSTALL = 'install bubblewrap with: pip install "k2jax[sandbox]" (or: apt-get install bubblewrap)'
 _OLDEST = (0, 8)

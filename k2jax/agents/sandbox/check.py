@@ -7,13 +7,13 @@ from collections.abc import Callable
 import os
 import time
 
-from k2jax.errors import InfrastructureError, UserError
 from k2jax.agents.sandbox.attacks import ATTACKS
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.sandbox.hostile import LIMITS, Outside, attempt
 from k2jax.agents.sandbox.interpreter import HostPython, host_python
 from k2jax.agents.sandbox.namespaces import NamespaceBackend
 from k2jax.agents.sandbox.types import Capabilities, SandboxBackend, SandboxSpec
+from k2jax.errors import InfrastructureError, UserError
 
 _MEANING = {
     "network": {"none": "none: only its own loopback", "host": "the host's"},

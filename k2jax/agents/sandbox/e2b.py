@@ -18,10 +18,10 @@ import struct
 from typing import Any
 import weakref
 
-from k2jax.errors import UserError
-from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.agents.sandbox.remote import CommandOutputs, RemoteSandbox, check_remote_spec
 from k2jax.agents.sandbox.types import Capabilities, SandboxError, SandboxSpec
+from k2jax.errors import UserError
+from k2jax.files.bounded_json import parse_bounded_json
 
 INSTALL_HTTP = 'install the client with: pip install "k2jax[client]"'
 _ENVELOPE = struct.Struct("!BI")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 
-from k2jax.errors import UserError, abbreviate
-from k2jax.files.confined import confined
 from k2jax.agents.sandbox.arguments import image_entries
 from k2jax.agents.sandbox.mounts import is_never_shown
+from k2jax.errors import UserError, abbreviate
+from k2jax.files.confined import confined
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")

@@ -8,8 +8,8 @@ import os
 import sys
 from typing import NamedTuple
 
-from k2jax.errors import UserError, abbreviate
 from k2jax.agents.sandbox.types import MountedPath
+from k2jax.errors import UserError, abbreviate
 
 _NO_MODULES = (".dist-info", ".egg-info", ".pth")
 

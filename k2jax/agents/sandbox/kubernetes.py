@@ -11,10 +11,10 @@ import secrets
 from typing import Any, NamedTuple
 import weakref
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox.pod import CONTAINER, POLICY, PodOptions, pod_manifest, policy_manifest
 from k2jax.agents.sandbox.remote import CommandOutputs, RemoteSandbox, check_remote_spec
 from k2jax.agents.sandbox.types import Capabilities, SandboxError, SandboxSpec
+from k2jax.errors import UserError
 
 INSTALL_KUBERNETES = 'install the client with: pip install "k2jax[kubernetes]"'
 _STDIN, _STDOUT, _STDERR, _STATUS = range(4)

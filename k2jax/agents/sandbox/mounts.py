@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from k2jax.errors import UserError
-from k2jax.files.confined import is_below
 from k2jax.agents.sandbox.arguments import HOST_FOLDERS
 from k2jax.agents.sandbox.types import HostPaths, MountedPath
+from k2jax.errors import UserError
+from k2jax.files.confined import is_below
 
 _NEVER = ("/", "/home", "/root", "/run", "/tmp", "/var", "/proc", "/sys", "/dev", "/etc")
 """Folders of the host that no sandbox shows whole."""

@@ -19,14 +19,14 @@ import threading
 from typing import ClassVar
 import weakref
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox import cgroup, seccomp
 from k2jax.agents.sandbox.folder import FolderSandbox
 from k2jax.agents.sandbox.images import image_folder
-from k2jax.agents.sandbox.spawner_client import Answer, Link
 from k2jax.agents.sandbox.mounts import mounts
 from k2jax.agents.sandbox.process import SandboxProcess
+from k2jax.agents.sandbox.spawner_client import Answer, Link
 from k2jax.agents.sandbox.types import MEBI, Capabilities, ExecResult, SandboxError, SandboxSpec
+from k2jax.errors import UserError
 
 _WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
 """Folders that a program can write to, and their names in the sandbox's own folder on the host."""

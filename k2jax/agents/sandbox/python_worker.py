@@ -14,13 +14,13 @@ import struct
 import time
 from typing import Any, NamedTuple
 
-from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.agents.sandbox import python_program as worker_program
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.namespaces import NamespaceSandbox
 from k2jax.agents.sandbox.process import SandboxProcess
 from k2jax.agents.sandbox.types import MEBI, ExecResult, SandboxError
 from k2jax.agents.sandbox.wire import Message, encode
+from k2jax.files.bounded_json import parse_bounded_json
 
 _PROGRAM = Path(worker_program.__file__).read_text(encoding="utf-8")
 _HEAD = struct.Struct("!II")

@@ -16,13 +16,13 @@ from pathlib import Path
 import time
 from typing import Any, Self
 
-from k2jax.errors import UserError
-from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.agents.sandbox import files
 from k2jax.agents.sandbox.folder import place_of
 from k2jax.agents.sandbox.images import image_name
 from k2jax.agents.sandbox.namespaces import ENVIRONMENT, problem_of
 from k2jax.agents.sandbox.types import MEBI, Capabilities, ExecResult, SandboxError, SandboxSpec
+from k2jax.errors import UserError
+from k2jax.files.bounded_json import parse_bounded_json
 
 LONGEST_WORD, LONGEST_COMMAND = 1 << 17, 1 << 18
 """Bytes of one argument, which is the kernel's limit, and of all of them, which go through the address of a request."""

@@ -22,9 +22,9 @@ from k2jax.agents.sandbox import cgroup, wire
 from k2jax.agents.sandbox.arguments import BubblewrapLauncher
 from k2jax.agents.sandbox.launch import Child, Plan, set_limits, start
 from k2jax.agents.sandbox.launcher import Launcher
+from k2jax.agents.sandbox.mount_namespace import BoxFiles, SandboxStage, adopt_orphans
 from k2jax.agents.sandbox.nsjail_config import NsjailLauncher
 from k2jax.agents.sandbox.running_command import RunningCommand, parent_of
-from k2jax.agents.sandbox.mount_namespace import BoxFiles, SandboxStage, adopt_orphans
 
 LAUNCHERS: dict[str, type[Launcher]] = {"bubblewrap": BubblewrapLauncher, "nsjail": NsjailLauncher}
 _OWN_PROCESSES = 2

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 from k2jax.agents.sandbox import cgroup, wire
 from k2jax.agents.sandbox.types import SandboxError
 
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
-_PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from k2jax.agents.sandbox.spawner import run; run(sys.argv[1:])"
+_PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from k2jax.agents.sandbox.spawner import run; run(sys.argv[1:])"
+)
 _COMMAND = (sys.executable, "-I", "-S", "-c", _PROGRAM, _PACKAGE_PARENT)
 _PATIENCE = 20.0
 """How long a spawner may take to start [s]."""

@@ -13,9 +13,9 @@ import sys
 import tempfile
 import time
 
-from k2jax.errors import UserError, abbreviate
 from k2jax.agents.sandbox.folder import FolderSandbox
 from k2jax.agents.sandbox.types import MEBI, Capabilities, ExecResult, MountedPath, Sandbox, SandboxSpec
+from k2jax.errors import UserError, abbreviate
 
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 _CHUNK = 1 << 16

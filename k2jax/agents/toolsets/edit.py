@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from k2jax.agents.toolsets.types import ToolError, Workplace, declared, parameters_of
 from k2jax.agents.sandbox import Sandbox, SandboxError
+from k2jax.agents.toolsets.types import ToolError, Workplace, declared, parameters_of
 
 LARGEST = 1 << 20
 """Bytes of a file that can be viewed or changed."""

@@ -10,9 +10,9 @@ import shlex
 from typing import Any
 
 from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.toolsets.types import ToolError, Workplace, declared
 from k2jax.errors import UserError, abbreviate
-from k2jax.agents.sandbox.interpreter import host_python
 
 _INSTALL = "the toolset 'mcp' needs the package mcp: pip install 'k2jax[mcp]'"
 _MOST_PAGES = 100

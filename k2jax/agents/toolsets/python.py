@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from k2jax.agents.toolsets.types import ToolError, Workplace, declared, parameters_of
-from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.sandbox.interpreter import host_packages, host_python
 from k2jax.agents.sandbox.python_worker import ToolAnswer, ToolWorker
+from k2jax.agents.toolsets.types import ToolError, Workplace, declared, parameters_of
+from k2jax.errors import UserError
 
 SOURCE = "python_source"
 """Key of a task's metadata: Python source that the interpreter runs before its first cell. It imports the standard

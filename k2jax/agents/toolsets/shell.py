@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from k2jax.agents.toolsets.types import Workplace, declared, parameters_of
 from k2jax.agents.sandbox import ExecResult, Sandbox
+from k2jax.agents.toolsets.types import Workplace, declared, parameters_of
 
 OUTPUT_LIMIT = 1 << 16
 """Bytes that are kept of each output of a command."""

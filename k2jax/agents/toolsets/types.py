@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from k2jax.agents.task import Task
 from k2jax.agents.sandbox import HostPaths, Sandbox
+from k2jax.agents.task import Task
 from k2jax.trajectory import Trajectory
 
 

@@ -34,8 +34,8 @@ class VerifierPool:
     new one. Verifiers are code that the user trusts, fed with answers that nobody does; code from a model belongs into
     a sandbox.
 
-    Where a verifier declares that it judges every answer (``k2jax.agents.verifier.judges_every_answer``), and fails on an
-    answer but not on its control answer to the same task, the answer is worth 0. Its limit is then processor time.
+    Where a verifier declares that it judges every answer (``k2jax.agents.verifier.judges_every_answer``), and fails on
+    an answer but not on its control answer to the same task, the answer is worth 0. Its limit is then processor time.
 
     The pool belongs to no event loop, so that it can be used in one ``asyncio.run`` after another.
 

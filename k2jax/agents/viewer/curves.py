@@ -7,8 +7,8 @@ import re
 
 import numpy as np
 
-from k2jax.report.series import Records, scalars, thin
 from k2jax.agents.viewer.markup import Html, element, joined
+from k2jax.report.series import Records, scalars, thin
 
 PANELS = {  # title: pattern of the keys of metrics.jsonl
     "reward": r"(.*/)?reward(/.*)?",

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from k2jax.trajectory.annotations import PairVerdict, TrainingMarks, other_metadata, training
-from k2jax.trajectory.consistency import verify
 from k2jax.agents.viewer.markup import Html, element
 from k2jax.agents.viewer.token_boxes import Decode, NodeMarks, tokens
 from k2jax.agents.viewer.tree_picture import TreeOutline, outline_of, tree_picture
 from k2jax.agents.viewer.turn_table import span, turn_table
-from k2jax.trajectory.types import NO_TURN, NO_VERSION, ROOT, Trajectory
 from k2jax.agents.viewer.verdict_page import comparison_table, details, verdict
+from k2jax.trajectory.annotations import PairVerdict, TrainingMarks, other_metadata, training
+from k2jax.trajectory.consistency import verify
+from k2jax.trajectory.types import NO_TURN, NO_VERSION, ROOT, Trajectory
 
 _MOST_INDENT = 6
 

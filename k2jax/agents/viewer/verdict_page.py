@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 import json
 from typing import Any
 
-from k2jax.trajectory.annotations import PairVerdict, TrainingMarks
 from k2jax.agents.viewer.markup import Html, element, joined
+from k2jax.trajectory.annotations import PairVerdict, TrainingMarks
 from k2jax.trajectory.types import Trajectory
 
 _NAMED = {"tie": "tie", "": "no verdict"}

@@ -11,16 +11,16 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
-from k2jax.report.files import write_atomic
-from k2jax.report.series import Records
-from k2jax.trajectory.annotations import PairVerdict, comparisons
 from k2jax.agents.viewer.curves import curves
 from k2jax.agents.viewer.episode_page import episode
 from k2jax.agents.viewer.markup import Html, document, element
 from k2jax.agents.viewer.page_style import STYLE, choice_rules
 from k2jax.agents.viewer.token_boxes import Decode, legend
-from k2jax.trajectory.types import Trajectory
 from k2jax.agents.viewer.verdict_page import comparison_matrix
+from k2jax.report.files import write_atomic
+from k2jax.report.series import Records
+from k2jax.trajectory.annotations import PairVerdict, comparisons
+from k2jax.trajectory.types import Trajectory
 
 MOST_TOKENS = 200_000
 """Boxes of a page by default: about 20 MB of HTML."""

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
-from k2jax.agents.api.encoding import parse_json
 from k2jax.agents.api.api_error import ApiError
+from k2jax.agents.api.encoding import parse_json
 
 BODY_OF_TEXT, BODY_WITH_IMAGES = 8 << 20, 32 << 20
 """Longest bodies, unless a server is told otherwise: for models of text, and for those that read images [bytes]."""

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from k2jax.agents.api import ApiError
-from k2jax.errors import abbreviate
 from k2jax.agents.web.http import error_response
+from k2jax.errors import abbreviate
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from k2jax.agents.api import DIALECTS
+from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.dialect import openai_error
 from k2jax.agents.api.encoding import dump_json, encode_event
-from k2jax.agents.api.api_error import ApiError
 
 
 def json_response(value: Any, status: int = 200, headers: Any = None) -> Response:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import uvicorn
 from uvicorn.config import Config
 
-from k2jax.errors import UserError
 from k2jax.agents.web.protocol import LOGGER, ConnectionLimits, LimitedHttpProtocol
+from k2jax.errors import UserError
 
 _FLUSH_SECONDS = 5.0  # time after the grace period in which the last responses are written
 

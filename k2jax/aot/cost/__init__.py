@@ -1,1 +1,1 @@
-"""TODO k2jax/aot/cost."""
+"""FLOPs, bytes, memory and time of a program or of a layout, by arithmetic."""

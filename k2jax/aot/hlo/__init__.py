@@ -1,1 +1,1 @@
-"""TODO k2jax/aot/hlo."""
+"""Reads compiled programs: instructions, collectives and the devices that they connect."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from k2jax.aot.cost.roofline import LINK
 from k2jax.aot.report.tables import as_json, hbm_table
-from k2jax.report.table import duration, significant, text_table
 from k2jax.aot.weight_sync import PhasesReport, SwitchReport
+from k2jax.report.table import duration, significant, text_table
 
 LISTED = 8  # kinds of buckets
 

@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/bfcl."""
+"""Calls of simulated APIs over several turns (BFCL v3)."""

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from k2jax.agents.sandbox import Sandbox
 from k2jax.agents.scripted import called_all
 from k2jax.agents.task import Task
-from k2jax.tasks.bfcl.simulated_apis import SimulatedAPIs, read_call
 from k2jax.agents.toolsets.calling import Toolbox
 from k2jax.agents.toolsets.types import Workplace
-from k2jax.agents.sandbox import Sandbox
+from k2jax.tasks.bfcl.simulated_apis import SimulatedAPIs, read_call
 from k2jax.trajectory import Reward, Trajectory
 
 

@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/characters."""
+"""Arithmetic and sorting with answers of a few characters."""

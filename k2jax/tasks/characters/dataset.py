@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
-from k2jax.tasks.drawing import SizedMaker, distinct, draw_kind, sized_makers
 from k2jax.agents.verifier import judges_every_answer, metadata_answer
 from k2jax.errors import UserError
+from k2jax.tasks.drawing import SizedMaker, distinct, draw_kind, sized_makers
 from k2jax.trajectory import Reward
 
 LETTERS = "abcdefghij"

@@ -15,9 +15,9 @@ import re
 from typing import Any, Literal
 
 from k2jax.agents.task import Task
+from k2jax.errors import UserError
 from k2jax.tasks.characters.dataset import ANSWER_MARK
 from k2jax.tasks.drawing import check_direct
-from k2jax.errors import UserError
 
 Style = Literal["direct", "worked"]
 CHECK_MARK = "?"

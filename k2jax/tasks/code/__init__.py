@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/code."""
+"""Programs that unit tests judge: records of a file, HumanEval, MBPP."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from k2jax.agents.split import Split, split_of
 from k2jax.agents.task import Task
-from k2jax.tasks.record_fields import read_records
 from k2jax.errors import UserError
+from k2jax.tasks.record_fields import read_records
 
 ANSWER_FORMAT = "\n\nWrite the whole program in one block of code that begins with ```python and ends with ```."
 

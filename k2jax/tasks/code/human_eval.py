@@ -12,9 +12,9 @@ from typing import Any
 
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
+from k2jax.errors import UserError
 from k2jax.tasks.code.dataset import ANSWER_FORMAT
 from k2jax.tasks.record_fields import read_records
-from k2jax.errors import UserError
 
 _KEYS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
+from k2jax.errors import UserError
 from k2jax.tasks.code.dataset import ANSWER_FORMAT
 from k2jax.tasks.record_fields import read_records
-from k2jax.errors import UserError
 
 HELD_OUT = range(11, 511)
 """Task ids of the data set's own test split; its prompt, validation and training tasks are in ``train``."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import re
 import secrets
 
-from k2jax.agents.task import Task
-from k2jax.tasks.code import judge_program as code_judge
-from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.task import Task
+from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.tasks.code import judge_program as code_judge
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 10.0

@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/commands."""
+"""Shell commands that change files, judged by a test command."""

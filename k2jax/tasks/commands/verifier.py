@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from k2jax.agents.environment import OUTCOME
 from k2jax.agents.environments.files import OUTPUTS, plain_files
-from k2jax.agents.task import Task
 from k2jax.agents.sandbox import Sandbox, SandboxSpec
+from k2jax.agents.task import Task
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 10.0

@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/expressions."""
+"""Programs that print the value of an expression."""

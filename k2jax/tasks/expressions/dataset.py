@@ -17,10 +17,10 @@ from k2jax.agents.environment import Message
 from k2jax.agents.scripted import called, play_actions, said
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
+from k2jax.agents.toolsets.python import SOURCE
 from k2jax.tasks.code.verifier import TEMPLATE
 from k2jax.tasks.drawing import check_direct
 from k2jax.tasks.kinds import TasksOfKinds
-from k2jax.agents.toolsets.python import SOURCE
 
 FORMS = {"sum": "sum({})", "half": "sum({})//2", "rest": "sum({})%50", "minus": "-sum({})", "twice": "2*sum({})"}
 """The expression of a part of the numbers, by the word that asks for it."""

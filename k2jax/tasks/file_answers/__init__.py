@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/file_answers."""
+"""Files that must be written with given content."""

@@ -17,10 +17,10 @@ import zlib
 
 from k2jax.agents.environment import OUTCOME
 from k2jax.agents.environments.files import FILES
+from k2jax.agents.sandbox import Sandbox
 from k2jax.agents.split import Split, split_of
 from k2jax.agents.task import Task
 from k2jax.errors import UserError, nearest
-from k2jax.agents.sandbox import Sandbox
 from k2jax.trajectory import Reward, Trajectory
 
 KINDS = ("write", "copy", "join", "follow")

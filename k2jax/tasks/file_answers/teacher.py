@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from k2jax.agents.environments.files import FILES
 from k2jax.agents.task import Task
-from k2jax.tasks.file_answers.dataset import EXPECTED, word
 from k2jax.errors import UserError
+from k2jax.tasks.file_answers.dataset import EXPECTED, word
 
 FINISH = "echo $done"
 """Command that ends an episode: the agent's environment says in ``done`` what it is to print."""

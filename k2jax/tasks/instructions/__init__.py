@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/instructions."""
+"""Instructions whose constraints a program checks."""

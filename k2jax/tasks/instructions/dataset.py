@@ -11,8 +11,8 @@ import random
 
 from k2jax.agents.split import Split, split_of
 from k2jax.agents.task import Task
-from k2jax.tasks.instructions.constraints import CONSTRAINTS, GROUPS
 from k2jax.errors import UserError
+from k2jax.tasks.instructions.constraints import CONSTRAINTS, GROUPS
 
 _REQUESTS = ("Describe {}.", "Explain {} to a child.", "Write a short text about {}.", "Say what matters about {}.")
 _TOPICS = (

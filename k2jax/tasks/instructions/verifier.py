@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from k2jax.agents.task import Task
-from k2jax.tasks.instructions.constraints import CONSTRAINTS, words
 from k2jax.agents.verifier import judges_every_answer
+from k2jax.tasks.instructions.constraints import CONSTRAINTS, words
 from k2jax.trajectory import Reward
 
 LEAST_WORDS = 5

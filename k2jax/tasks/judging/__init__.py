@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/judging."""
+"""Dialogues in which a critic judges pairs of answers whose better one is known."""

@@ -1,8 +1,8 @@
 """Writes judge's dialogues as chat data for supervised fine-tuning, from preference pairs or character problems.
 
 Example:
-    python -m k2jax.env.critic.dialogues --preferences=pairs.jsonl --to=runs/judge.jsonl
-    python -m k2jax.env.critic.dialogues --kinds=add3,sort6 --format=compact --to=runs/judge.jsonl
+    python -m k2jax.tasks.judging.dialogues --preferences=pairs.jsonl --to=runs/judge.jsonl
+    python -m k2jax.tasks.judging.dialogues --kinds=add3,sort6 --format=compact --to=runs/judge.jsonl
 
 A line of --preferences has the fields prompt, first, second and verdict (first, second or tie), and may have rubric,
 reasons and domain. Each pair becomes two conversations, one in each order.
@@ -12,11 +12,11 @@ from absl import flags
 
 from k2jax import cli
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
-from k2jax.tasks.judging.preferences import character_preferences, judge_dialogues, read_preferences
 from k2jax.agents.judges.rubrics import load_rubrics
-from k2jax.tasks.characters.dataset import CharacterTasks
 from k2jax.errors import UserError
 from k2jax.report.files import write_json_lines
+from k2jax.tasks.characters.dataset import CharacterTasks
+from k2jax.tasks.judging.preferences import character_preferences, judge_dialogues, read_preferences
 
 
 def define(values: flags.FlagValues) -> None:

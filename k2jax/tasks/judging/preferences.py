@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, get_args
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS, OTHER, Choice, Comparison
 from k2jax.agents.judges.rubrics import Rubric, rubrics_for
 from k2jax.agents.task import Task
-from k2jax.tasks.characters.dataset import ANSWER_MARK
-from k2jax.tasks.record_fields import read_records
-from k2jax.tasks.characters.teacher import solutions
 from k2jax.errors import UserError, abbreviate
+from k2jax.tasks.characters.dataset import ANSWER_MARK
+from k2jax.tasks.characters.teacher import solutions
+from k2jax.tasks.record_fields import read_records
 
 FIELDS = ("prompt", "first", "second", "verdict")
 

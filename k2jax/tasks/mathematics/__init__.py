@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/mathematics."""
+"""Problems with a final answer, compared by math-verify."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from k2jax.files.readers import undecoded
 from k2jax.agents.split import Split, split_of
 from k2jax.agents.task import Task
-from k2jax.tasks.record_fields import read_records
 from k2jax.errors import UserError
+from k2jax.files.readers import undecoded
+from k2jax.tasks.record_fields import read_records
 
 ANSWER_FORMAT = "\n\nPut your final answer in \\boxed{}."
 _FINAL = "####"

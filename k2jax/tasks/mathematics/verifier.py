@@ -9,8 +9,8 @@ from __future__ import annotations
 from math_verify import parse, verify
 
 from k2jax.agents.task import Task
-from k2jax.tasks.mathematics.dataset import last_boxed
 from k2jax.agents.verifier import judges_every_answer
+from k2jax.tasks.mathematics.dataset import last_boxed
 from k2jax.trajectory import Reward
 
 LONGEST = 300

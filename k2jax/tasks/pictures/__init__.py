@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/pictures."""
+"""Questions about drawn pictures: counts, boxes, points, clicks, words, and the same with tools."""

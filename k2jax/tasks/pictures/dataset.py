@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from k2jax.drawings.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
-from k2jax.drawings.canvas import VisualSample
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
-from k2jax.tasks.pictures.verifier import TRUTH
+from k2jax.drawings.canvas import VisualSample
+from k2jax.drawings.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.errors import UserError, nearest
+from k2jax.tasks.pictures.verifier import TRUTH
 
 VERIFIERS = {
     "read": "visual_words",

@@ -15,16 +15,16 @@ import random
 import re
 from typing import Any, NamedTuple
 
-from k2jax.drawings.canvas import COLOURS, SHAPES
 from k2jax.agents.environment import Message
 from k2jax.agents.registry import toolsets, verifiers
 from k2jax.agents.scripted import Script, called, play, said, scripted
 from k2jax.agents.task import Task
+from k2jax.agents.wiring import EnvironmentMaker
+from k2jax.drawings.canvas import COLOURS, SHAPES
+from k2jax.errors import UserError
 from k2jax.tasks.drawing import check_direct
 from k2jax.tasks.pictures.tools import PICTURE, kind_of, question_of
 from k2jax.tasks.pictures.verifier import TRUTH
-from k2jax.agents.wiring import EnvironmentMaker
-from k2jax.errors import UserError
 
 _NEAR = 40
 """Largest difference in a channel of two colours that are taken for one; those of backgrounds are farther from all."""

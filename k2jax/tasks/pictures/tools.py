@@ -15,7 +15,9 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from k2jax.drawings.synthetic import synthetic_sample
+from k2jax.agents.environments.files import FILES
+from k2jax.agents.split import Split
+from k2jax.agents.task import Budget, Task
 from k2jax.drawings.canvas import (
     COLOURS,
     LEAST_SIDE,
@@ -25,12 +27,10 @@ from k2jax.drawings.canvas import (
     kind_of_shape,
     most_shapes,
 )
-from k2jax.agents.environments.files import FILES
-from k2jax.agents.split import Split
-from k2jax.agents.task import Budget, Task
+from k2jax.drawings.synthetic import synthetic_sample
+from k2jax.errors import UserError, nearest
 from k2jax.tasks.pictures.dataset import VERIFIERS, picture_part, png, truth_of
 from k2jax.tasks.pictures.verifier import TRUTH
-from k2jax.errors import UserError, nearest
 
 PICTURE = "picture_1.png"
 """Name of the picture in the sandbox's folder."""

@@ -17,11 +17,11 @@ from scipy.optimize import linear_sum_assignment
 
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import judges_every_answer
+from k2jax.drawings.labels import THOUSAND
 from k2jax.trajectory import Reward
 
 TRUTH = "truth"
 """Key of a task's metadata."""
-THOUSAND = 1000
 """Coordinates are thousandths."""
 LONGEST = 10_000
 """Characters of an answer; a longer one is malformed. Comparing two texts costs the product of their lengths."""

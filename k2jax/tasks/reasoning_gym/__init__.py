@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/reasoning_gym."""
+"""Tasks that reasoning-gym generates and scores."""

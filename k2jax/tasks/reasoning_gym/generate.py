@@ -10,9 +10,9 @@ from typing import Any
 
 from k2jax.agents.split import split_of
 from k2jax.agents.task import Task
-from k2jax.tasks.reasoning_gym.json_values import to_json_values
-from k2jax.tasks.reasoning_gym.dataset import ANSWER_FORMAT, DEFAULT_LEVEL
 from k2jax.errors import UserError, abbreviate, nearest
+from k2jax.tasks.reasoning_gym.dataset import ANSWER_FORMAT, DEFAULT_LEVEL
+from k2jax.tasks.reasoning_gym.json_values import to_json_values
 
 MIXTURE = "composite"
 """A generator that has no puzzles of its own."""

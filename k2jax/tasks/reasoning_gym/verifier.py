@@ -14,9 +14,9 @@ from typing import Any
 from reasoning_gym.factory import DATASETS
 
 from k2jax.agents.task import Task
-from k2jax.tasks.reasoning_gym.json_values import from_json_values
-from k2jax.tasks.reasoning_gym.dataset import ANSWER_FORMAT
 from k2jax.agents.verifier import judges_every_answer
+from k2jax.tasks.reasoning_gym.dataset import ANSWER_FORMAT
+from k2jax.tasks.reasoning_gym.json_values import from_json_values
 from k2jax.trajectory import Reward
 
 EVALUATED = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}

@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/running_totals."""
+"""Dialogues of several turns in which a user adds numbers."""

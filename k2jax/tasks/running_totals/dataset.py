@@ -15,9 +15,9 @@ from typing import Any
 from k2jax.agents.environment import Message, Observation, Step
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
+from k2jax.errors import UserError
 from k2jax.tasks.characters.dataset import ANSWER_MARK
 from k2jax.tasks.drawing import check_direct, distinct
-from k2jax.errors import UserError
 
 _MODULUS = 100
 

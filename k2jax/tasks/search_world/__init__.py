@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/search_world."""
+"""Questions over a generated world of documents, with search tools."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from k2jax.agents.split import Split, split_of
 from k2jax.agents.task import Budget, Task
+from k2jax.errors import UserError, abbreviate, nearest
 from k2jax.tasks.answer_line import ANSWER_FORMAT
 from k2jax.tasks.search_world.world import CAME, LINKS, Entity, SearchWorld, chronicle_title, receipt, search_world
-from k2jax.errors import UserError, abbreviate, nearest
 
 WORLD = "world"
 """Key of a task's metadata: ``{"documents", "seed", "results", "page"}`` of the world that its tools search, and for

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from k2jax.tasks.search_world.dataset import WORLD
-from k2jax.tasks.search_world.world import receipt, search_world
 from k2jax.agents.toolsets.functions import FunctionTools
 from k2jax.agents.toolsets.search import SearchTools
 from k2jax.agents.toolsets.types import ToolError, Workplace
 from k2jax.errors import UserError, abbreviate
+from k2jax.tasks.search_world.dataset import WORLD
+from k2jax.tasks.search_world.world import receipt, search_world
 
 
 class WorldTools(SearchTools):

@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/swe."""
+"""Issues of git repositories, judged by their tests (SWE-bench and relatives)."""

@@ -1,7 +1,7 @@
 """Writes a small git repository and a file of tasks in it, in the format that the dataset ``swe`` reads.
 
 Example:
-    python -m k2jax.env.tasks.swe_example --to=runs/swe
+    python -m k2jax.tasks.swe.example --to=runs/swe
     python -m k2jax.env.check swe --options=path=runs/swe/tasks.jsonl
 """
 

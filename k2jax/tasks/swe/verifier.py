@@ -19,15 +19,15 @@ import secrets
 from typing import Any
 
 from k2jax.agents.environment import OUTCOME
-from k2jax.agents.errors import EnvironmentFailedError, VerifierError
 from k2jax.agents.environments.repository import LIMITS, packed_pytest, run_program
-from k2jax.agents.task import Task
-from k2jax.tasks.code.verifier import verdict_of
 from k2jax.agents.environments.repository_program import ARCHIVE
-from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.agents.errors import EnvironmentFailedError, VerifierError
 from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.types import MEBI
+from k2jax.agents.task import Task
+from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.tasks.code.verifier import verdict_of
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 300.0

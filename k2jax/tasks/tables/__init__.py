@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/tables."""
+"""Questions about tables of text."""

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from k2jax.agents.split import Split, split_of
 from k2jax.agents.task import Task
-from k2jax.tasks.answer_line import ANSWER_FORMAT
 from k2jax.errors import UserError, abbreviate, nearest
+from k2jax.tasks.answer_line import ANSWER_FORMAT
 
 COLUMNS = {
     "people": ("name", "age", "city", "company"),

@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/tau2."""
+"""Dialogues with a simulated user at a service desk (tau2-bench)."""

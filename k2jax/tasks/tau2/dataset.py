@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from k2jax.agents.environment import Message
+from k2jax.agents.environments.tools import USER_TURNS
 from k2jax.agents.scripted import called, play_actions, said
 from k2jax.agents.split import Split
 from k2jax.agents.task import Budget, Task
+from k2jax.errors import UserError
 from k2jax.tasks.tau2.desks import Domain, domain_folder, read_json
 from k2jax.tasks.tau2.mock import POLICY, mock_records
 from k2jax.tasks.tau2.toolset import DESK
-from k2jax.agents.environments.tools import USER_TURNS
-from k2jax.errors import UserError
 
 BASIS = ("DB", "COMMUNICATE")
 """What is rewarded where a record does not say it."""

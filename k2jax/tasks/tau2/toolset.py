@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from k2jax.agents.sandbox import Sandbox
 from k2jax.agents.task import Task
-from k2jax.tasks.tau2.desks import Desk, call_desk, open_desk
 from k2jax.agents.toolsets.calling import Toolbox
 from k2jax.agents.toolsets.types import ToolError, Workplace
 from k2jax.errors import UserError
 from k2jax.files.bounded_json import parse_bounded_json
-from k2jax.agents.sandbox import Sandbox
+from k2jax.tasks.tau2.desks import Desk, call_desk, open_desk
 from k2jax.trajectory import Reward, Trajectory
 from k2jax.trajectory.types import NO_TURN
 
@@ -28,6 +28,12 @@ class DeskTools:
     def __init__(self):
         self.tools: Sequence[Mapping[str, Any]] = ()
         self.desk: Desk | None = None
+
+    @staticmethod
+    def options_of(task: Task) -> list[str]:
+        """What a task's metadata choose beyond the task itself: the folder of this machine that is read."""
+        folder = desk.get("folder") if isinstance(desk := task.metadata.get(DESK), dict) else None
+        return [f"folder={folder}"] if folder else []
 
     async def open(self, workplace: Workplace) -> None:
         """Makes the desk in the task's first state.

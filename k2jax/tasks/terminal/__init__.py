@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/terminal."""
+"""Tasks in a shell, whose result a test program judges."""

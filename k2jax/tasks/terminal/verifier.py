@@ -8,11 +8,11 @@ import secrets
 
 from k2jax.agents.environment import OUTCOME
 from k2jax.agents.environments.files import isolated_python
-from k2jax.agents.task import Task
-from k2jax.tasks.terminal import test_program as terminal_program
-from k2jax.tasks.code.verifier import verdict_of
 from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.task import Task
+from k2jax.tasks.code.verifier import verdict_of
+from k2jax.tasks.terminal import test_program as terminal_program
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 60.0

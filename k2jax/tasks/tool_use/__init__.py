@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/tool_use."""
+"""Questions that need a calculator or a store of facts."""

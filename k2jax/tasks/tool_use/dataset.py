@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
-from k2jax.tasks.drawing import SizedMaker, distinct, draw_kind, sized_makers
 from k2jax.agents.toolsets.store import STORE
 from k2jax.errors import UserError
+from k2jax.tasks.drawing import SizedMaker, distinct, draw_kind, sized_makers
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _STORED = 6

@@ -8,9 +8,9 @@ import random
 from typing import Any
 
 from k2jax.agents.task import Task
-from k2jax.tasks.drawing import check_direct
 from k2jax.agents.toolsets.calculator import calc
 from k2jax.agents.toolsets.store import STORE
+from k2jax.tasks.drawing import check_direct
 
 
 def tool_demonstrations(tasks: Iterable[Task], direct: float = 0.6, seed: int = 0) -> Iterator[dict[str, Any]]:

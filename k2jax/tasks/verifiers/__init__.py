@@ -1,1 +1,1 @@
-"""TODO k2jax/tasks/verifiers."""
+"""Environments of the package verifiers: their tasks, rubrics and tools."""

@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 from k2jax.agents.environment import OUTCOME
+from k2jax.agents.sandbox import Sandbox
 from k2jax.agents.split import Split, split_of
 from k2jax.agents.task import Budget, Task
-from k2jax.tasks.verifiers.package import ENVIRONMENT, load_environment
 from k2jax.errors import UserError
-from k2jax.agents.sandbox import Sandbox
+from k2jax.tasks.verifiers.package import ENVIRONMENT, load_environment
 from k2jax.trajectory import Reward, Trajectory
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from k2jax.agents.environment import Message, Observation, Step
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.task import Task
+from k2jax.errors import UserError, abbreviate
 from k2jax.tasks.verifiers.package import (
     ENVIRONMENT,
     is_machines_fault,
@@ -24,7 +25,6 @@ from k2jax.tasks.verifiers.package import (
     reward_errors,
     verifiers_package,
 )
-from k2jax.errors import UserError, abbreviate
 
 _MODEL = "k2"
 
@@ -56,6 +56,15 @@ class VerifiersEnvironment:
         self._episode: asyncio.Task[Mapping[str, Any]] | None = None
         self._asked: _Request | None = None
         self._errors: list[Exception] = []
+
+    @staticmethod
+    def options_of(task: Task) -> list[str]:
+        """What a task's metadata choose: the package's environment, and its arguments where there are any."""
+        chosen = task.metadata.get(ENVIRONMENT)
+        chosen = chosen if isinstance(chosen, dict) else {}
+        arguments = str(chosen.get("arguments", "{}"))
+        name = f"environment={chosen.get('environment', '')}"
+        return [name, *([f"arguments={arguments}"] if arguments != "{}" else [])]
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Begins an episode; the observation is the first prompt.

@@ -3,8 +3,8 @@
 import pytest
 
 from k2jax.agents.api import Detokenizer, GeneratedToken, ModelCard, PromptUsage
-from k2jax.agents.api.chat_completions import ChatResponse, parse_chat
 from k2jax.agents.api.api_error import ApiError
+from k2jax.agents.api.chat_completions import ChatResponse, parse_chat
 from k2jax.text import render_history
 from tests.agents.api.sample import CARD, NAME, TOOLS, USER
 from tests.text.test_thinking_chat import ANSWER, CHAT, tokenizer

@@ -8,10 +8,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 import pytest
 
 from k2jax.agents.api import Detokenizer, GeneratedToken, PromptLogprobs, PromptUsage
+from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.chat_completions import ChatResponse, parse_chat
 from k2jax.agents.api.completions import CompletionResponse, parse_completion
 from k2jax.agents.api.encoding import DONE, dump_json, encode_event
-from k2jax.agents.api.api_error import ApiError
 from tests.agents.api.sample import CALL_CONTENT, CALLING, CALLS, CARD, NAME, TEXT, TOKENIZER, TOOLS, USER, answer_ids
 
 USAGE = PromptUsage(tokens=7, cached=3)

@@ -7,13 +7,13 @@ import signal
 
 import pytest
 
-from k2jax.agents.task import Budget, Task
 from k2jax.agents.collect.engine_server import EngineServer
 from k2jax.agents.collect.journal import stored_trajectory
 from k2jax.agents.collect.manager import RolloutManager
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks
 from k2jax.agents.collect.simulated import SimulatedEngine, Simulation
 from k2jax.agents.collect.streaming import GroupStream
+from k2jax.agents.task import Budget, Task
 from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode

@@ -5,12 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
-from k2jax.errors import UserError
 from k2jax.agents.collect.engine_client import EngineLostError, EngineSocketClient
 from k2jax.agents.collect.engine_messages import EngineLoad
-from k2jax.serve.engine_process import AloneClient
 from k2jax.agents.collect.engine_server import EngineServer
+from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
+from k2jax.errors import UserError
+from k2jax.serve.engine_process import AloneClient
 
 LOAD = EngineLoad(0.5, 3, 2, 1)
 

@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-from k2jax.agents.task import Task
-from k2jax.errors import UserError
 from k2jax.agents.collect.admission import Admission
 from k2jax.agents.collect.journal import read_journal, stored_trajectory
 from k2jax.agents.collect.manager import RolloutManager
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks
+from k2jax.agents.task import Task
+from k2jax.errors import UserError
 from k2jax.trajectory.encoding import encode
 from tests.agents.collect.runners import FOLDER, expected, task
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.client import Sampling, new_completion
-from k2jax.errors import UserError
 from k2jax.agents.collect import engine_messages as engine
 from k2jax.agents.collect.journal import Emission, Journal, read_journal
 from k2jax.agents.collect.scheduler_lag import LagProbe
-from k2jax.agents.collect.wire_messages import LeaseOrder, LeaseReport, RecordPlace, StartedEnd, StartOrder
 from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire_messages import LeaseOrder, LeaseReport, RecordPlace, StartedEnd, StartOrder
+from k2jax.client import Sampling, new_completion
+from k2jax.errors import UserError
 
 numbers = st.integers(0, 2**32 - 1)
 places = st.builds(RecordPlace, st.integers(0, 2**31 - 1), st.integers(0, 2**60))

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 
-from k2jax.client import Sampling, ScriptedClient
 from k2jax.agents.collect.admission import Admission
 from k2jax.agents.collect.engine_messages import EngineLoad
 from k2jax.agents.collect.engine_server import EngineServer
@@ -18,6 +17,7 @@ from k2jax.agents.collect.load_watch import LoadWatch
 from k2jax.agents.collect.routed_client import REVIEW, RoutedClient
 from k2jax.agents.collect.routing import BLOCK, Router, shared_instances
 from k2jax.agents.collect.streaming import GroupStream
+from k2jax.client import Sampling, ScriptedClient
 
 PAGES = (("one", 0.25), ("other", 0.5))
 

@@ -5,11 +5,11 @@ import contextlib
 import os
 import signal
 
-from k2jax.agents.task import Budget, Task
 from k2jax.agents.collect.engine_server import EngineServer
 from k2jax.agents.collect.journal import stored_trajectory
 from k2jax.agents.collect.manager import RolloutManager
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks
+from k2jax.agents.task import Budget, Task
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode
 from tests.agents.tool_episodes import BYTES, compact_client

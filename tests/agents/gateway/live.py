@@ -7,7 +7,7 @@ import threading
 import httpx
 import uvicorn
 
-from k2jax.gateway import RolloutAccess
+from k2jax.agents.gateway import RolloutAccess
 from k2jax.agents.web.server import server_config
 from tests.agents.gateway.scripted import OPERATOR, Bench
 

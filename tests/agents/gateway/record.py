@@ -12,10 +12,10 @@ import sys
 from unittest import mock
 import zlib
 
-from k2jax.client import Sampling, ScriptedClient
 from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.gateway import app
+from k2jax.client import Sampling, ScriptedClient
 from tests.agents.gateway.forced_agents import FOLDER, SHELLS, mend
 from tests.agents.gateway.repository import MEND, HiddenTest, task
 from tests.agents.gateway.scripted import CHAT, TOKENIZER

@@ -4,11 +4,11 @@ import json
 import textwrap
 
 from k2jax.agents.environments.files import FILES as KEY
-from k2jax.agents.task import Task
-from k2jax.tasks.file_answers.dataset import texts_left
 from k2jax.agents.gateway.agents import BlackBoxAgent
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.task import Task
+from k2jax.tasks.file_answers.dataset import texts_left
 from k2jax.trajectory import Reward
 
 FILES = {

@@ -5,10 +5,10 @@ import json
 import httpx
 
 from k2jax.agents.api import ModelCard
+from k2jax.agents.gateway import Gateway, GatewayRollout
+from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.client.keys import ApiKeys
-from k2jax.gateway import Gateway, GatewayRollout
-from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.text import chat_format
 from tests.text import kimi
 

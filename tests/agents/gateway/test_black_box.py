@@ -8,26 +8,26 @@ import json
 import numpy as np
 import pytest
 
-from k2jax.client import Sampling, ScriptedClient
-from k2jax.config import replace_keys
 from k2jax.agents.environment import OUTCOME
 from k2jax.agents.environments.files import FilesEnvironment
-from k2jax.agents.registry import environments, load_tasks, scaffolds
 from k2jax.agents.environments.repository import TREE, RepositoryEnvironment
 from k2jax.agents.episode import run_episode
+from k2jax.agents.gateway.agents import BlackBoxAgent, read_agent
+from k2jax.agents.registry import environments, load_tasks, scaffolds
 from k2jax.agents.task import Budget
+from k2jax.client import Sampling, ScriptedClient
+from k2jax.config import replace_keys
+from k2jax.errors import UserError
+from k2jax.inference import LockstepClient, Worker
+from k2jax.inference.client import ForcedClient
 from k2jax.tasks.file_answers.dataset import texts_left
 from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
-from k2jax.errors import UserError
-from k2jax.agents.gateway.agents import BlackBoxAgent, read_agent
-from k2jax.inference import LockstepClient, Worker
-from k2jax.inference.client import ForcedClient
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
 from tests.agents.gateway.repository import FILES, MEND, HiddenTest, small_agent, task, write_agent
-from tests.inference.tiny import GQA, engine, oracle
 from tests.agents.sandbox.backends import backend
+from tests.inference.tiny import GQA, engine, oracle
 
 BYTES = byte_tokenizer()
 PLAIN = configured_chat(BYTES, "compact")

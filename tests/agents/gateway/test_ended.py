@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from k2jax.agents.gateway import Gateway
+from k2jax.agents.gateway import exchange as exchange_module
 from k2jax.client import ScriptedClient
 from k2jax.errors import UserError
-from k2jax.gateway import Gateway
-from k2jax.agents.gateway import exchange as exchange_module
 from k2jax.trajectory import TrajectoryStore, verify
 from tests.agents.gateway.scripted import CARD, OPERATOR, Bench, chat_answer, chat_body, post, reply_ids, say, spec
 

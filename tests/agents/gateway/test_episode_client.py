@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from k2jax.client import Sampling, ScriptedClient
 from k2jax.agents.gateway.episode_client import EpisodeClient
+from k2jax.client import Sampling, ScriptedClient
 from k2jax.inference.client import LockstepClient
 
 

@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 
 from k2jax.agents.api import ModelCard
+from k2jax.agents.gateway import Gateway
+from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.client import Sampling
 from k2jax.config import replace_keys
-from k2jax.gateway import Gateway
-from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.inference import Worker
 from k2jax.inference.client import ForcedClient
 from k2jax.trajectory import verify

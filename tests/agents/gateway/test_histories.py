@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from k2jax.agents.gateway import Gateway
 from k2jax.client import ScriptedClient
-from k2jax.gateway import Gateway
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode
 from tests.agents.gateway.scripted import CARD, CHAT, DIALECTS, SCHEMA, TOKENIZER, Bench, reply_ids, say, spec

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from k2jax.agents.api import media_parts as media_module
-from k2jax.client import Sampling, ScriptedClient
-from k2jax.gateway import Gateway
+from k2jax.agents.gateway import Gateway
 from k2jax.agents.gateway.app import make_gateway_app
+from k2jax.agents.web.arrivals import READERS
+from k2jax.client import Sampling, ScriptedClient
 from k2jax.inference import Worker
 from k2jax.inference.client import EngineClient
 from k2jax.inference.engine import Engine
@@ -21,7 +22,6 @@ from k2jax.inference.media_reader import ImageReader
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.trajectory import verify
-from k2jax.agents.web.arrivals import READERS
 from tests.agents.gateway.scripted import CARD, DIALECTS, TOKENIZER, Bench, post, reply_ids, spec
 from tests.serve.test_images import PAD, PROCESSOR, SEEING, data_url, frames, picture, png
 

@@ -6,10 +6,10 @@ import json
 from hypothesis import given, settings
 import pytest
 
-from k2jax.client import Sampling
-from k2jax.agents.task import Budget
-from k2jax.errors import UserError
 from k2jax.agents.gateway.session import MOST_OVER_BUDGET
+from k2jax.agents.task import Budget
+from k2jax.client import Sampling
+from k2jax.errors import UserError
 from k2jax.trajectory import TrajectoryStore, verify
 from tests.agents.gateway.scripted import DIALECTS, OPERATOR, Bench, chat_body, post, reply_ids, say, spec
 from tests.serve.test_fuzz import GOOD, NEEDED, bodies

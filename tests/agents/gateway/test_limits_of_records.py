@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from k2jax.agents.gateway import app
-from k2jax.agents.gateway import session
+from k2jax.agents.gateway import app, session
 from tests.agents.gateway.scripted import Bench, chat_body, post, reply_ids, spec
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from k2jax.agents.gateway import Gateway
 from k2jax.client import Sampling
-from k2jax.gateway import Gateway
 from k2jax.trajectory import TrajectoryStore, verify
 from tests.agents.gateway.scripted import CARD, Bench, chat_body, post, reply_ids, say, spec
 

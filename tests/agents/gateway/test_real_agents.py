@@ -1,8 +1,8 @@
 """Real agents mend a repository in a sandbox, behind the gateway, with ids that the engine scores.
 
-``K2JAX_AGENTS=agents pytest -m external tests/agents/gateway/test_real_agents.py``, where ``agents`` holds what docs/agents.md
-installs, and ``agents/older`` another version of Claude Code. An agent that is not there is skipped with the line that
-installs it.
+``K2JAX_AGENTS=agents pytest -m external tests/agents/gateway/test_real_agents.py``, where ``agents`` holds what
+docs/agents.md installs, and ``agents/older`` another version of Claude Code. An agent that is not there is skipped with
+the line that installs it.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from k2jax.config import replace_keys
-from k2jax.errors import UserError
 from k2jax.agents.gateway.agent_entries import AGENTS
 from k2jax.agents.gateway.agents import installed_version
+from k2jax.config import replace_keys
+from k2jax.errors import UserError
 from k2jax.inference import Worker
 from k2jax.inference.client import ForcedClient
 from k2jax.trajectory import verify

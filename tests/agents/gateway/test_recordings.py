@@ -1,4 +1,4 @@
-"""Requests of real agents, recorded with ``tests.agents.gateway.record``: each is told again and goes on as it went on."""
+"""Requests of real agents, recorded with ``tests.agents.gateway.record``: each is told again, with the same outcome."""
 
 import asyncio
 import json

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
+from k2jax.agents.gateway import Gateway, RolloutAccess
+from k2jax.agents.gateway.log import RolloutLogs
 from k2jax.client import ScriptedClient
 from k2jax.errors import UserError
-from k2jax.gateway import Gateway, RolloutAccess
-from k2jax.agents.gateway.log import RolloutLogs
 from k2jax.trajectory import TrajectoryStore, verify
-from tests.emulated import ROOT
 from tests.agents.gateway.scripted import CARD, OPERATOR, chat_answer, chat_body, spec
 from tests.agents.gateway.serving import reply
+from tests.emulated import ROOT
 
 
 @contextlib.contextmanager

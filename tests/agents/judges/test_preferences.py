@@ -5,9 +5,9 @@ import json
 import pytest
 
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
-from k2jax.tasks.judging.preferences import Preference, character_preferences, judge_dialogues
 from k2jax.agents.judges.rubrics import Rubric
 from k2jax.tasks.characters.dataset import CharacterTasks, final_answer
+from k2jax.tasks.judging.preferences import Preference, character_preferences, judge_dialogues
 from tests.command import run_command
 
 
@@ -61,8 +61,8 @@ def test_the_command_writes_conversations_of_given_pairs_and_of_problems(tmp_pat
     ],
 )
 def test_mistakes_in_preferences_are_one_line(tmp_path, line, words):
-    from k2jax.tasks.judging.preferences import read_preferences
     from k2jax.errors import UserError
+    from k2jax.tasks.judging.preferences import read_preferences
 
     (tmp_path / "pairs.jsonl").write_text(line + "\n")
     with pytest.raises(UserError, match=words) as error:

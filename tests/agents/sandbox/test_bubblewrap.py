@@ -13,11 +13,11 @@ import time
 
 import pytest
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox import Limits, SandboxError, SandboxSpec, bubblewrap, cgroup
 from k2jax.agents.sandbox import check as checking
 from k2jax.agents.sandbox.attacks import ATTACKS, Attack
 from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
+from k2jax.errors import UserError
 from tests.agents.sandbox.backends import PYTHON, in_sandbox, own_descriptors, python
 from tests.agents.sandbox.other_user import run_as_another_user
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.sandbox.backends import make_backend
+from k2jax.errors import UserError
 from tests.agents.sandbox.backends import ALL, REMOTE, SPEC, in_sandbox, open_sandbox, own_descriptors, python
 
 every_backend = pytest.mark.parametrize("name", ALL)

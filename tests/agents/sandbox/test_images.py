@@ -11,11 +11,11 @@ import tempfile
 
 import pytest
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox import MountedPath, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.sandbox.images import image_folder, image_name
 from k2jax.agents.sandbox.types import SandboxError
+from k2jax.errors import UserError
 from tests.agents.sandbox.backends import NAMESPACES, new_backend
 from tests.agents.sandbox.other_user import run_as_another_user
 

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox import MountedPath, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.sandbox.mounts import mounts
+from k2jax.errors import UserError
 from tests.agents.sandbox.backends import NAMESPACES, in_sandbox
 
 

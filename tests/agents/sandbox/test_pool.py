@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox import SandboxError, SandboxSpec
 from k2jax.agents.sandbox.pool import SandboxPool
+from k2jax.errors import UserError
 from tests.agents.sandbox.backends import SPEC, backend, python, survivors
 
 

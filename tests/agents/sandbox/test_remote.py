@@ -8,11 +8,11 @@ import os
 import kubernetes_validate
 import pytest
 
-from k2jax.errors import UserError
 from k2jax.agents.sandbox import Limits, SandboxError, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.sandbox.e2b import E2BBackend, E2BOptions
 from k2jax.agents.sandbox.pod import FIRST_PROCESS, POLICY, PodOptions, pod_manifest, policy_manifest
+from k2jax.errors import UserError
 from tests.agents.sandbox.backends import REMOTE, backend, in_sandbox, open_sandbox, python
 
 every_backend = pytest.mark.parametrize("name", REMOTE)

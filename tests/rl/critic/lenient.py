@@ -5,10 +5,10 @@ Loaded by verifier processes, and therefore without jax.
 
 import functools
 
-from k2jax.client import Sampling
 from k2jax.agents.judges import judge, refinement
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
 from k2jax.agents.registry import verifiers
+from k2jax.client import Sampling
 from k2jax.trajectory import Reward
 
 STOPS = functools.partial(Sampling, stop_tokens=tuple(range(0, 256, 4)))

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from k2jax.data.images.augment import THOUSAND, Augmentation
 from k2jax.errors import UserError, abbreviate
 
+THOUSAND = 1000
+"""Coordinates are thousandths of a picture's sides."""
 LABELS = ("boxes", "points", "polygons")
+
+
+class Transform(Protocol):
+    """What changes a picture, and with it the coordinates on it; see ``k2jax.data.images.augment``."""
+
+    def boxes(self, boxes: np.ndarray) -> np.ndarray:
+        """Boxes ``[..., 4]`` in thousandths of the changed picture."""
+        ...
+
+    def points(self, points: np.ndarray) -> np.ndarray:
+        """Points ``[..., 2]`` in thousandths of the changed picture."""
+        ...
 
 
 def is_label(part: Any) -> bool:
@@ -38,7 +51,7 @@ def label_points(part: Mapping[str, Any]) -> np.ndarray:
     return np.array([x for shape in shapes for x in shape], float).reshape(-1, 2)
 
 
-def label_text(part: Mapping[str, Any], augmentation: Augmentation | None = None) -> str:
+def label_text(part: Mapping[str, Any], augmentation: Transform | None = None) -> str:
     """The shapes of a label one after the other, each in brackets; boxes from left to right, then from above."""
     kind = part["type"]
     shapes = [np.rint(np.asarray(shape, float)).astype(int) for shape in part[kind]]
@@ -50,7 +63,7 @@ def label_text(part: Mapping[str, Any], augmentation: Augmentation | None = None
     return "".join("[" + ",".join(map(str, shape)) + "]" for shape in listed)
 
 
-def _transformed(kind: str, shape: np.ndarray, augmentation: Augmentation) -> np.ndarray:
+def _transformed(kind: str, shape: np.ndarray, augmentation: Transform) -> np.ndarray:
     if kind == "boxes":
         return augmentation.boxes(shape)
     return augmentation.points(shape.reshape(-1, 2)).ravel()

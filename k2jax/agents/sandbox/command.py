@@ -6,7 +6,9 @@ import sys
 from k2jax.agents.sandbox.backends import BACKENDS
 from k2jax.agents.sandbox.check import check
 
-if __name__ == "__main__":
+
+def command() -> None:
+    """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m k2jax.sandbox", description=__doc__.partition(":")[0] + ".")
     parser.add_argument("command", nargs="?", choices=["check"], help="the only command")
     parser.add_argument("--backend", choices=sorted(BACKENDS), default="bubblewrap", help="which (default: bubblewrap)")

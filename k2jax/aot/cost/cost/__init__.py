@@ -1,1 +1,0 @@
-"""FLOPs, bytes, memory and time of a program or of a layout, by arithmetic."""

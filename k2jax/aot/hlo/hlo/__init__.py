@@ -1,1 +1,0 @@
-"""Reads compiled programs: instructions, collectives and the devices that they connect."""

@@ -1,0 +1,1 @@
+"""Commands about environments: ``check`` with an oracle, ``demonstrate`` writes dialogues, ``serve`` to others."""
