@@ -112,7 +112,7 @@ def test_without_the_key_nobody_has_a_session_not_even_on_this_machine(headers):
 
 def test_the_command_keeps_a_key_and_prints_what_a_client_has_to_set_without_it(tmp_path, monkeypatch):
     folder = tmp_path / "a folder"
-    command = [sys.executable, "-m", "k2jax.agents.environments.serve", "--port=0", f"--workdir={folder}"]
+    command = [sys.executable, "-m", "k2jax.env.serve", "--port=0", f"--workdir={folder}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         printed = process.stdout.readline() + process.stdout.readline()

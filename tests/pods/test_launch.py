@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from k2jax import cli, launch
+from k2jax import cli
+from k2jax.pods import launch
 from k2jax.pods.launch_spec import XLA_OPTIONS, job_name
 from tests.pods import golden
 from tests.pods.runs import fake_commands

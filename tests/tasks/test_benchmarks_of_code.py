@@ -101,9 +101,9 @@ def test_the_command_names_episodes_whose_reward_is_not_what_it_should_be(tmp_pa
     path = tmp_path / "mbpp.jsonl"
     wrong = MBPP[0] | {"task_id": 3, "code": "def similar(a, b): return ()"}
     path.write_text("\n".join(map(json.dumps, [MBPP[0], wrong])))
-    done = run_command("k2jax.agents.check", "mbpp", f"--options=path={path}")
+    done = run_command("k2jax.env.check", "mbpp", f"--options=path={path}")
     lines = done.stdout.splitlines()
     assert done.returncode == 1 and lines[0] == "mbpp: 1 of 2 episodes of the oracle policy earn 1"
     assert lines[1].startswith("  3: (0.0, ") and lines[2] == "mbpp: 2 of 2 episodes of the null policy earn 0"
-    unknown = run_command("k2jax.agents.check", "math")
+    unknown = run_command("k2jax.env.check", "math")
     assert unknown.returncode == 2 and "there is no oracle 'math'" in unknown.stderr

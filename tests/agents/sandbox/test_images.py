@@ -253,7 +253,7 @@ print(ran(sys.argv[1], sys.argv[2], "/bin/ls -A /opt; /bin/cat /opt/word", Sandb
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 def test_what_is_mounted_in_an_image_is_not_shown(name, images):
     command = ["unshare", "-m", sys.executable, "-c", MOUNTED, name, str(images)]
-    run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    run = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=60)
     if "unshare failed" in run.stderr:
         pytest.skip("this machine lets root mount nothing")
     assert run.stdout == "b'word\\nof the image'\n", run.stderr
