@@ -17,7 +17,7 @@ from k2jax.trajectory.annotations import (
     training,
 )
 from k2jax.trajectory.encoding import decode, encode
-from tests.trajectory.test_viewer import check, page_of
+from tests.agents.viewer.test_viewer import check, page_of
 from tests.trajectory.trees import JSON, chat, sampled
 
 VERDICTS = [
