@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from k2jax import aot, cli
+from k2jax import cli
+from k2jax.aot import __main__ as aot
 from k2jax.aot import compiling, topology
 from k2jax.aot.cost import published
 from k2jax.aot.cost.hbm import Hbm
