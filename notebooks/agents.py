@@ -42,6 +42,7 @@ WORKDIR = Path(os.environ.get("K2JAX_NOTEBOOK_WORKDIR", "runs/agents")).absolute
 import contextlib
 
 from k2jax import runtime
+from k2jax.agents.environment import EnvironmentMaker
 from k2jax.rl.event_loop import EventLoop
 
 runtime.prepare()
@@ -205,7 +206,6 @@ print(json.dumps(json.loads(task.to_json()), indent=1))
 
 # %%
 from k2jax.agents.scripted import called, called_all, said
-from k2jax.agents.wiring import EnvironmentMaker
 
 maker = EnvironmentMaker(experiment.rl.rollout.sandbox)
 

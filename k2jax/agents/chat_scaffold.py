@@ -66,7 +66,7 @@ async def rebuild(rollout: Rollout, environment: Environment) -> tuple[int, Step
     """
     trajectory, task = rollout.trajectory, rollout.task
     observation = await environment.reset(task, trajectory.metadata["seed"])
-    rollout.tools = getattr(environment, "tools", ())
+    rollout.tools = environment.tools
     if task.tools and not rollout.tools:
         raise UserError(
             f"the task {task.id!r} needs the toolset {task.tools[0]!r}, and its environment {task.environment!r} has "

@@ -19,13 +19,13 @@ from typing import NamedTuple
 from absl import flags
 
 from k2jax import cli
+from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.registry import load_tasks, oracles
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.scripted import Policy, null_policy, play
 from k2jax.agents.task import Task
 from k2jax.agents.verifier_pool.pool import VerifierPool
-from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.trajectory import Trajectory
 
 _SHOWN = 5

@@ -335,7 +335,7 @@ async def run_episode(
         token_cap: sampled tokens by which the episode may grow in this call; 0 is no cap.
         trajectory: an unfinished episode of this task and key that goes on: the environment is rebuilt by replaying
             its actions. It is changed in place.
-        start: runs sub-episodes, see ``Rollout.spawn``; an environment that has ``attach`` is given that.
+        start: runs sub-episodes, see ``Rollout.spawn``, which is among the environment's services.
         media: reads the images of messages; None for a model of text alone.
 
     Returns:
@@ -347,8 +347,7 @@ async def run_episode(
     """
     scaffold = scaffolds.make(task.scaffold)
     rollout = Rollout(task, client, chat, tokenizer, key, start=start, media=media)
-    if (attach := getattr(environment, "attach", None)) is not None:
-        attach(rollout.spawn)
+    environment.services = environment.services._replace(spawn=rollout.spawn)
     if trajectory is not None:
         rollout.resume(trajectory)
     if token_cap:

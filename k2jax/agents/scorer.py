@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any
 
 from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import verifiers
 from k2jax.agents.rewards import checked_reward
-from k2jax.agents.sandbox import SandboxBackend, SandboxSpec
+from k2jax.agents.sandbox import SandboxBackend
 from k2jax.agents.task import Task
 from k2jax.agents.verdicts import Verdict, VerdictLog, digest_of
+from k2jax.agents.verifier import Verifier
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.errors import InfrastructureError, UserError, abbreviate
 from k2jax.trajectory import Reward, Trajectory
@@ -71,7 +71,7 @@ class Scorer:
         except InfrastructureError as error:
             return Verdict(digest, None, str(error))
 
-    def _in_sandboxes(self, verifier: Any, task: Task, trajectory: Trajectory) -> Reward:
+    def _in_sandboxes(self, verifier: Verifier, task: Task, trajectory: Trajectory) -> Reward:
         """The verdict of a verifier that runs code, in a new sandbox for every try.
 
         Each verdict has an event loop of its own, so that the time limits inside do not run out while the caller's
@@ -87,7 +87,7 @@ class Scorer:
                 reason = f"{type(error).__name__}: {abbreviate(str(error), 300)}"
         raise VerifierError(f"no verdict on the task {task.id!r} after {1 + self._pool.retries} tries: {reason}")
 
-    async def _in_sandbox(self, verifier: Any, task: Task, trajectory: Trajectory) -> Reward:
-        spec = dataclasses.replace(getattr(verifier, "spec", SandboxSpec()), image=task.image)
+    async def _in_sandbox(self, verifier: Verifier, task: Task, trajectory: Trajectory) -> Reward:
+        spec = dataclasses.replace(verifier.spec, image=task.image)
         async with await self._backend.open(spec) as sandbox:
             return await verifier.score(task, trajectory, sandbox)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from k2jax.agents.sandbox import Sandbox
+from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.task import Task
 from k2jax.trajectory import Reward, Trajectory
 
@@ -14,17 +14,18 @@ FAILED = "failed"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class Verifier(Protocol):
-    """Scores finished episodes.
+class Verifier:
+    """Scores finished episodes by all that is in them, with a fresh sandbox to run things in.
+
+    Whatever judges an answer by its text alone is a function ``(task, answer) -> Reward`` instead.
 
     Attributes:
-        needs_sandbox: whether ``score`` gets a fresh sandbox. It is made by the verifier's attribute ``spec``, where it
-            has one, with the task's image.
+        spec: of the sandbox, which has the task's image.
     """
 
-    needs_sandbox: bool
+    spec = SandboxSpec()
 
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
         """The reward of an episode.
 
         What the agent has left may be anything, and must never be a reason for an error: it could then choose that its
@@ -33,7 +34,7 @@ class Verifier(Protocol):
         Raises:
             InfrastructureError: it could not be found out; the caller tries again and then masks the sample.
         """
-        ...
+        raise NotImplementedError
 
 
 class Control(NamedTuple):

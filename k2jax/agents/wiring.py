@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
-import functools
-import inspect
 
-from k2jax.agents.environment import Environment
 from k2jax.agents.registry import components, environments, scaffolds, toolsets, verifiers
-from k2jax.agents.sandbox import SandboxBackend
-from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.task import Task
 
 
@@ -60,32 +55,6 @@ class Wiring:
         for text in self.components:
             task = components.make(text, task=task)
         return task
-
-
-class EnvironmentMaker:
-    """Makes environments; all of them share one backend of sandboxes, which is made when one is first needed."""
-
-    def __init__(self, sandbox: str = "bubblewrap", *, images: str = "", repositories: str | None = ""):
-        """Makes nothing yet.
-
-        Args:
-            sandbox: name of the backend.
-            images: what tasks may choose their images from; see ``make_backend``.
-            repositories: what tasks may choose their git repositories from; see ``RepositoryEnvironment``. None only
-                for tasks of data sets that were loaded here, never for those of other programs.
-        """
-        backend: Callable[[], SandboxBackend] = functools.cache(lambda: make_backend(sandbox, images=images))
-        self._given = {"backend": backend, "repositories": repositories}
-
-    def make(self, task: Task) -> Environment:
-        """A new environment for one episode of a task.
-
-        Raises:
-            UserError: there is no environment of this name.
-        """
-        maker = environments.get(task.environment)
-        taken = inspect.signature(maker).parameters
-        return maker(**{name: value for name, value in self._given.items() if name in taken})
 
 
 def wired(tasks: Sequence[Task], wiring: Wiring) -> list[Task]:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from k2jax import processes
+from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.episode import Start, run_episode
 from k2jax.agents.judges.verdict_metrics import JudgedPair
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.task import Task
-from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.client import Sampling
 from k2jax.config.schema import Config
 from k2jax.errors import UserError

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 import tempfile
 
+from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.environments.remote_servers import VARIABLE
 from k2jax.agents.environments.serve import EnvironmentServer, serving
 from k2jax.agents.environments.serve_offer import Offer
-from k2jax.agents.wiring import EnvironmentMaker
 
 KEY = "an-environment-key"
 BEARER = {"Authorization": f"Bearer {KEY}"}

@@ -11,8 +11,8 @@ import sys
 import threading
 import time
 
+from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.environments.serve import EnvironmentServer, serving
-from k2jax.agents.wiring import EnvironmentMaker
 
 KEY = "k"
 CLIENTS = 64

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from k2jax.agents import Task
-from k2jax.agents.environment import OUTCOME
+from k2jax.agents.environment import OUTCOME, Services
 from k2jax.agents.environments.files import OUTPUTS, FilesEnvironment, NamedFilesEnvironment
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import VerifierError
@@ -17,6 +17,7 @@ from k2jax.agents.scorer import Scorer
 from k2jax.agents.toolsets.edit import EditTool
 from k2jax.agents.toolsets.python import SOURCE
 from k2jax.agents.toolsets.types import ToolError, Workplace
+from k2jax.agents.verifier import Verifier
 from k2jax.errors import InfrastructureError
 from k2jax.tasks.code import verifier as code_scoring
 from k2jax.tasks.commands.verifier import ShellTest
@@ -56,7 +57,7 @@ def results(tools, calls, metadata=()):
 
     async def run():
         backend = make_backend()
-        environment = ToolEnvironment(lambda: backend)
+        environment = ToolEnvironment(Services(lambda: backend))
         try:
             await environment.reset(task, 0)
             steps = [await environment.step({"tool_calls": [call]}) for call in calls]
@@ -114,7 +115,7 @@ def test_what_an_agent_has_ruined_has_an_outcome(ruin):
 
     async def outcome(kind):
         backend = make_backend()
-        environment = kind(lambda: backend)
+        environment = kind(Services(lambda: backend))
         sandbox = await environment.open_workspace(task, SandboxSpec())
         await sandbox.exec(["/bin/sh", "-c", RUINS[ruin]], timeout=5)
         try:
@@ -195,10 +196,9 @@ def test_deep_arguments_are_no_call():
     assert not _is_called({"name": "f", "arguments": {}}, [call])
 
 
-class Raising:
+class Raising(Verifier):
     """A verifier with a sandbox that meets something odd."""
 
-    needs_sandbox = True
     found: object = Reward(float("nan"))
 
     async def score(self, task, trajectory, sandbox):

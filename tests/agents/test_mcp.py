@@ -11,6 +11,7 @@ from mcp.server.mcpserver import MCPServer
 import pytest
 import uvicorn
 
+from k2jax.agents.environment import Services
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import toolsets
@@ -78,7 +79,7 @@ def test_tools_of_a_server_over_http_are_called_beside_others():
 
 
 def test_a_server_in_a_sandbox_speaks_over_its_input_and_output_and_ends_with_the_episode():
-    environment = ToolEnvironment(lambda: backend("bubblewrap"))
+    environment = ToolEnvironment(Services(lambda: backend("bubblewrap")))
     steps = [("shout", {"text": "hey"}), ("fail", {"text": ""}), ("shout", {})]
     texts = asyncio.run(results(environment, (LINES,), *steps))
     assert texts[:2] == ["HEY /work", "Error: it failed"] and "'text' is a required property" in texts[2]
@@ -86,7 +87,7 @@ def test_a_server_in_a_sandbox_speaks_over_its_input_and_output_and_ends_with_th
 
 
 def test_a_server_that_ends_is_a_failure_of_the_infrastructure():
-    environment = ToolEnvironment(lambda: backend("bubblewrap"))
+    environment = ToolEnvironment(Services(lambda: backend("bubblewrap")))
     with pytest.raises(EnvironmentFailedError, match="MCP server"):
         asyncio.run(results(environment, (LINES,), ("exit", {"text": ""})))
     with pytest.raises(EnvironmentFailedError, match="cannot be used"):

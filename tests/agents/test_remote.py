@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from k2jax.agents import Observation, Step
+from k2jax.agents.environment import Environment, EnvironmentMaker
 from k2jax.agents.environments.remote import RemoteEnvironment, remote
 from k2jax.agents.environments.remote_messages import read_step, write_step
 from k2jax.agents.environments.serve import EnvironmentServer, serving
@@ -14,12 +15,12 @@ from k2jax.agents.environments.serve_offer import Offer
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import environments, load_tasks, oracles
 from k2jax.agents.scripted import null_policy, play, said
-from k2jax.agents.wiring import EnvironmentMaker, Wiring, wired
+from k2jax.agents.wiring import Wiring, wired
 from k2jax.errors import UserError
 from tests.agents.remote_server import BEARER, KEY, listed, served, until
 
 
-class Wayward:
+class Wayward(Environment):
     """An environment that does what its task's metadata say, and counts those that are open."""
 
     open = 0

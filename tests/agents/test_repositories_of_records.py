@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
+from k2jax.agents.environment import EnvironmentMaker, Services
 from k2jax.agents.environments.repository import RepositoryEnvironment
 from k2jax.agents.registry import load_tasks
 from k2jax.agents.scripted import called
 from k2jax.agents.task import Task
-from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from tests.agents.hostile_git import git, make_repository
 from tests.agents.sandbox.backends import backend
@@ -74,7 +74,7 @@ def test_the_history_of_a_shallow_clone_can_be_read_by_an_agent(repository):
     (task,) = tasks_of(folder.parent, base_commit=commits[1], repo="shallow")
 
     async def run():
-        environment = RepositoryEnvironment(lambda: backend("bubblewrap"), None)
+        environment = RepositoryEnvironment(Services(lambda: backend("bubblewrap"), None))
         try:
             await environment.reset(task, 0)
             step = await environment.step(called("shell", command="cd repo && git log --format=%s && git status -s"))

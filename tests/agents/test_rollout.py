@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from k2jax.agents import Budget, Observation, Step, Task
+from k2jax.agents.environment import Environment
 from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.episode import run_episode
 from k2jax.agents.errors import EnvironmentFailedError
@@ -148,7 +149,7 @@ def test_a_conversation_that_outgrows_the_longest_sequence_is_truncated_and_a_ta
         episode(ScriptedClient(full), dataclasses.replace(TASK, instruction=({"role": "user", "content": "1" * 40},)))
 
 
-class Chatty:
+class Chatty(Environment):
     """Shows 15 bytes for every answer, and never ends."""
 
     async def reset(self, task, seed):
@@ -166,10 +167,11 @@ def test_special_tokens_within_an_answer_are_visible_to_the_verifier():
     assert episode(ScriptedClient(lambda prompt, sampling: ids)).answer == f"1{BYTES.special_name(BYTES.bos)}2"
 
 
-class Guessing:
+class Guessing(Environment):
     """Counts down from what the seed says; the episode ends at zero. It may fail at a step, or lie after a reset."""
 
     def __init__(self, failures=(), lie=False):
+        super().__init__()
         self.log, self._failures, self._lie, self._resets = [], list(failures), lie, 0
 
     async def reset(self, task, seed):

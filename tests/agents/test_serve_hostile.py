@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from k2jax.agents import Observation, Step
+from k2jax.agents.environment import Environment, EnvironmentMaker
 from k2jax.agents.environments import serve_connections
 from k2jax.agents.environments.remote import RemoteEnvironment, remote
 from k2jax.agents.environments.remote_messages import memory_of
@@ -24,7 +25,6 @@ from k2jax.agents.environments.serve_offer import Offer
 from k2jax.agents.registry import environments, load_tasks
 from k2jax.agents.scripted import called_all
 from k2jax.agents.task import Task
-from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from tests.agents.remote_server import BEARER, KEY, served, until
 from tests.memory import run_measured
@@ -34,7 +34,7 @@ SLOW_ATTACKS = ("lists", "inner_lists", "stalled", "held", "unread")
 ATTACKS = Path(__file__).with_name("serve_attacks.py")
 
 
-class Slow:
+class Slow(Environment):
     """An environment that waits as long as an action says, or says as much."""
 
     open = 0

@@ -12,6 +12,7 @@ import pytest
 import six
 
 from k2jax.agents import Budget
+from k2jax.agents.environment import Services
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.registry import toolsets
 from k2jax.agents.sandbox import SandboxError
@@ -148,7 +149,7 @@ def calls(*steps, tools=("python timeout=2", "shell timeout=2", "edit"), backend
     """Takes steps in one environment with a sandbox, and returns the results' texts."""
 
     async def run():
-        environment = ToolEnvironment(lambda: backend(backend_name))
+        environment = ToolEnvironment(Services(lambda: backend(backend_name)))
         try:
             await environment.reset(task(tools=tools, **options), 0)
             results = []
@@ -236,7 +237,7 @@ def test_packages_that_are_not_installed_and_packages_beside_an_image_are_refuse
         toolsets.make("python packages=numpy+nonesuch")
     (tmp_path / "image/usr").mkdir(parents=True)
     made = new_backend("bubblewrap", str(tmp_path))
-    environment = ToolEnvironment(lambda: made)
+    environment = ToolEnvironment(Services(lambda: made))
     with pytest.raises(UserError, match="shows no packages in the image of the task 't'"):
         asyncio.run(environment.reset(task(tools=("python packages=numpy",), image="image"), 0))
     asyncio.run(environment.close())
@@ -244,7 +245,7 @@ def test_packages_that_are_not_installed_and_packages_beside_an_image_are_refuse
 
 
 def test_an_interpreter_needs_a_sandbox_in_which_programs_stay():
-    environment = ToolEnvironment(lambda: backend("unsafe"))
+    environment = ToolEnvironment(Services(lambda: backend("unsafe")))
     with pytest.raises(UserError, match="use the backend bubblewrap or nsjail"):
         asyncio.run(environment.reset(task(tools=("python",)), 0))
     asyncio.run(environment.close())

@@ -14,6 +14,7 @@ from pydantic import Field, create_model
 import pytest
 
 from k2jax.agents import Task
+from k2jax.agents.environment import Environment
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import toolsets
 from k2jax.agents.sandbox import SandboxError
@@ -128,7 +129,7 @@ def test_arguments_without_names_are_words_in_the_order_of_the_parameters():
     }
 
 
-class Broken:
+class Broken(Environment):
     needs_sandbox, read_only = False, ()
     tools = (declared("fail", "", {"type": "object"}),)
 

@@ -14,6 +14,7 @@ from k2jax.agents.registry import verifiers
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.verdicts import Verdict, VerdictLog
+from k2jax.agents.verifier import Verifier
 from k2jax.errors import UserError
 from k2jax.trajectory import Node, Reward, Trajectory
 
@@ -174,10 +175,9 @@ class FakeBackend:
         return FakeSandbox()
 
 
-class NeedsSandbox:
+class NeedsSandbox(Verifier):
     """Fails as often as the class says, then judges."""
 
-    needs_sandbox = True
     failures = 0
 
     async def score(self, task, trajectory, sandbox):

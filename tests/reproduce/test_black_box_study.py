@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from k2jax.agents.environment import Services
 from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.gateway.agents import read_agent
@@ -79,7 +80,7 @@ async def episode(task, commands):
     said = iter(commands)
     client = ScriptedClient(lambda prompt, sampling: [*BYTES.encode(next(said)), COMPACT.end])
     task = dataclasses.replace(task, scaffold=f"black_box agent={study.AGENT} folder={FOLDER} seconds=60")
-    environment = FilesEnvironment(lambda: backend("bubblewrap"))
+    environment = FilesEnvironment(Services(lambda: backend("bubblewrap")))
     sampling = Sampling(max_tokens=64)
     return await run_episode(task, client, COMPACT, BYTES, environment, key=(0, 0, 0), seed=1, sampling=sampling)
 

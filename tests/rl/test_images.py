@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from k2jax.agents.environment import Observation, Step
+from k2jax.agents.environment import Environment, Observation, Services, Step
 from k2jax.agents.environments.files import FilesEnvironment, NamedFilesEnvironment
 from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.episode import run_episode
@@ -136,7 +136,7 @@ def test_a_checkpoint_is_evaluated_on_held_out_pictures(finished):
     assert "eval/greedy" in held_out.record(groups)
 
 
-class TwoPictures:
+class TwoPictures(Environment):
     """Shows a second picture after the first answer, and ends with the next one."""
 
     async def reset(self, task, seed):
@@ -210,7 +210,7 @@ def test_a_policy_that_sees_the_picture_of_a_sandbox_may_also_compute_with_it():
     client.shown = []
     options = {"key": (1, 0, 0), "seed": 0, "sampling": Sampling(400)}
     reader = ImageReader(ImageProcessor(seeing().model.vision), TOKENIZER)
-    environment = NamedFilesEnvironment(lambda: backend("bubblewrap"))
+    environment = NamedFilesEnvironment(Services(lambda: backend("bubblewrap")))
     ran = asyncio.run(run_episode(about, client, chat, TOKENIZER, environment, media=reader, **options))
     assert (ran.status, verify(ran)) == ("finished", []), ran.error
     assert verifiers.get(about.verifier)(about, ran.answer).value == 1
@@ -247,7 +247,9 @@ def episode_of_agent(tmp_path, messages, reader):
     path = write_agent(tmp_path / "agent.json", agent)
     about = dataclasses.replace(repository_task(), scaffold=f"black_box agent={path}")
     options = {"key": (1, 0, 0), "seed": 0, "sampling": Sampling(40), "media": reader}
-    ran = run_episode(about, client, chat, TOKENIZER, FilesEnvironment(lambda: backend("bubblewrap")), **options)
+    ran = run_episode(
+        about, client, chat, TOKENIZER, FilesEnvironment(Services(lambda: backend("bubblewrap"))), **options
+    )
     return asyncio.run(ran), client.shown
 
 

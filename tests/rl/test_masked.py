@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from k2jax.agents.environment import Observation, Step
+from k2jax.agents.environment import Environment, Observation, Step
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import environments
 from k2jax.errors import UserError
@@ -16,7 +16,7 @@ from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.tiny import tiny
 
 
-class Broken:
+class Broken(Environment):
     """An environment that never begins."""
 
     async def reset(self, task, seed):
@@ -26,7 +26,7 @@ class Broken:
         pass
 
 
-class Counting:
+class Counting(Environment):
     """Counts how many of its kind are open; an episode ends with the first answer."""
 
     open, most = 0, 0

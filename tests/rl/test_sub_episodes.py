@@ -4,13 +4,12 @@ import asyncio
 
 import pytest
 
-from k2jax.agents.environment import Step
+from k2jax.agents.environment import EnvironmentMaker, Step
 from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.episode import STARTED, run_episode
 from k2jax.agents.registry import environments
 from k2jax.agents.seeds import derived_seed
 from k2jax.agents.task import Task
-from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import resolve
 from k2jax.errors import UserError
@@ -51,11 +50,8 @@ class Asking(SingleTurn):
         deeper = {"verifier": self._task.verifier, "depth": self._left - 1}
         tasks = [part(f"{name}{self._task.id}", action["content"], **deeper) for name in "ab"]
         if self._left:
-            self.answers = await asyncio.gather(*(self._spawn(task) for task in tasks))
+            self.answers = await asyncio.gather(*(self.services.spawn(task) for task in tasks))
         return Step((await super().step(action)).observation, terminated=True)
-
-    def attach(self, spawn):
-        self._spawn = spawn
 
     async def reset(self, task, seed):
         self._task, self._left = task, task.metadata.get("depth", 1)

@@ -1,6 +1,6 @@
 """Reinforcement learning small enough for tests: a two-layer model of bytes, and rewards for even digits."""
 
-from k2jax.agents.environment import Observation, Step
+from k2jax.agents.environment import Environment, Observation, Step
 from k2jax.agents.registry import verifiers
 from k2jax.agents.task import Task
 from k2jax.config import Config, defaults, resolve, task
@@ -38,7 +38,7 @@ class LowBytes:
                 yield Task(first + second, f"letter-{first}", messages, "share_of_low_bytes", **named)
 
 
-class Echo:
+class Echo(Environment):
     """Answers with the number of bytes that it was told in all, until the task's turns are over."""
 
     async def reset(self, task, seed):

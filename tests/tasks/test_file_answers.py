@@ -6,7 +6,7 @@ import base64
 import pytest
 
 from k2jax.agents import Task
-from k2jax.agents.environment import OUTCOME
+from k2jax.agents.environment import OUTCOME, Services
 from k2jax.agents.environments.files import FILES, OUTPUTS, FilesEnvironment, NamedFilesEnvironment
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.errors import UserError
@@ -27,7 +27,7 @@ def solution(task):
 
 
 async def outcome_of(task, command):
-    environment = FilesEnvironment(lambda: backend("bubblewrap"))
+    environment = FilesEnvironment(Services(lambda: backend("bubblewrap")))
     sandbox = await environment.open_workspace(task, SandboxSpec())
     result = await sandbox.exec(["/bin/sh", "-c", command])
     assert result.code == 0, result.stderr
@@ -58,7 +58,7 @@ def test_files_of_text_and_of_bytes_are_there_as_the_task_has_them(environment):
     task = Task("t", "d", (), "v", tools=("shell",), metadata={FILES: files})
 
     async def left():
-        opened = environment(lambda: backend("bubblewrap"))
+        opened = environment(Services(lambda: backend("bubblewrap")))
         sandbox = await opened.open_workspace(task, SandboxSpec())
         read = [await sandbox.read(f"/work/{path}") for path in files]
         await opened.close()
@@ -74,7 +74,7 @@ def test_texts_of_many_names_are_bounded_together(content):
     task = Task("t", "d", (), "v", tools=("shell",), metadata={OUTPUTS: names})
 
     async def outcome():
-        opened = NamedFilesEnvironment(lambda: backend("bubblewrap"))
+        opened = NamedFilesEnvironment(Services(lambda: backend("bubblewrap")))
         sandbox = await opened.open_workspace(task, SandboxSpec())
         await sandbox.exec(["/bin/sh", "-c", f"head -c 1048576 /dev/zero | tr '\\0' '{content}' > a"])
         many = await opened.collect()

@@ -14,7 +14,7 @@ import pytest
 from scipy import ndimage
 
 from k2jax.agents.check import check
-from k2jax.agents.environment import Message
+from k2jax.agents.environment import Message, Services
 from k2jax.agents.environments.files import FILES, NamedFilesEnvironment
 from k2jax.agents.registry import load_tasks, oracles, verifiers
 from k2jax.agents.sandbox import SandboxError
@@ -38,7 +38,7 @@ PLACES = ("side=112", "side=64", "side=140", "height=70")
 
 def played(task, policy=SOLVE):
     """An episode that no verifier has judged."""
-    episode = asyncio.run(play(task, NamedFilesEnvironment(lambda: backend("bubblewrap")), policy))
+    episode = asyncio.run(play(task, NamedFilesEnvironment(Services(lambda: backend("bubblewrap"))), policy))
     assert episode.status == "finished", episode.error
     return episode
 

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from k2jax.agents.check import check
+from k2jax.agents.environment import Services
 from k2jax.agents.environments.git_history import packed_history
 from k2jax.agents.environments.repository import RepositoryEnvironment
 from k2jax.agents.environments.repository_program import is_protected
@@ -133,7 +134,7 @@ def test_the_agent_sees_the_base_commit_and_nothing_after_it_and_its_commits_cou
     task, outputs = tasks["words-spaces"], []
 
     async def run():
-        environment = RepositoryEnvironment(lambda: backend("bubblewrap"), repositories=None)
+        environment = RepositoryEnvironment(Services(lambda: backend("bubblewrap"), repositories=None))
         try:
             await environment.reset(task, 0)
             for command in (

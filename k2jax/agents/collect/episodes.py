@@ -15,14 +15,14 @@ from k2jax.agents.collect.routing import Policy, Router
 from k2jax.agents.collect.runner import Waits
 from k2jax.agents.collect.starting import EpisodeStarter
 from k2jax.agents.collect.wire_messages import Key
-from k2jax.agents.environment import Environment, Message, Observation, Step
+from k2jax.agents.environment import Environment, EnvironmentMaker, Message, Observation, Services, Step
 from k2jax.agents.episode import run_episode, started_seed
 from k2jax.agents.registry import environments, toolsets
+from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.task import Task
 from k2jax.agents.verifier_pool.pool import VerifierPool
-from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.client import Client, Completion, HTTPClient, Sampling
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import load_tokenizer
@@ -151,14 +151,27 @@ class _TimedClient:
             self.seconds += time.monotonic() - began
 
 
-class _TimedEnvironment:
+class _TimedEnvironment(Environment):
     """An environment that knows how long its episode has waited for it."""
 
     def __init__(self, environment: Environment):
         self._environment, self.seconds = environment, 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._environment, name)
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
+        return self._environment.tools
+
+    @property
+    def folder(self) -> str:  # type: ignore[override]
+        return self._environment.folder
+
+    @property
+    def services(self) -> Services:  # type: ignore[override]
+        return self._environment.services
+
+    @services.setter
+    def services(self, services: Services) -> None:
+        self._environment.services = services
 
     async def reset(self, task: Task, seed: int) -> Observation:
         return await self._timed(self._environment.reset(task, seed))
@@ -168,6 +181,12 @@ class _TimedEnvironment:
 
     async def close(self) -> None:
         await self._timed(self._environment.close())
+
+    async def open_workspace(self, task: Task, needs: SandboxSpec) -> Sandbox:
+        return await self._timed(self._environment.open_workspace(task, needs))
+
+    async def collect(self) -> Mapping[str, Any]:
+        return await self._timed(self._environment.collect())
 
     async def _timed(self, waiting: Awaitable[Any]) -> Any:
         began = time.monotonic()

@@ -10,12 +10,12 @@ Only servers that the user has listed are connected to, each with its own key; s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 from typing import Any
 
-from k2jax.agents.environment import Message, Observation, Step
+from k2jax.agents.environment import NO_SERVICES, Environment, Message, Observation, Services, Step
 from k2jax.agents.environments.remote_messages import LARGEST_MESSAGE, read_reply, read_step, read_tools, write_message
 from k2jax.agents.environments.remote_servers import is_server_url, server_key
 from k2jax.agents.errors import EnvironmentFailedError
@@ -49,16 +49,12 @@ def remote(task: Task, url: str, timeout: float = 300.0) -> Task:
     return dataclasses.replace(task, environment="remote", metadata={**task.metadata, REMOTE: told})
 
 
-class RemoteEnvironment:
-    """The environment of a task on the server that the task's metadata name.
+class RemoteEnvironment(Environment):
+    """The environment of a task on the server that the task's metadata name."""
 
-    Attributes:
-        tools: declarations of the task's tools, in OpenAI's format; known after ``reset``.
-    """
-
-    def __init__(self):
+    def __init__(self, services: Services = NO_SERVICES):
         """Connects to nothing."""
-        self.tools: Sequence[Mapping[str, Any]] = ()
+        super().__init__(services)
         self._session: Any = None
         self._socket: Any = None
         self._timeout = 0.0

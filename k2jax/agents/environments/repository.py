@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 import contextlib
 import functools
 from importlib import metadata
@@ -19,7 +19,7 @@ from k2jax.agents.environments import repository_program
 from k2jax.agents.environments.git_history import LARGEST_PACK, checked_id, packed_history
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxBackend, SandboxSpec
+from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.types import MEBI, ExecResult
 from k2jax.agents.task import Task
@@ -50,18 +50,6 @@ class RepositoryEnvironment(ToolEnvironment):
 
     folder = TREE
 
-    def __init__(self, backend: Callable[[], SandboxBackend] | None = None, repositories: str | None = ""):
-        """Opens nothing.
-
-        Args:
-            backend: where sandboxes come from.
-            repositories: the folder below which the tasks' repositories must be, whatever the tasks say; empty refuses
-                all. None is the folder that each task names, which only tasks of a data set may choose that was loaded
-                here: whoever writes a task could name any repository of this machine.
-        """
-        super().__init__(backend)
-        self._repositories = repositories
-
     def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
         """A larger sandbox, in which pytest can be imported where the task has no image."""
         return repository_spec(task, read_only)
@@ -77,13 +65,13 @@ class RepositoryEnvironment(ToolEnvironment):
             raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
         packages = "" if task.image else base64.b64encode(packed_pytest()).decode()
         header = {"mode": "checkout", "tree": TREE, "packages": packages, "folder": PACKAGES}
-        await run_program(sandbox, task, header, repositories=self._repositories)
+        await run_program(sandbox, task, header, repositories=self.services.repositories)
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
         """The agent's patch; empty where it cannot be had, because the agent has left no work tree."""
         try:
             header = {"mode": "diff", "tree": TREE}
-            result = await run_program(sandbox, task, header, LARGEST_PATCH, repositories=self._repositories)
+            result = await run_program(sandbox, task, header, LARGEST_PATCH, repositories=self.services.repositories)
         except EnvironmentFailedError as error:
             return {"patch": "", "too_large": False, "error": str(error)}
         patch = "" if result.truncated else result.stdout.decode(errors="surrogateescape")
@@ -137,7 +125,7 @@ async def run_program(
         header: what to do, see the program; the base commit is added.
         output_limit: bytes of output that are kept.
         payload: what follows the header; the pack of the task's repository unless it is given.
-        repositories: see ``RepositoryEnvironment``.
+        repositories: see ``Services``.
 
     Raises:
         EnvironmentFailedError: the program failed, or the history could not be packed in time.

@@ -21,7 +21,7 @@ from typing import Any
 from absl import flags
 
 from k2jax import cli
-from k2jax.agents.environment import Environment, Step
+from k2jax.agents.environment import Environment, EnvironmentMaker, Step
 from k2jax.agents.environments.remote import NO_AIOHTTP
 from k2jax.agents.environments.remote_messages import (
     LARGEST_MESSAGE,
@@ -41,7 +41,6 @@ from k2jax.agents.environments.serve_connections import (
     Room,
 )
 from k2jax.agents.environments.serve_offer import Offer
-from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.client.keys import ApiKeys, given_key, kept_key
 from k2jax.errors import InfrastructureError, UserError
 
@@ -192,7 +191,7 @@ class _Episode:
 
     @property
     def tools(self) -> Any:
-        return getattr(self._environment, "tools", ())
+        return () if self._environment is None else self._environment.tools
 
     async def read(self, text: str, size: int) -> EnvironmentRequest:
         """The request in a text, which takes ``size`` bytes of the room until the next one comes."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 import shlex
 
+from k2jax.agents.environment import Environment
 from k2jax.agents.options import split_options
 from k2jax.agents.registry import Registry, environments, toolsets
 from k2jax.agents.task import Task
+from k2jax.agents.toolsets import Toolset
 from k2jax.errors import UserError, abbreviate
 
 ENVIRONMENTS = ("dialogue", "files", "named_files", "single_turn", "tools")
@@ -58,13 +60,12 @@ def _text(registry: Registry, noun: str, text: str, task: Task) -> str:
     """What a task names in its normal form, with what its metadata say of it as options."""
     text = _known(text, noun)
     name, options = split_options(text, noun)
-    return text if options else shlex.join([name, *_options_of(registry, name, task)])
-
-
-def _options_of(registry: Registry, name: str, task: Task) -> list[str]:
-    """What a task's metadata choose of an environment or a toolset: both may declare ``options_of(task)``."""
-    declared = getattr(registry.get(name), "options_of", None)
-    return declared(task) if declared is not None else []
+    if options:
+        return text
+    made = registry.get(name)
+    # The maker of a toolset may be a function, such as ``calculator``: its task chooses nothing.
+    chosen = made.options_of(task) if isinstance(made, type) and issubclass(made, Environment | Toolset) else []
+    return shlex.join([name, *chosen])
 
 
 def _is_self_contained(text: str) -> bool:

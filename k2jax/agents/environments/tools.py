@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
+import dataclasses
 from typing import Any
 
-from k2jax.agents.environment import Message, Observation, Step
-from k2jax.agents.environments.workspace import joined_spec
+from k2jax.agents.environment import NO_SERVICES, Environment, Message, Observation, Services, Step
 from k2jax.agents.registry import toolsets
-from k2jax.agents.sandbox import HostPaths, Sandbox, SandboxBackend, SandboxSpec
+from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxSpec
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calling import Toolbox
 from k2jax.agents.toolsets.types import Toolset, Workplace
 from k2jax.errors import UserError
-from k2jax.trajectory import Trajectory
 
 USER_TURNS = "user_turns"
 """Key of a task's metadata: texts that the user says, one after each answer that calls no tool."""
 
 
-class ToolEnvironment:
+class ToolEnvironment(Environment):
     """Shows the instruction, then the results of calls.
 
     An answer that calls no tool is followed by the user's next scripted turn, or ends the episode.
@@ -28,36 +27,23 @@ class ToolEnvironment:
     Calls of one answer are carried out in order. A wrong call shows an error message. What a tool runs on may fail: the
     error is typed, and the episode is rebuilt or masked.
 
-    An agent that brings its own tools works in the same sandbox; see ``k2jax.agents.environments.workspace``.
-
-    Attributes:
-        tools: declarations of all tools of the task, in OpenAI's format; known after ``reset``.
-        folder: where the task's files are, inside.
+    An agent that brings its own tools works in the same sandbox; see ``Environment.open_workspace``.
     """
 
     folder = "/work"
 
-    def __init__(self, backend: Callable[[], SandboxBackend] | None = None):
-        """Opens nothing.
-
-        Args:
-            backend: where sandboxes come from; it is called if a toolset needs one.
-        """
-        self._backend = backend
+    def __init__(self, services: Services = NO_SERVICES):
+        """Opens nothing."""
+        super().__init__(services)
         self._toolsets: list[Toolset] = []
         self._task: Task | None = None
         self._sandbox: Sandbox | None = None
         self._toolbox = Toolbox(())
         self._turns: list[str] = []
-        self._spawn: Callable[[Task], Awaitable[Trajectory]] | None = None
-
-    def attach(self, spawn: Callable[[Task], Awaitable[Trajectory]]) -> None:
-        """Lets the toolsets start sub-episodes; ``spawn`` is ``Rollout.spawn``."""
-        self._spawn = spawn
 
     @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        """See the class."""
+    def tools(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
+        """The declarations of all tools of the task."""
         return self._toolbox.tools
 
     async def reset(self, task: Task, seed: int) -> Observation:
@@ -73,7 +59,7 @@ class ToolEnvironment:
         await self.prepare(task, self._sandbox)
         for toolset in made:
             self._toolsets.append(toolset)  # closed even if it opens halfway
-            await toolset.open(Workplace(task, seed, self._sandbox, self._spawn))
+            await toolset.open(Workplace(task, seed, self._sandbox, self.services.spawn))
         self._toolbox = Toolbox(made)
         self._turns = [str(turn) for turn in task.metadata.get(USER_TURNS, ())]
         return Observation(task.instruction)
@@ -92,17 +78,17 @@ class ToolEnvironment:
         return Step(Observation(), terminated=True, info=await self.outcome(self._task, self._sandbox))
 
     async def open_workspace(self, task: Task, needs: SandboxSpec) -> Sandbox:
-        """See ``Workspace.open_workspace``."""
+        """See ``Environment.open_workspace``."""
         await self.close()
-        if self._backend is None:
+        if self.services.backend is None:
             raise UserError(f"the environment {task.environment!r} needs a sandbox; name a backend")
         spec = joined_spec(self.spec(task, needs.read_only), needs)
-        self._task, self._sandbox = task, await self._backend().open(spec)
+        self._task, self._sandbox = task, await self.services.backend().open(spec)
         await self.prepare(task, self._sandbox)
         return self._sandbox
 
     async def collect(self) -> Mapping[str, Any]:
-        """See ``Workspace.collect``."""
+        """See ``Environment.collect``."""
         assert self._task is not None
         return await self.outcome(self._task, self._sandbox)
 
@@ -139,13 +125,21 @@ class ToolEnvironment:
         needing = [text for text, toolset in zip(task.tools, made, strict=True) if toolset.needs_sandbox]
         if not needing:
             return None
-        if self._backend is None:
+        if self.services.backend is None:
             raise UserError(f"the toolset {needing[0]!r} of the task {task.id!r} needs a sandbox; name a backend")
         shown = dict.fromkeys(path for toolset in made for path in toolset.read_only)
-        return await self._backend().open(self.spec(task, tuple(shown)))
+        return await self.services.backend().open(self.spec(task, tuple(shown)))
 
     async def _result(self, call: Mapping[str, Any]) -> Message:
         result = await self._toolbox.call(call)
         name = (call.get("function") or {}).get("name") or "tool"
         message = {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": result.content}
         return message | ({"is_error": True} if result.is_error else {})
+
+
+def joined_spec(spec: SandboxSpec, more: SandboxSpec) -> SandboxSpec:
+    """A sandbox that has what either of two has; the image is the first one's, and each limit the higher one."""
+    names = [field.name for field in dataclasses.fields(Limits)]
+    limits = Limits(**{name: max(getattr(spec.limits, name), getattr(more.limits, name)) for name in names})
+    read_only = tuple(dict.fromkeys((*spec.read_only, *more.read_only)))
+    return dataclasses.replace(spec, read_only=read_only, limits=limits, env={**spec.env, **more.env})

@@ -18,7 +18,6 @@ from typing import Any
 
 from k2jax.agents.api import ModelCard
 from k2jax.agents.environment import OUTCOME, Environment
-from k2jax.agents.environments.workspace import Workspace
 from k2jax.agents.episode import Rollout
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.gateway.agent_entries import AGENTS
@@ -106,18 +105,13 @@ class BlackBoxScaffold:
         """
         if rollout.may_pause:
             raise UserError("a black-box agent cannot pause in its midst; set config.rl.rollout.token_cap to 0")
-        if not hasattr(environment, "open_workspace"):
-            raise UserError(
-                f"the environment {rollout.task.environment!r} of the task {rollout.task.id!r} has no folder in which "
-                "an agent could work; 'files' and 'repository' have"
-            )
         client = EpisodeClient(rollout.client)
         sizes = rollout.tokenizer.vocab_size, self._context
         media = rollout.media and EpisodeMedia(rollout.media, client)
         card = ModelCard("k2", rollout.tokenizer, *sizes, rollout.chat, media=media)
         gateway = Gateway(client, card)
         access = gateway.open(self._described(rollout, sampling), ROLLOUT)
-        result, outcome = await self._work(rollout, environment, gateway, access, client)  # type: ignore[arg-type]
+        result, outcome = await self._work(rollout, environment, gateway, access, client)
         session = gateway.session(ROLLOUT)
         if not session.requests and client.refused is not None:  # the task itself does not fit: no policy's mistake
             raise PromptTooLongError(f"the first request of the agent {self.agent.name} is refused: {client.refused}")
@@ -131,25 +125,25 @@ class BlackBoxScaffold:
         rollout.trajectory.metadata |= {OUTCOME: dict(outcome), "agent": self._report(result, client)}
 
     async def _work(
-        self, rollout: Rollout, workspace: Workspace, gateway: Gateway, access: RolloutAccess, client: EpisodeClient
+        self, rollout: Rollout, environment: Environment, gateway: Gateway, access: RolloutAccess, client: EpisodeClient
     ) -> tuple[ExecResult | None, Any]:
         """Lets the agent work; returns how it ended, None where its time was over, and the environment's outcome."""
         async with _served(gateway, access) as socket:
             needs = self._needs(socket)
-            sandbox = await workspace.open_workspace(rollout.task, needs)
+            sandbox = await environment.open_workspace(rollout.task, needs)
             if self.agent.needs_cgroup and sandbox.capabilities.memory != "cgroup":
                 raise UserError(
                     f"the agent {self.agent.name} runs on Node, whose memory only a control group can limit, and this "
                     "machine lets this user make none; see python -m k2jax.sandbox check"
                 )
-            agent = self.agent.filled(self._values(rollout.task, access, workspace.folder))
+            agent = self.agent.filled(self._values(rollout.task, access, environment.folder))
             for path, text in {f"{HOME}/.keep": "", **agent.files}.items():
                 await sandbox.write(path, text.encode())
             command = forwarded(agent.argv, str(socket), port=PORT)
             env = {"HOME": HOME, "PATH": self._path(), **agent.env}
-            running = sandbox.exec(command, cwd=workspace.folder, env=env, timeout=_LONGEST, output_limit=MEBI)
+            running = sandbox.exec(command, cwd=environment.folder, env=env, timeout=_LONGEST, output_limit=MEBI)
             result = await self._run(running, client)
-            return result, await workspace.collect()
+            return result, await environment.collect()
 
     async def _run(self, command: Coroutine[Any, Any, ExecResult], client: EpisodeClient) -> ExecResult | None:
         """Waits until the agent ends, its own time is over, or the model fails."""

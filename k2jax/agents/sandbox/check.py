@@ -29,6 +29,7 @@ _MEANING = {
     },
     "file_system": {"private": "its own, and /usr read-only", "host": "the host's, with this user's rights"},
     "snapshot": {True: "yes", False: "no"},
+    "residents": {True: "programs can stay between commands", False: "no program stays after its command"},
 }
 
 

@@ -75,6 +75,7 @@ class NamespaceBackend(abc.ABC):
             processes="cgroup" if "pids" in trees else "rlimit",
             file_system="private",
             snapshot=True,
+            residents=True,
         )
         self._link: Link | None = None
         self._lock = threading.Lock()

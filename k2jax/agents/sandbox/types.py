@@ -77,6 +77,7 @@ class Capabilities(NamedTuple):
         processes: ``cgroup``, ``rlimit`` or ``none``.
         file_system: ``private`` (the host's is out of reach) or ``host``.
         snapshot: whether ``snapshot`` and ``fork`` work.
+        residents: whether a program can stay between commands, see ``NamespaceSandbox.start``.
     """
 
     network: str
@@ -84,6 +85,7 @@ class Capabilities(NamedTuple):
     processes: str
     file_system: str
     snapshot: bool
+    residents: bool = False
 
 
 class ExecResult(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from k2jax.agents.sandbox import Sandbox, SandboxError
-from k2jax.agents.toolsets.types import ToolError, Workplace, declared, parameters_of
+from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace, declared, parameters_of
 
 LARGEST = 1 << 20
 """Bytes of a file that can be viewed or changed."""
@@ -22,11 +22,10 @@ _PROPERTIES = {
 }
 
 
-class EditTool:
+class EditTool(Toolset):
     """Views a file or a folder, creates a file, or replaces a text that occurs in it exactly once."""
 
     needs_sandbox = True
-    read_only: tuple[str, ...] = ()
 
     def __init__(self):
         self._sandbox: Sandbox | None = None
@@ -59,9 +58,6 @@ class EditTool:
             await self._write(path, arguments["text"])
             return f"{path} has {len(arguments['text'].splitlines()):,} lines"
         return await self._replace(path, arguments["old"], arguments["new"])
-
-    async def close(self) -> None:
-        """Nothing."""
 
     async def _view(self, path: str, first: int, last: int | None) -> str:
         try:

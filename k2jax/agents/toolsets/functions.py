@@ -8,14 +8,14 @@ import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
-from k2jax.agents.toolsets.types import ToolError, Workplace, declared, parameters_of
+from k2jax.agents.toolsets.types import ToolError, Toolset, declared, parameters_of
 from k2jax.errors import InfrastructureError, UserError
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _SECTIONS = re.compile(r"^(Args|Returns|Raises|Example|Examples|Note|Notes|Yields|Attributes):", re.MULTILINE)
 
 
-class FunctionTools:
+class FunctionTools(Toolset):
     """Functions as tools, in order; they may be coroutines, and methods of an object that holds state.
 
     An exception of a function is an error message to the model. A function must not block the event loop for long.
@@ -28,9 +28,6 @@ class FunctionTools:
         ['a', 'b']
     """
 
-    needs_sandbox = False
-    read_only: tuple[str, ...] = ()
-
     def __init__(self, functions: Sequence[Callable[..., Any]]):
         """Reads the signatures.
 
@@ -39,9 +36,6 @@ class FunctionTools:
         """
         self._functions = {function.__name__: function for function in functions}
         self.tools = [declared_function(function) for function in functions]
-
-    async def open(self, workplace: Workplace) -> None:
-        """Nothing."""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the function returns, as text; None is empty.
@@ -60,9 +54,6 @@ class FunctionTools:
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
         return "" if result is None else str(result)
-
-    async def close(self) -> None:
-        """Nothing."""
 
 
 def declared_function(function: Callable[..., Any]) -> dict[str, Any]:

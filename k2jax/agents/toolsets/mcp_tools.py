@@ -11,7 +11,7 @@ from typing import Any
 
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.sandbox.interpreter import host_python
-from k2jax.agents.toolsets.types import ToolError, Workplace, declared
+from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace, declared
 from k2jax.errors import UserError, abbreviate
 
 _INSTALL = "the toolset 'mcp' needs the package mcp: pip install 'k2jax[mcp]'"
@@ -21,7 +21,7 @@ _LARGEST_TOOLS = 1 << 20
 """Bytes of all declarations of a server's tools."""
 
 
-class MCPTools:
+class MCPTools(Toolset):
     """The tools that a server offers when the episode begins; the session lasts as long as the episode.
 
     A result that the server marks as an error, and a call that it refuses as wrong, are messages to the model. A server
@@ -62,7 +62,7 @@ class MCPTools:
             EnvironmentFailedError: the server cannot be reached or started.
             UserError: programs cannot stay in sandboxes of this kind.
         """
-        if self._command and not hasattr(workplace.sandbox, "start"):
+        if self._command and not workplace.sandbox.capabilities.residents:
             raise UserError(
                 "the toolset 'mcp' needs a sandbox in which a program stays; use the backend bubblewrap or nsjail"
             )

@@ -8,7 +8,7 @@ from typing import Any
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.sandbox.interpreter import host_packages, host_python
 from k2jax.agents.sandbox.python_worker import ToolAnswer, ToolWorker
-from k2jax.agents.toolsets.types import ToolError, Workplace, declared, parameters_of
+from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace, declared, parameters_of
 from k2jax.errors import UserError
 
 SOURCE = "python_source"
@@ -21,7 +21,7 @@ _IMPORTABLE = (
 _CELL = '  File "<code>"'
 
 
-class PythonTool:
+class PythonTool(Toolset):
     """Runs cells of Python one after another in one interpreter: this program's, or that of the task's image.
 
     Variables, imports and definitions last until a cell ends the process or needs more than its time.
@@ -62,7 +62,7 @@ class PythonTool:
             UserError: programs cannot stay in sandboxes of this kind, or the task has an image, whose packages are its
                 own.
         """
-        if not hasattr(workplace.sandbox, "start"):
+        if not workplace.sandbox.capabilities.residents:
             raise UserError(
                 "the toolset 'python' needs a sandbox in which a program stays; use the backend bubblewrap or nsjail"
             )

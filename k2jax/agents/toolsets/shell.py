@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from k2jax.agents.sandbox import ExecResult, Sandbox
-from k2jax.agents.toolsets.types import Workplace, declared, parameters_of
+from k2jax.agents.toolsets.types import Toolset, Workplace, declared, parameters_of
 
 OUTPUT_LIMIT = 1 << 16
 """Bytes that are kept of each output of a command."""
 
 
-class ShellTool:
+class ShellTool(Toolset):
     """Runs commands of a shell, each in a new process in ``/work``."""
 
     needs_sandbox = True
-    read_only: tuple[str, ...] = ()
 
     def __init__(self, timeout: float = 30.0):
         """Args: ``timeout`` is the wall time of one command [s]."""
@@ -45,9 +44,6 @@ class ShellTool:
             ["/bin/sh", "-c", arguments["command"]], timeout=self._timeout, output_limit=OUTPUT_LIMIT
         )
         return described(result, self._timeout)
-
-    async def close(self) -> None:
-        """Nothing."""
 
 
 def described(result: ExecResult, timeout: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from k2jax.agents.sandbox import HostPaths, Sandbox
 from k2jax.agents.task import Task
@@ -30,8 +30,8 @@ class Workplace(NamedTuple):
     spawn: Callable[[Task], Awaitable[Trajectory]] | None = None
 
 
-class Toolset(Protocol):
-    """Tools of one source, for one episode.
+class Toolset:
+    """Tools of one source, for one episode: ``tools`` and ``call``, and of the rest what a source needs.
 
     Attributes:
         needs_sandbox: whether ``open`` needs a sandbox.
@@ -40,9 +40,14 @@ class Toolset(Protocol):
             "parameters"}}``, in order; complete when ``open`` has returned.
     """
 
-    needs_sandbox: bool
-    read_only: HostPaths
-    tools: Sequence[Mapping[str, Any]]
+    needs_sandbox = False
+    read_only: HostPaths = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @staticmethod
+    def options_of(task: Task) -> list[str]:
+        """What a task's metadata choose of the toolset, as options ``name=value``: a server asks its operator."""
+        return []
 
     async def open(self, workplace: Workplace) -> None:
         """Begins an episode.
@@ -50,7 +55,6 @@ class Toolset(Protocol):
         Raises:
             InfrastructureError: something that it needs cannot be reached.
         """
-        ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The result of a call, as text.
@@ -63,11 +67,10 @@ class Toolset(Protocol):
             ToolError: the call is wrong; the model sees the message.
             InfrastructureError: what the tool runs on has failed.
         """
-        ...
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Frees what the episode holds, but not the sandbox."""
-        ...
 
 
 def declared(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

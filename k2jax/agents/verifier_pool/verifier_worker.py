@@ -12,7 +12,7 @@ from typing import Any
 from k2jax.agents.registry import verifiers
 from k2jax.agents.rewards import checked_reward
 from k2jax.agents.task import Task
-from k2jax.agents.verifier import Control
+from k2jax.agents.verifier import Control, Verifier
 from k2jax.agents.verifier_pool import frames
 from k2jax.agents.verifier_pool.blame import ANSWER, UNCLEAR
 from k2jax.agents.verifier_pool.process_tree import adopt_orphans, die_with_parent, has_children
@@ -43,7 +43,8 @@ def serve(connection: socket.socket, memory: int) -> None:
             frames.send(connection, {"id": request["id"], "mistake": str(error)})
             continue
         if "task" not in request:
-            frames.send(connection, {"id": request["id"], "sandbox": bool(getattr(verifier, "needs_sandbox", False))})
+            in_sandbox = isinstance(verifier, type) and issubclass(verifier, Verifier)
+            frames.send(connection, {"id": request["id"], "sandbox": in_sandbox})
             continue
         control = getattr(verifier, "control", None)
         started = {"started": True, "judges_every_answer": control is not None}

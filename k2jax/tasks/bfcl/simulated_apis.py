@@ -15,22 +15,19 @@ import json
 from typing import Any
 
 from k2jax.agents.registry import apis
-from k2jax.agents.toolsets.types import ToolError, Workplace
+from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace
 from k2jax.errors import UserError, abbreviate
 
 APIS = "apis"
 """Key of a task's metadata: ``{"classes": [name], "configuration", "tools", "long_context"}``."""
 
 
-class SimulatedAPIs:
+class SimulatedAPIs(Toolset):
     """The public methods of the objects of an episode.
 
     Attributes:
         objects: by the name of the class, known when it is open.
     """
-
-    needs_sandbox = False
-    read_only: tuple[str, ...] = ()
 
     def __init__(self):
         self.objects: dict[str, Any] = {}
@@ -65,9 +62,6 @@ class SimulatedAPIs:
             return result if isinstance(result, str) else json.dumps(result, default=str)
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
-
-    async def close(self) -> None:
-        """Nothing."""
 
     def differs_from(self, other: SimulatedAPIs) -> list[str]:
         """The public attributes, each after its class, that are not those of the same object of another."""

@@ -11,23 +11,20 @@ from k2jax.agents.scripted import called_all
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calling import Toolbox
 from k2jax.agents.toolsets.types import Workplace
+from k2jax.agents.verifier import Verifier
 from k2jax.tasks.bfcl.simulated_apis import SimulatedAPIs, read_call
 from k2jax.trajectory import Reward, Trajectory
 
 
-class APIStateVerifier:
+class APIStateVerifier(Verifier):
     """1 if every turn ends in the reference's state and has seen all of the reference's results, else 0.
 
     The calls of the episode and those of the reference are carried out again, each on new objects. Turns whose
     reference calls nothing are not checked (as the leaderboard does).
 
-    Attributes:
-        needs_sandbox: it reads the whole episode, which only verifiers with a sandbox get.
     """
 
-    needs_sandbox = True
-
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
         """The reward of the calls of an episode."""
         if trajectory.status != "finished":
             return Reward(0.0, info={"cut": True})

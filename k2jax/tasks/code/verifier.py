@@ -10,6 +10,7 @@ import secrets
 from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.task import Task
+from k2jax.agents.verifier import Verifier
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.tasks.code import judge_program as code_judge
 from k2jax.trajectory import Reward, Trajectory
@@ -24,22 +25,19 @@ _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _JUDGE = Path(code_judge.__file__).read_text(encoding="utf-8")
 
 
-class UnitTests:
+class UnitTests(Verifier):
     """1 if all tests pass, else 0; a program that hangs, exits or floods fails.
 
     Attributes:
-        needs_sandbox: always.
         spec: of its sandboxes: with this program's own Python, where the task has no image.
     """
-
-    needs_sandbox = True
 
     def __init__(self):
         python = host_python()
         self.spec = SandboxSpec(read_only=python.read_only)
         self._python = python.executable
 
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
         """The reward of the last block of code of the answer, or of the answer in the task's template.
 
         Raises:

@@ -6,29 +6,27 @@ from k2jax.agents.environment import OUTCOME
 from k2jax.agents.environments.files import OUTPUTS, plain_files
 from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.task import Task
+from k2jax.agents.verifier import Verifier
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 10.0
 """Wall time of a test [s]."""
 
 
-class ShellTest:
+class ShellTest(Verifier):
     """1 if the task's test, a command of ``/bin/sh``, ends with code 0, else 0.
 
     It runs over the task's files as they were at first and the named texts that the agent left, and is to run none of
     these: nothing of the agent's is a program there. The agent's sandbox never holds the test.
 
     Attributes:
-        needs_sandbox: always.
         spec: of its sandboxes.
     """
-
-    needs_sandbox = True
 
     def __init__(self):
         self.spec = SandboxSpec()
 
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
         """The reward of the files that the episode left.
 
         Raises:

@@ -20,6 +20,7 @@ from k2jax.agents.environments.files import FILES
 from k2jax.agents.sandbox import Sandbox
 from k2jax.agents.split import Split, split_of
 from k2jax.agents.task import Task
+from k2jax.agents.verifier import Verifier
 from k2jax.errors import UserError, nearest
 from k2jax.trajectory import Reward, Trajectory
 
@@ -109,16 +110,10 @@ def _task(kind: str, numbers: random.Random, number: int, syllables: int) -> Tas
     )
 
 
-class FilesAsExpected:
-    """1 if every expected file is there with its text, else 0.
+class FilesAsExpected(Verifier):
+    """1 if every expected file is there with its text, else 0."""
 
-    Attributes:
-        needs_sandbox: always, because only such verifiers see an episode's outcome; nothing runs in it.
-    """
-
-    needs_sandbox = True
-
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
         """The reward of what the agent left."""
         found, expected = texts_left(trajectory), task.metadata[EXPECTED]
         right = [found.get(path, "").removesuffix("\n") == text for path, text in expected.items()]

@@ -12,7 +12,7 @@ import itertools
 import random
 from typing import Any
 
-from k2jax.agents.environment import Message, Observation, Step
+from k2jax.agents.environment import Environment, Message, Observation, Step
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
@@ -22,7 +22,7 @@ from k2jax.tasks.drawing import check_direct, distinct
 _MODULUS = 100
 
 
-class Dialogue:
+class Dialogue(Environment):
     """Says one line of the task's metadata ``lines`` after every answer, whatever it is, and ends after the last."""
 
     async def reset(self, task: Task, seed: int) -> Observation:
@@ -36,9 +36,6 @@ class Dialogue:
         if line is None:
             return Step(Observation(), terminated=True)
         return Step(Observation((_user(line),)))
-
-    async def close(self) -> None:
-        """Nothing."""
 
 
 class RunningTotals:

@@ -26,6 +26,7 @@ from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.types import MEBI
 from k2jax.agents.task import Task
+from k2jax.agents.verifier import Verifier
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.tasks.code.verifier import verdict_of
 from k2jax.trajectory import Reward, Trajectory
@@ -41,20 +42,17 @@ _COMPOSING = 300.0
 _PHASES = {"setup", "call", "teardown"}
 
 
-class SWEVerifier:
+class SWEVerifier(Verifier):
     """1 if all tests of ``fail_to_pass`` and ``pass_to_pass`` pass with the agent's patch, else 0.
 
     Attributes:
-        needs_sandbox: always.
         spec: of its sandboxes.
     """
-
-    needs_sandbox = True
 
     def __init__(self):
         self.spec = SandboxSpec(read_only=host_python().read_only, limits=LIMITS)
 
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
         """The reward of the patch that the episode left.
 
         Raises:

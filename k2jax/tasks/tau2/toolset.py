@@ -8,7 +8,8 @@ from typing import Any
 from k2jax.agents.sandbox import Sandbox
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calling import Toolbox
-from k2jax.agents.toolsets.types import ToolError, Workplace
+from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace
+from k2jax.agents.verifier import Verifier
 from k2jax.errors import UserError
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.tasks.tau2.desks import Desk, call_desk, open_desk
@@ -19,11 +20,8 @@ DESK = "desk"
 """Key of a task's metadata: ``{"domain", "folder", "initial"}``, see ``open_desk``."""
 
 
-class DeskTools:
+class DeskTools(Toolset):
     """The tools of an episode's desk."""
-
-    needs_sandbox = False
-    read_only: tuple[str, ...] = ()
 
     def __init__(self):
         self.tools: Sequence[Mapping[str, Any]] = ()
@@ -56,24 +54,17 @@ class DeskTools:
         assert self.desk is not None
         return call_desk(self.desk, name, arguments)
 
-    async def close(self) -> None:
-        """Nothing."""
 
-
-class DeskVerifier:
+class DeskVerifier(Verifier):
     """tau2's reward: the product of what a task's basis names.
 
     ``DB``: the database is as after the reference's calls. ``COMMUNICATE``: texts are in the agent's messages, without
     commas, in any case. ``ACTION``: each of the reference's calls was made. ``ENV_ASSERTION``: checks of the database
     hold. An episode that was cut, or in which the agent once neither said nor called anything, earns 0, as in tau2.
 
-    Attributes:
-        needs_sandbox: it reads the whole episode, which only verifiers with a sandbox get.
     """
 
-    needs_sandbox = True
-
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
         """The reward of the calls and messages of an episode."""
         messages = [node.message for node in trajectory.nodes if node.turn != NO_TURN and node.message]
         if trajectory.status != "finished":

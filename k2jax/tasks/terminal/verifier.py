@@ -11,6 +11,7 @@ from k2jax.agents.environments.files import isolated_python
 from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.task import Task
+from k2jax.agents.verifier import Verifier
 from k2jax.tasks.code.verifier import verdict_of
 from k2jax.tasks.terminal import test_program as terminal_program
 from k2jax.trajectory import Reward, Trajectory
@@ -20,20 +21,17 @@ TIMEOUT = 60.0
 _PROGRAM = Path(terminal_program.__file__).read_text(encoding="utf-8")
 
 
-class TerminalVerifier:
+class TerminalVerifier(Verifier):
     """1 if the test script ends without an exception, else 0. The agent's sandbox never holds the script.
 
     Attributes:
-        needs_sandbox: always.
         spec: of its sandboxes.
     """
-
-    needs_sandbox = True
 
     def __init__(self):
         self.spec = SandboxSpec(read_only=host_python().read_only)
 
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
         """The reward of the files that the episode left.
 
         Raises:

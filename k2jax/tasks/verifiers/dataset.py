@@ -10,6 +10,7 @@ from k2jax.agents.environment import OUTCOME
 from k2jax.agents.sandbox import Sandbox
 from k2jax.agents.split import Split, split_of
 from k2jax.agents.task import Budget, Task
+from k2jax.agents.verifier import Verifier
 from k2jax.errors import UserError
 from k2jax.tasks.verifiers.package import ENVIRONMENT, load_environment
 from k2jax.trajectory import Reward, Trajectory
@@ -82,16 +83,10 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
-class RubricReward:
-    """The reward that the environment's rubric gave at the end of the episode; 0 for one that was cut before.
+class RubricReward(Verifier):
+    """The reward that the environment's rubric gave at the end of the episode; 0 for one that was cut before."""
 
-    Attributes:
-        needs_sandbox: it reads what the environment left, which only verifiers with a sandbox get.
-    """
-
-    needs_sandbox = True
-
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
         """The reward, with the rubric's metrics as parts."""
         outcome = trajectory.metadata.get(OUTCOME)
         if outcome is None:

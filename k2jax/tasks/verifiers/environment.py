@@ -8,13 +8,13 @@ episode, nothing goes over a wire, and the package's own rubric judges what its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import copy
 import functools
 import math
 from typing import Any, NamedTuple
 
-from k2jax.agents.environment import Message, Observation, Step
+from k2jax.agents.environment import NO_SERVICES, Environment, Message, Observation, Services, Step
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.task import Task
 from k2jax.errors import UserError, abbreviate
@@ -37,20 +37,17 @@ class _Request(NamedTuple):
     answer: asyncio.Future[Message]
 
 
-class VerifiersEnvironment:
+class VerifiersEnvironment(Environment):
     """The environment that a task's metadata name.
 
     An environment whose prompts are not what was said before and something behind it has no place in a conversation,
     and is refused. Episodes are rebuilt by replay, so an environment that draws random numbers without a seed cannot
     pause.
-
-    Attributes:
-        tools: declarations in OpenAI's format; known after ``reset``.
     """
 
-    def __init__(self):
+    def __init__(self, services: Services = NO_SERVICES):
         """Loads nothing."""
-        self.tools: Sequence[Mapping[str, Any]] = ()
+        super().__init__(services)
         self._name = ""
         self._requests: asyncio.Queue[_Request | None] = asyncio.Queue()
         self._episode: asyncio.Task[Mapping[str, Any]] | None = None

@@ -7,6 +7,7 @@ import pytest
 
 from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.lengths import check_text, check_texts
+from k2jax.agents.environment import Environment
 from tests.agents.api.sample import CARD, TOKENIZER
 
 ALPHABETS = ["a", " ", "\n", "ab ", "月之", "🧑‍🚀", "0123456789", "The quick brown fox. ", "\t{};"]
@@ -26,7 +27,7 @@ def test_a_text_is_refused_only_if_it_does_not_fit(alphabet, length, seed):
     assert len(text) <= 64 * CARD.max_length  # what is left to encode is bounded
 
 
-class Counting:
+class Counting(Environment):
     """A tokenizer that notes how long the texts are that it encodes."""
 
     def __init__(self):

@@ -12,6 +12,7 @@ import sys
 from unittest import mock
 import zlib
 
+from k2jax.agents.environment import Services
 from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.gateway import app
@@ -52,7 +53,7 @@ async def run_agent(name, client, folder=FOLDER, version="", seconds=300):
 
     scaffold = f"black_box agent={name} folder={folder} seconds={seconds}" + (f" version={version}" if version else "")
     of = dataclasses.replace(task(), scaffold=scaffold)
-    environment = FilesEnvironment(lambda: backend("bubblewrap"))
+    environment = FilesEnvironment(Services(lambda: backend("bubblewrap")))
     sampling = Sampling(max_tokens=500, temperature=0.7)
     with mock.patch.object(app, "read_json", keep):
         trajectory = await run_episode(

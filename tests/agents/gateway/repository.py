@@ -8,6 +8,7 @@ from k2jax.agents.gateway.agents import BlackBoxAgent
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.task import Task
+from k2jax.agents.verifier import Verifier
 from k2jax.tasks.file_answers.dataset import texts_left
 from k2jax.trajectory import Reward
 
@@ -49,10 +50,8 @@ def task(**values):
     return Task("ranges-1", "swe", ({"role": "user", "content": INSTRUCTION},), "hidden_test", **fields)
 
 
-class HiddenTest:
+class HiddenTest(Verifier):
     """1 if the hidden test passes with the files that were left, in a sandbox that the agent never saw."""
-
-    needs_sandbox = True
 
     def __init__(self):
         self.spec = SandboxSpec(read_only=host_python().read_only)

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from k2jax.agents.environment import OUTCOME
+from k2jax.agents.environment import OUTCOME, Services
 from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.environments.repository import TREE, RepositoryEnvironment
 from k2jax.agents.episode import run_episode
@@ -52,7 +52,7 @@ def tiny_engine():
 
 
 def environment():
-    return FilesEnvironment(lambda: backend("bubblewrap"))
+    return FilesEnvironment(Services(lambda: backend("bubblewrap")))
 
 
 async def episode(client, agent, folder, of=None, **options):
@@ -116,7 +116,7 @@ def test_an_issue_of_a_repository_is_solved_through_an_agent(tmp_path):
     of = next(each for each in tasks if each.id == "words-spaces")
     mend = "$sed -i 's/split(.*))/split())/' words/count.py; pwd; git log --oneline | wc -l"
     client = ScriptedClient(answers(mend, "Done."))
-    made = RepositoryEnvironment(lambda: backend("bubblewrap"))
+    made = RepositoryEnvironment(Services(lambda: backend("bubblewrap")))
     trajectory = asyncio.run(episode(client, small_agent(), tmp_path, of=of, environment=made))
     patch = trajectory.metadata[OUTCOME]["patch"]
     assert "+    return len(text.split())" in patch and patch.count("diff --git") == 1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from k2jax.agents.api import media_parts as media_module
+from k2jax.agents.environment import Environment
 from k2jax.agents.gateway import Gateway
 from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.agents.web.arrivals import READERS
@@ -109,7 +110,7 @@ def test_a_pad_that_the_model_sampled_stands_for_no_image():
     assert [media[0].start] == [placed.start for placed in shown[0][1]]
 
 
-class Slow:
+class Slow(Environment):
     """Reads no image, and counts how many requests it reads at a time."""
 
     def __init__(self):
