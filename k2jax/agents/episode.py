@@ -207,8 +207,7 @@ class Rollout:
         resume = None if begun is None else Completion(*_arrays(begun), begun.finish, self._known_experts(node))
         with self._truncating():
             media = path_media(self.trajectory, self.trajectory.path(parent), self.media)
-            images = {"media": media} if media else {}  # which clients of text alone do not take
-            completion = await self.client.generate(prompt.tolist(), asked, resume=resume, **images)
+            completion = await self.client.generate(prompt.tolist(), asked, resume=resume, media=media)
         paused = completion.finish == "cancelled" or (
             completion.finish == "length" and allowed < longest and len(completion.tokens) >= allowed
         )

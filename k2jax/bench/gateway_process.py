@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 import sys
 import time
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,7 +21,7 @@ from k2jax.agents.gateway import Gateway
 from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.agents.web.http import json_response
 from k2jax.agents.web.server import open_socket, run_server
-from k2jax.client import Completion, OnToken, Sampling, new_completion
+from k2jax.client import Client, Completion, OnToken, Sampling, new_completion, refuse_media
 from k2jax.client.keys import ApiKeys
 from k2jax.convert.loading import tokenizer_of
 from k2jax.text import chat_format
@@ -30,7 +31,7 @@ ANSWER = "I look at the file. ```bash\ncat src/main.py\n```"
 GRACE_SECONDS = 1.0
 
 
-class InstantClient:
+class InstantClient(Client):
     """Answers with fixed tokens, at once."""
 
     def __init__(self, reply: Sequence[int]):
@@ -43,8 +44,10 @@ class InstantClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[Any] = (),
     ) -> Completion:
         """The fixed tokens; see ``Client.generate``."""
+        refuse_media(self, media)
         for token in self.reply:
             if on_token is not None:
                 on_token(token, -0.5)

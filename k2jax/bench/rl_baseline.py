@@ -12,7 +12,7 @@ import numpy as np
 from k2jax.bench.baseline import torch_model
 from k2jax.bench.pretrain import EXPERT_IMPLEMENTATIONS
 from k2jax.bench.timing import interleaved
-from k2jax.client import Completion, OnToken, Sampling, new_completion
+from k2jax.client import Client, Completion, OnToken, Sampling, new_completion, refuse_media
 from k2jax.config import ModelConfig
 from k2jax.convert.importing import import_folder
 
@@ -22,7 +22,7 @@ Generate = Callable[[list[tuple[int, ...]], int, Sampling], list[list[int]]]
 """From distinct prompts, samples of each and how to sample, to the new ids of each sample, the end included."""
 
 
-class GenerateClient:
+class GenerateClient(Client):
     """What rollouts need of a ``LockstepClient``, over a batched ``generate``.
 
     Once every coroutine waits, the requests run in batches of as many rows as the engine has slots, in the order in
@@ -59,8 +59,10 @@ class GenerateClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[Any] = (),
     ) -> Completion:
         """Generates after a prompt, in a batch with others."""
+        refuse_media(self, media)
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((tuple(prompt), sampling, done))
         self._busy -= 1

@@ -15,7 +15,9 @@ from k2jax.client.types import (
     OnToken,
     PromptTooLongError,
     Sampling,
+    check_scored,
     new_completion,
+    refuse_media,
 )
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "Sampling",
     "ScriptedClient",
     "ServerFailedError",
+    "check_scored",
     "cut_reply",
     "new_completion",
+    "refuse_media",
 ]

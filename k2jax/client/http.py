@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.client.types import UNKNOWN_VERSION, Completion, OnToken, PromptTooLongError, Sampling, new_completion
+from k2jax.client.types import (
+    UNKNOWN_VERSION,
+    Client,
+    Completion,
+    OnToken,
+    PromptTooLongError,
+    Sampling,
+    check_scored,
+    new_completion,
+    refuse_media,
+)
 from k2jax.errors import InfrastructureError, UserError
 
 
@@ -17,7 +27,7 @@ class ServerFailedError(UserError, InfrastructureError):
     """A server does not answer, or not as it should: one line for a command, and a masked sample for a run."""
 
 
-class HTTPClient:
+class HTTPClient(Client):
     """A client of an OpenAI-compatible server: ``/v1/completions`` with token ids and log-probabilities.
 
     The server has to understand ``return_token_ids``, ``stop_token_ids`` and ``ignore_eos``, as
@@ -73,6 +83,7 @@ class HTTPClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[Any] = (),
     ) -> Completion:
         """Generates on the server; see ``Client.generate``.
 
@@ -80,9 +91,10 @@ class HTTPClient:
             ServerFailedError: the server does not answer after all attempts, or answers with what is no completion.
             PromptTooLongError: the server's longest sequence has no room for the prompt and ``max_tokens``.
             UserError: the server refuses the request, or answers without token ids; ``return_experts`` is asked for;
-                the completion that is to be resumed has ``max_tokens`` already.
+                the completion that is to be resumed has ``max_tokens`` already; the prompt has images.
         """
         sampling.check()
+        refuse_media(self, media)
         if sampling.return_experts:
             raise UserError("a server does not report chosen experts; leave return_experts out")
         known = [] if resume is None else resume.tokens.tolist()
@@ -93,6 +105,21 @@ class HTTPClient:
         tokens, logprobs = known + tokens, [0.0] * len(known) + logprobs
         return new_completion(tokens, logprobs, [self._version] * len(tokens), finish, resume)
 
+    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
+        """Log-probabilities by a completion that echoes its prompt; see ``Client.score``.
+
+        Raises:
+            ServerFailedError: the server does not answer after all attempts, or answers with what is no completion.
+            UserError: the server refuses the request, or does not score an echoed prompt.
+        """
+        check_scored(ids, start)
+        refuse_media(self, media)
+        body = self._body(list(map(int, ids)), Sampling(max_tokens=1, temperature=0.0), 0, stream=False)
+        _, logprobs, _ = await self._with_retries(body | {"echo": True}, None)
+        if np.isnan(logprobs[start : len(ids)]).any():
+            raise UserError(f"{self._url} does not score the tokens of an echoed prompt, which k2jax.serve and vLLM do")
+        return np.array(logprobs[start : len(ids)], np.float32)
+
     def _body(self, prompt: list[int], sampling: Sampling, known: int, stream: bool) -> dict[str, Any]:
         body = {"model": self._model, "prompt": prompt, "max_tokens": sampling.max_tokens - known, "stream": stream}
         names = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -101,7 +128,7 @@ class HTTPClient:
         return body | {"ignore_eos": True, "stop_token_ids": list(sampling.stop_tokens)}
 
     async def _with_retries(self, body: dict, on_token: OnToken | None) -> tuple[list[int], list[float], str]:
-        failure = ""
+        failure, echoed = "", body["prompt"] if body.get("echo") else []
         for attempt in range(self._attempts):
             if attempt:
                 await asyncio.sleep(self._backoff * 2 ** (attempt - 1))
@@ -110,7 +137,7 @@ class HTTPClient:
             try:
                 async with self._http.stream("POST", "/v1/completions", json=body) as response:
                     if response.status_code < 400:
-                        return tokens, logprobs, await self._read(response, tokens, logprobs, on_token)
+                        return tokens, logprobs, await self._read(response, tokens, logprobs, on_token, echoed)
                     raw = await response.aread()
                     failure = f"status {response.status_code}: {_error_message(raw)}"
                     if response.status_code < 500 and response.status_code != 429:
@@ -122,13 +149,16 @@ class HTTPClient:
                     raise ServerFailedError(f"{self._url} failed: {failure}") from error
         raise ServerFailedError(f"{self._url} failed {self._attempts} times, the last time with {failure}")
 
-    async def _read(self, response: Any, tokens: list[int], logprobs: list[float], on_token: OnToken | None) -> str:
-        """Appends the answer's tokens and log-probabilities; returns its finish reason."""
+    async def _read(
+        self, response: Any, tokens: list[int], logprobs: list[float], on_token: OnToken | None, echoed: list[int]
+    ) -> str:
+        """Appends the echoed and the new tokens with their log-probabilities; returns the finish reason."""
         finish = None
         async for choice in self._choices(response, stream=on_token is not None):
             finish = choice.get("finish_reason") or finish
             scores = (choice.get("logprobs") or {}).get("token_logprobs") or []
             ids = choice.get("token_ids", [] if scores == [] and on_token else None)
+            ids = None if ids is None else [*echoed, *ids]
             if ids is None or len(ids) != len(scores):
                 raise UserError(f"{self._url} answered without the id and log-probability of every token")
             for token, logprob in zip(ids, scores, strict=True):

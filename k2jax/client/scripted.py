@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 import zlib
 
 import numpy as np
 
-from k2jax.client.types import Completion, OnToken, Sampling, new_completion
+from k2jax.client.types import Client, Completion, OnToken, Sampling, check_scored, new_completion
 from k2jax.errors import UserError
 
 
-class ScriptedClient:
+class ScriptedClient(Client):
     """Gives the replies of a function instead of a model's.
 
     Example:
@@ -24,10 +25,12 @@ class ScriptedClient:
 
     Attributes:
         calls: the prompt and sampling of every call so far.
+        media: the images of every call so far.
     """
 
     def __init__(self, reply: Callable[[tuple[int, ...], Sampling], Iterable[int]], version: int = 0):
         self.calls: list[tuple[tuple[int, ...], Sampling]] = []
+        self.media: list[tuple[Any, ...]] = []
         self._reply, self._version = reply, version
 
     @staticmethod
@@ -42,11 +45,13 @@ class ScriptedClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[Any] = (),
     ) -> Completion:
         """The scripted reply; see ``Client.generate``."""
         sampling.check()
         prompt = tuple(int(token) for token in prompt)
         self.calls.append((prompt, sampling))
+        self.media.append(tuple(media))
         tokens, finish = cut_reply(self._reply(prompt, sampling), sampling, resume)
         logprobs = [self.logprob((*prompt, *tokens[:i]), token) for i, token in enumerate(tokens)]
         for i in range(0 if resume is None else len(resume.tokens), len(tokens)):
@@ -55,6 +60,11 @@ class ScriptedClient:
                 tokens, logprobs, finish = tokens[: i + 1], logprobs[: i + 1], "stop"
                 break
         return new_completion(tokens, logprobs, [self._version] * len(tokens), finish, resume)
+
+    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
+        """Log-probabilities by ``logprob``; see ``Client.score``."""
+        check_scored(ids, start)
+        return np.array([self.logprob(ids[:place], ids[place]) for place in range(start, len(ids))], np.float32)
 
 
 def cut_reply(reply: Iterable[int], sampling: Sampling, resume: Completion | None = None) -> tuple[list[int], str]:

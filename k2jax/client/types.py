@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -88,8 +88,14 @@ class Completion(NamedTuple):
     experts: np.ndarray | None = None
 
 
-class Client(Protocol):
-    """Whatever generates tokens: an engine, a server, a script."""
+class Client:
+    """Whatever generates tokens: an engine, a server, a script.
+
+    Attributes:
+        one_at_a_time: whether a caller waits for one answer before it asks for the next, as in lockstep.
+    """
+
+    one_at_a_time = False
 
     async def generate(
         self,
@@ -98,6 +104,7 @@ class Client(Protocol):
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[Any] = (),
     ) -> Completion:
         """Generates after a prompt. Cancelling the coroutine cancels the request.
 
@@ -106,12 +113,42 @@ class Client(Protocol):
             sampling: how tokens are chosen.
             resume: an unfinished completion of the same prompt and sampling; the result begins with its tokens.
             on_token: see ``OnToken``; it is not called for resumed tokens.
+            media: images where they stand in the prompt, see ``inference.media.PlacedChunk``.
 
         Raises:
             PromptTooLongError: the prompt leaves no room for a token.
-            UserError: a prompt or sampling parameter that cannot be served.
+            UserError: a prompt or sampling parameter that cannot be served, or images that this client does not send.
         """
-        ...
+        raise NotImplementedError
+
+    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
+        """Log-probabilities of given tokens, each after all tokens before it.
+
+        Args:
+            ids: token ids.
+            start: number of the first token that is scored, at least 1.
+            media: see ``generate``.
+
+        Returns:
+            float32 ``[len(ids) - start]``, under softmax(logits) over the whole vocabulary.
+
+        Raises:
+            PromptTooLongError: there are more tokens than the longest sequence holds.
+            UserError: this client gives no log-probabilities of given tokens.
+        """
+        raise UserError(f"{type(self).__name__} gives no log-probabilities of given tokens; use an engine or a server")
+
+
+def check_scored(ids: Sequence[int], start: int) -> None:
+    """Raises UserError where ``Client.score`` cannot score the tokens from ``start`` on."""
+    if not 1 <= start < len(ids):
+        raise UserError(f"{len(ids)} tokens cannot be scored from number {start} on: the first has none before it")
+
+
+def refuse_media(client: Client, media: Sequence[Any]) -> None:
+    """Raises UserError where there are images, for a client that sends token ids alone."""
+    if media:
+        raise UserError(f"{type(client).__name__} sends token ids alone, and the prompt has images; use an engine")
 
 
 def new_completion(

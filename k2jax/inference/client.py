@@ -9,8 +9,8 @@ import dataclasses
 
 import numpy as np
 
-from k2jax.client import Completion, OnToken, Sampling, cut_reply, new_completion
-from k2jax.inference.lockstep import LockstepClient
+from k2jax.client import Client, Completion, OnToken, Sampling, check_scored, cut_reply, new_completion
+from k2jax.inference.lockstep import SCORING, LockstepClient
 from k2jax.inference.media import PlacedChunk
 from k2jax.inference.request import Request, RequestWatch
 from k2jax.inference.worker import Worker
@@ -18,7 +18,7 @@ from k2jax.inference.worker import Worker
 __all__ = ["EngineClient", "ForcedClient", "LockstepClient"]
 
 
-class EngineClient:
+class EngineClient(Client):
     """Coroutines that generate on a worker's thread, for servers and gateways. ``on_token`` runs on that thread."""
 
     def __init__(self, worker: Worker):
@@ -42,8 +42,19 @@ class EngineClient:
         _, completion = await run_request(self._worker, prompt, sampling, resume=resume, on_token=on_token, media=media)
         return completion
 
+    async def score(self, ids: Sequence[int], start: int, media: Sequence[PlacedChunk] = ()) -> np.ndarray:
+        """Log-probabilities of given tokens in one prefill; see ``Client.score``.
 
-class ForcedClient:
+        Raises:
+            UserError: tokens or images that the engine refuses.
+            RuntimeError: the worker has failed or stopped.
+        """
+        check_scored(ids, start)
+        request, _ = await run_request(self._worker, ids, SCORING, media=media)
+        return np.array(request.prompt_logprobs, np.float32)[start - 1 :]
+
+
+class ForcedClient(Client):
     """Replies that the caller writes, scored by the engine: the log-probabilities of given tokens in one prefill.
 
     A reply ends at a stop token or after ``max_tokens``, as if the model had chosen its tokens. Prompt and reply
@@ -64,6 +75,7 @@ class ForcedClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[PlacedChunk] = (),
     ) -> Completion:
         """The scripted reply with its log-probabilities; see ``Client.generate``.
 
@@ -77,11 +89,9 @@ class ForcedClient:
         known = 0 if resume is None else len(resume.tokens)
         if len(tokens) == known:
             return Completion(*resume[:3], finish, resume.experts) if resume else new_completion([], [], [], finish)
-        scoring = dataclasses.replace(
-            sampling, max_tokens=1, temperature=0.0, stop_tokens=(), top_logprobs=0, prompt_logprobs=True
-        )
+        scoring = dataclasses.replace(SCORING, return_experts=sampling.return_experts)
         request, scored = await run_request(
-            self._worker, [*prompt, *tokens], scoring, scored_temperature=sampling.temperature or 1.0
+            self._worker, [*prompt, *tokens], scoring, scored_temperature=sampling.temperature or 1.0, media=media
         )
         if not len(scored.tokens):  # the engine cancelled it
             return resume._replace(finish=finish) if resume else new_completion([], [], [], scored.finish)

@@ -13,6 +13,8 @@ import os
 import sys
 from typing import Any
 
+import numpy as np
+
 from k2jax.agents.collect.engine_messages import EngineLoad
 from k2jax.agents.collect.engine_server import EngineServer
 from k2jax.agents.collect.loops import run
@@ -51,7 +53,7 @@ def open_client(record: dict[str, Any]) -> tuple[Client, Any]:
     return AloneClient(client, worker) if record.get("deterministic") else client, load
 
 
-class AloneClient:
+class AloneClient(Client):
     """One request at a time, with an empty cache: what it comes to does not depend on what came before or beside it.
 
     Args:
@@ -68,6 +70,12 @@ class AloneClient:
         async with self._alone:
             await asyncio.to_thread(self._worker.call, lambda engine: engine.drop_prefixes())
             return await self._client.generate(prompt, sampling, **options)
+
+    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
+        """Log-probabilities of given tokens; see ``Client.score``."""
+        async with self._alone:
+            await asyncio.to_thread(self._worker.call, lambda engine: engine.drop_prefixes())
+            return await self._client.score(ids, start, media)
 
 
 async def serve(record: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from k2jax.agents import Budget
 from k2jax.agents.context import ASK, HIDDEN, SUMMARY
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.episode import is_answer
-from k2jax.client import ScriptedClient
+from k2jax.client import Client, ScriptedClient
 from k2jax.errors import UserError
 from k2jax.text import ChatBuilder
 from k2jax.trajectory import verify
@@ -22,7 +22,7 @@ from tests.agents.tool_episodes import compact_client, episode, kimi_client, tas
 METHODS = ("hide_tool_result", "discard_all", "summary")
 
 
-class Recording:
+class Recording(Client):
     """Passes calls on and keeps what every completed request was asked and answered."""
 
     def __init__(self, client):

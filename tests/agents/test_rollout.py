@@ -15,7 +15,7 @@ from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.episode import run_episode
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.seeds import derived_seed
-from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient
+from k2jax.client import Client, Completion, PromptTooLongError, Sampling, ScriptedClient
 from k2jax.errors import UserError
 from k2jax.text import ChatBuilder, byte_tokenizer, chat_format, configured_chat
 from tests.text import kimi
@@ -85,14 +85,14 @@ def test_an_episode_in_pieces_equals_an_episode_at_once(text, cap, max_tokens):
     assert len({sampling.seed for _, sampling in client.calls}) == 1
 
 
-class Impatient:
+class Impatient(Client):
     """A client that ends a request after one more token, as a full engine does, under ever newer weights."""
 
     def __init__(self, text):
         self._ids = [*BYTES.encode(text), BYTES.eos]
         self.version = 0
 
-    async def generate(self, prompt, sampling, *, resume=None, on_token=None):
+    async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
         self.version += 1
         self.temperature = sampling.temperature
         known = 0 if resume is None else len(resume.tokens)
@@ -127,8 +127,8 @@ def test_the_budget_of_the_task_truncates_the_episode():
 
 
 def test_an_engine_whose_longest_sequence_is_reached_truncates_instead_of_pausing():
-    class Full:
-        async def generate(self, prompt, sampling, *, resume=None, on_token=None):
+    class Full(Client):
+        async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
             return Completion(np.array([51, 51], np.int32), np.zeros(2, np.float32), np.zeros(2, np.int64), "length")
 
     assert episode(Full(), token_cap=5).status == "truncated"

@@ -67,6 +67,19 @@ def test_a_resumed_completion_is_a_longer_prompt(server):
     assert whole.tokens.tolist()[:2] == first.tokens.tolist() and len(whole.tokens) == len(whole.logprobs) == 4
 
 
+def test_given_tokens_are_scored_by_an_echoed_prompt(server):
+    async def score(ids, start, **options):
+        async with HTTPClient(server.url, NAME) as client:
+            return await client.score(ids, start, **options)
+
+    scores = asyncio.run(score([10, 11, 12, 13], 2))
+    assert scores.tolist() == [-1.5, -2.5] and scores.dtype == np.float32
+    prompt, asked = server.engine.asked[-1]
+    assert prompt == (10, 11, 12, 13) and asked.prompt_logprobs and asked.max_tokens == 1
+    with pytest.raises(UserError, match="HTTPClient sends token ids alone, and the prompt has images"):
+        asyncio.run(score([10, 11], 1, media=["image"]))
+
+
 def test_a_callback_ends_the_generation_and_so_does_cancelling(server):
     ended = generate(server.url, sampling=Sampling(max_tokens=200), on_token=lambda token, logprob: token == 67)
     assert (ended.tokens.tolist(), ended.finish) == ([65, 66, 67], "stop")

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from k2jax.client import Sampling, ScriptedClient
+from k2jax.client import Client, Sampling, ScriptedClient, refuse_media
 from k2jax.errors import UserError
 
 
@@ -42,3 +42,23 @@ def test_a_resumed_reply_is_the_whole_one():
     assert later == [7]
     with pytest.raises(UserError, match="does not begin with"):
         generate([5, 5, 7], resume=half)
+
+
+def test_given_tokens_are_scored_by_the_same_function_as_answers():
+    client = ScriptedClient(lambda prompt, sampling: [5, 6, 7])
+    answer = asyncio.run(client.generate([1, 2], Sampling(max_tokens=3)))
+    np.testing.assert_array_equal(asyncio.run(client.score([1, 2, 5, 6, 7], 2)), answer.logprobs)
+    for ids, start in (([1, 2], 2), ([1, 2], 0), ([], 1)):
+        with pytest.raises(UserError, match="cannot be scored"):
+            asyncio.run(client.score(ids, start))
+
+
+def test_a_client_that_scores_nothing_or_sends_no_images_says_so_by_its_name():
+    class Silent(Client):
+        """Answers nothing."""
+
+    with pytest.raises(UserError, match="Silent gives no log-probabilities of given tokens"):
+        asyncio.run(Silent().score([1, 2], 1))
+    with pytest.raises(UserError, match="Silent sends token ids alone, and the prompt has images"):
+        refuse_media(Silent(), ["image"])
+    assert not Silent().one_at_a_time

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from k2jax.agents.collect.engine_client import EngineSocketClient
+from k2jax.agents.collect.engine_server import EngineServer
 from k2jax.client import Completion, Sampling
 from k2jax.errors import UserError
 from k2jax.inference import Worker
-from k2jax.inference.client import EngineClient, ForcedClient
+from k2jax.inference.client import EngineClient, ForcedClient, LockstepClient
 from k2jax.inference.weights import named_leaves
 from tests.emulated import ROOT
 from tests.inference.resuming import SIZES
@@ -163,6 +165,31 @@ def test_forced_tokens_have_the_full_forward_pass_s_logprobs(worker, temperature
     expected = oracle(MLA, [*PROMPT, *reply[:25]], temperature)[np.arange(11, 36), reply[:25]]
     np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
     assert set(completion.versions.tolist()) == {3} and completion.experts.shape == (36, 2, 2)
+
+
+def test_given_tokens_are_scored_by_every_client_as_by_the_full_forward_pass(worker, tmp_path):
+    ids, start = [*PROMPT, *prompts(20, seed=4)[0]], 12
+    expected = oracle(MLA, ids, 1.0)[np.arange(start - 1, len(ids) - 1), ids[start:]]
+
+    async def behind_a_socket():
+        serving = asyncio.ensure_future(EngineServer(EngineClient(worker)).serve(tmp_path / "engine"))
+        client = EngineSocketClient(tmp_path / "engine", patience=5)
+        scores = await client.score(ids, start)
+        with pytest.raises(UserError, match="longest sequence"):
+            await client.score([1] * 70, 1)
+        await client.close()
+        serving.cancel()
+        return scores
+
+    async def in_lockstep():
+        client = LockstepClient(engine(**SIZES))
+        return await client.gather(client.score(ids, start), client.score(ids, start + 5))
+
+    first, behind = asyncio.run(in_lockstep())
+    for scores in (asyncio.run(EngineClient(worker).score(ids, start)), asyncio.run(behind_a_socket()), first):
+        assert scores.dtype == np.float32
+        np.testing.assert_allclose(scores, expected, atol=1e-4)
+    np.testing.assert_allclose(behind, expected[5:], atol=1e-4)
 
 
 def test_forced_replies_end_and_resume_like_generated_ones(worker):

@@ -10,7 +10,7 @@ from k2jax.agents.episode import STARTED, run_episode
 from k2jax.agents.registry import environments
 from k2jax.agents.seeds import derived_seed
 from k2jax.agents.task import Task
-from k2jax.client import Sampling, ScriptedClient
+from k2jax.client import Client, Sampling, ScriptedClient
 from k2jax.config import resolve
 from k2jax.errors import UserError
 from k2jax.rl import rollouts
@@ -23,7 +23,7 @@ from tests.rl.critic.lenient import STOPS
 from tests.rl.tiny import register, tiny_config
 
 
-class Gathering:
+class Gathering(Client):
     """A scripted client whose coroutines need no lockstep."""
 
     def __init__(self, client: ScriptedClient):

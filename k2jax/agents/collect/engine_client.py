@@ -7,18 +7,22 @@ from collections.abc import Callable, Sequence
 import contextlib
 import itertools
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from k2jax.agents.collect.engine_messages import (
     EngineLoad,
     EngineSaid,
     RequestFault,
     pack_request,
+    pack_score,
     unpack_completion,
     unpack_error,
 )
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import NUMBER
-from k2jax.client import Completion, OnToken, PromptTooLongError, Sampling
+from k2jax.client import Client, Completion, OnToken, PromptTooLongError, Sampling, check_scored
 from k2jax.errors import InfrastructureError, UserError
 
 
@@ -33,7 +37,7 @@ _ERRORS = {
 }
 
 
-class EngineSocketClient:
+class EngineSocketClient(Client):
     """Generates with the engine behind a socket (``k2jax.agents.collect.engine_server``); it connects when it is used.
 
     Args:
@@ -49,7 +53,7 @@ class EngineSocketClient:
         self._connection: FrameConnection | None = None
         self._connecting: asyncio.Lock | None = None
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Completion]] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
         self.load: EngineLoad | None = None
         self.on_load: Callable[[EngineLoad], None] = lambda load: None
 
@@ -60,6 +64,7 @@ class EngineSocketClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[Any] = (),
     ) -> Completion:
         """Generates after a prompt; see ``Client.generate``.
 
@@ -69,10 +74,20 @@ class EngineSocketClient:
         """
         if on_token is not None:
             raise UserError("an engine behind a socket does not report single tokens; leave on_token out")
+        request = lambda number: pack_request(number, prompt, sampling, resume, media)  # noqa: E731
+        return await self._ask(EngineSaid.REQUEST, request)
+
+    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
+        """Log-probabilities of given tokens; see ``Client.score``, and ``generate`` for its errors."""
+        check_scored(ids, start)
+        return await self._ask(EngineSaid.SCORE, lambda number: pack_score(number, ids, start, media))
+
+    async def _ask(self, kind: EngineSaid, request: Callable[[int], bytes]) -> Any:
+        """The answer to a request, which is made of its number."""
         connection = await self.connect()
         number = next(self._numbers)
         done = self._waiting[number] = asyncio.get_running_loop().create_future()
-        connection.send(EngineSaid.REQUEST, pack_request(number, prompt, sampling, resume))
+        connection.send(kind, request(number))
         try:
             return await done
         except asyncio.CancelledError:
@@ -115,6 +130,9 @@ class EngineSocketClient:
         if kind == EngineSaid.COMPLETION:
             number, completion = unpack_completion(body)
             self._settle(number, completion, None)
+        elif kind == EngineSaid.SCORES:
+            scores = np.frombuffer(body, "<f4", offset=NUMBER.size)
+            self._settle(*NUMBER.unpack_from(body), scores, None)
         elif kind == EngineSaid.ERROR:
             number, fault, text = unpack_error(body)
             self._settle(number, None, _ERRORS[fault](text))
@@ -122,12 +140,12 @@ class EngineSocketClient:
             self.load = EngineLoad.unpack(body)
             self.on_load(self.load)
 
-    def _settle(self, number: int, completion: Completion | None, error: Exception | None) -> None:
+    def _settle(self, number: int, answer: Any, error: Exception | None) -> None:
         done = self._waiting.get(number)
         if done is None or done.done():  # cancelled meanwhile
             return
         if error is None:
-            done.set_result(completion)
+            done.set_result(answer)
         else:
             done.set_exception(error)
 

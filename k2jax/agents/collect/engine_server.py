@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from k2jax.agents.collect.engine_messages import EngineLoad, EngineSaid, pack_completion, pack_error, unpack_request
+import numpy as np
+
+from k2jax.agents.collect.engine_messages import (
+    EngineLoad,
+    EngineSaid,
+    SentImage,
+    pack_completion,
+    pack_error,
+    unpack_request,
+    unpack_score,
+)
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import NUMBER
 from k2jax.client import Client
@@ -20,10 +31,18 @@ class EngineServer:
         client: generates.
         load: says how busy the engine is; it is told to every connection each ``interval``.
         interval: between two such messages [s].
+        media: makes of a sent image what the client takes; None for a client of text alone.
     """
 
-    def __init__(self, client: Client, load: Callable[[], EngineLoad] | None = None, interval: float = 0.5):
+    def __init__(
+        self,
+        client: Client,
+        load: Callable[[], EngineLoad] | None = None,
+        interval: float = 0.5,
+        media: Callable[[SentImage], Any] | None = None,
+    ):
         self._client, self._load, self._interval = client, load, interval
+        self._media = media
         self._connections: set[_Served] = set()
         self.requests = 0
 
@@ -41,9 +60,26 @@ class EngineServer:
                         served.connection.send(EngineSaid.PRESSURE, told)
 
     def _connected(self) -> FrameConnection:
-        served = _Served(self._client, self)
+        served = _Served(self)
         self._connections.add(served)
         return served.connection
+
+    async def answer(self, kind: int, body: bytes) -> tuple[EngineSaid, bytes]:
+        """The frame that answers a request."""
+        if kind == EngineSaid.SCORE:
+            asked = unpack_score(body)
+            scores = await self._client.score(asked.ids.tolist(), asked.start, self._placed(asked.images))
+            return EngineSaid.SCORES, NUMBER.pack(asked.number) + np.ascontiguousarray(scores, "<f4").tobytes()
+        request = unpack_request(body)
+        del body  # tens of thousands of requests wait here
+        options = {"resume": request.resume, "media": self._placed(request.images)}
+        completion = await self._client.generate(request.prompt.tolist(), request.sampling, **options)
+        return EngineSaid.COMPLETION, pack_completion(request.number, completion)
+
+    def _placed(self, images: Sequence[SentImage]) -> tuple[Any, ...]:
+        if images and self._media is None:
+            raise UserError("the engine reads text alone, and a prompt has images; collect with a model that sees")
+        return tuple(map(self._media, images)) if images else ()
 
     def forget(self, served: _Served) -> None:
         """A connection has ended."""
@@ -53,27 +89,24 @@ class EngineServer:
 class _Served:
     """One connection: its requests are coroutines, which end with it."""
 
-    def __init__(self, client: Client, server: EngineServer):
-        self._client, self._server = client, server
+    def __init__(self, server: EngineServer):
+        self._server = server
         self._running: dict[int, asyncio.Task[None]] = {}
         self.connection = FrameConnection(self._on_frame, self._on_end)
 
     def _on_frame(self, kind: int, body: bytes) -> None:
         (number,) = NUMBER.unpack_from(body)
-        if kind == EngineSaid.REQUEST:
+        if kind in (EngineSaid.REQUEST, EngineSaid.SCORE):
             self._server.requests += 1
-            answering = asyncio.ensure_future(self._answer(body))
+            answering = asyncio.ensure_future(self._answer(number, kind, body))
             self._running[number] = answering
             answering.add_done_callback(lambda _: self._running.pop(number))
         elif kind == EngineSaid.CANCEL and number in self._running:
             self._running[number].cancel()
 
-    async def _answer(self, body: bytes) -> None:
-        number, prompt, sampling, resume = unpack_request(body)
-        del body  # tens of thousands of requests wait here
+    async def _answer(self, number: int, kind: int, body: bytes) -> None:
         try:
-            completion = await self._client.generate(prompt.tolist(), sampling, resume=resume)
-            self.connection.send(EngineSaid.COMPLETION, pack_completion(number, completion))
+            self.connection.send(*await self._server.answer(kind, body))
         except (UserError, InfrastructureError, RuntimeError) as error:
             self.connection.send(EngineSaid.ERROR, pack_error(number, error))
 

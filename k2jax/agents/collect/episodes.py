@@ -9,6 +9,8 @@ import os
 import time
 from typing import Any
 
+import numpy as np
+
 from k2jax.agents.collect.engine_client import EngineSocketClient
 from k2jax.agents.collect.routed_client import RoutedClient
 from k2jax.agents.collect.routing import Policy, Router
@@ -137,16 +139,22 @@ class EpisodeRunner:
                 self._with_sandbox = True
 
 
-class _TimedClient:
+class _TimedClient(Client):
     """A client that knows how long one episode has waited for it."""
 
     def __init__(self, client: Client):
         self._client, self.seconds = client, 0.0
 
     async def generate(self, prompt: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
+        return await self._timed(self._client.generate(prompt, sampling, **options))
+
+    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
+        return await self._timed(self._client.score(ids, start, media))
+
+    async def _timed(self, waiting: Awaitable[Any]) -> Any:
         began = time.monotonic()
         try:
-            return await self._client.generate(prompt, sampling, **options)
+            return await waiting
         finally:
             self.seconds += time.monotonic() - began
 

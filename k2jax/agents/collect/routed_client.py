@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ ROLES = 2
 """Orchestrators, and the sub-agents that they start."""
 
 
-class RoutedClient:
+class RoutedClient(Client):
     """Generates with one of several engines, all of which have the same weights.
 
     ``generate`` is for orchestrators. From the first request of a sub-agent on, each role has engines of its own, so
@@ -46,32 +47,36 @@ class RoutedClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[Any] = (),
     ) -> Completion:
         """Generates after a prompt; see ``Client.generate``."""
-        return await self.generate_as(0, prompt, sampling, resume=resume, on_token=on_token)
+        options = {"resume": resume, "on_token": on_token, "media": media}
+        return await self.asked(0, prompt, lambda client: client.generate(prompt, sampling, **options))
 
-    async def generate_as(
-        self,
-        role: int,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        *,
-        resume: Completion | None,
-        on_token: OnToken | None,
-    ) -> Completion:
-        """Generates for a role: 0 for orchestrators, 1 for sub-agents; see ``Client.generate``."""
+    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
+        """Log-probabilities of given tokens; see ``Client.score``."""
+        return await self.asked(0, ids, lambda client: client.score(ids, start, media))
+
+    async def asked(self, role: int, prompt: Sequence[int], ask: Callable[[Client], Awaitable[Any]]) -> Any:
+        """What the engine answers that the router chooses.
+
+        Args:
+            role: 0 for orchestrators, 1 for sub-agents.
+            prompt: token ids, by which an engine is chosen.
+            ask: a call of an engine's client.
+        """
         self._running[role] += 1
         self._review(role)
         prompt_P = np.asarray(prompt, np.int32)
         engine, _ = self._router.choose(prompt_P, self._engines(role))
         sequence = None
         try:
-            completion = await self._clients[engine].generate(prompt, sampling, resume=resume, on_token=on_token)
-            sequence = np.concatenate([prompt_P, completion.tokens])
+            answer = await ask(self._clients[engine])
+            sequence = np.concatenate([prompt_P, answer.tokens]) if isinstance(answer, Completion) else prompt_P
         finally:
             self._running[role] -= 1
             self._router.done(engine, sequence)
-        return completion
+        return answer
 
     def _engines(self, role: int) -> Sequence[int]:
         """The engines of a role: the first ones are the orchestrators'."""
@@ -91,7 +96,7 @@ class RoutedClient:
             self.instances = shared_instances(len(self._clients), self._queues.tolist(), self.instances)
 
 
-class _SubagentClient:
+class _SubagentClient(Client):
     """The second role of a routed client."""
 
     def __init__(self, routed: RoutedClient):
@@ -104,5 +109,10 @@ class _SubagentClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[Any] = (),
     ) -> Completion:
-        return await self._routed.generate_as(1, prompt, sampling, resume=resume, on_token=on_token)
+        options = {"resume": resume, "on_token": on_token, "media": media}
+        return await self._routed.asked(1, prompt, lambda client: client.generate(prompt, sampling, **options))
+
+    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
+        return await self._routed.asked(1, ids, lambda client: client.score(ids, start, media))

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from k2jax.agents.collect.engine_messages import EngineLoad
 from k2jax.agents.toolsets.functions import FunctionTools
 from k2jax.agents.toolsets.types import Workplace
-from k2jax.client import Completion, OnToken, Sampling, new_completion
+from k2jax.client import Client, Completion, OnToken, Sampling, new_completion, refuse_media
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
@@ -45,7 +46,7 @@ class Simulation:
     tool: float = 0.2
 
 
-class SimulatedEngine:
+class SimulatedEngine(Client):
     """A client whose answers call a tool a drawn number of times, in compact chat of single characters.
 
     Args:
@@ -71,9 +72,11 @@ class SimulatedEngine:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
+        media: Sequence[Any] = (),
     ) -> Completion:
         """The drawn answer, after the drawn time; see ``Client.generate``."""
         sampling.check()
+        refuse_media(self, media)
         if on_token is not None:
             raise UserError("a simulated engine does not report single tokens")
         simulation, rng = self._simulation, np.random.Generator(np.random.SFC64(sampling.seed))

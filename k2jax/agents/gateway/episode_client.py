@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 import contextlib
 import contextvars
 import time
 from typing import Any
+
+import numpy as np
 
 from k2jax.client import Client, Completion, OnToken, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
@@ -15,7 +17,7 @@ from k2jax.text.media_reading import MediaReader, MediaReading
 from k2jax.text.messages import Message
 
 
-class EpisodeClient:
+class EpisodeClient(Client):
     """Calls a client in the context of whoever made this object.
 
     Requests of an agent are answered in tasks of a server. A client that steps an engine in lockstep with episodes
@@ -32,7 +34,7 @@ class EpisodeClient:
 
     def __init__(self, client: Client):
         self._client, self._context = client, contextvars.copy_context()
-        self._turn = asyncio.Lock() if getattr(client, "one_at_a_time", False) else contextlib.nullcontext()
+        self._turn = asyncio.Lock() if client.one_at_a_time else contextlib.nullcontext()
         self._waiting, self._since, self._waited = 0, 0.0, 0.0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.refused: str | None = None
@@ -58,17 +60,24 @@ class EpisodeClient:
         *,
         resume: Completion | None = None,
         on_token: OnToken | None = None,
-        **images: Any,
+        media: Sequence[Any] = (),
     ) -> Completion:
-        """Generates after a prompt, with ``media`` where it has images; see ``Client.generate``."""
+        """Generates after a prompt; see ``Client.generate``."""
+        options = {"resume": resume, "on_token": on_token, "media": media}
+        return await self._ask(lambda: self._client.generate(prompt, sampling, **options))
+
+    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
+        """Log-probabilities of given tokens; see ``Client.score``."""
+        return await self._ask(lambda: self._client.score(ids, start, media))
+
+    async def _ask(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting += 1
         try:
             async with self._turn:
-                call = self._client.generate(prompt, sampling, resume=resume, on_token=on_token, **images)
                 with self.noticing(UserError):
-                    return await asyncio.create_task(call, context=self._context)
+                    return await asyncio.create_task(call(), context=self._context)
         except (RuntimeError, InfrastructureError) as error:
             if not self.failed.done():
                 self.failed.set_exception(error)

@@ -186,12 +186,12 @@ class Exchange:
             ApiError: it sampled nothing, not even a while after its time was over.
         """
         loop, encoded = asyncio.get_running_loop(), self._prepared.encoded
-        images = {"media": encoded.media} if encoded.media else {}  # which clients of text alone do not take
         limited = math.isfinite(self._seconds)
         timer = loop.call_later(self._seconds, self._end_soon) if limited else None
+        asked = {"on_token": feed.on_token, "media": encoded.media}
         try:
             async with asyncio.timeout(self._seconds + LAST_TOKEN_SECONDS if limited else None):
-                completion = await self._client.generate(encoded.prompt, sampling, on_token=feed.on_token, **images)
+                completion = await self._client.generate(encoded.prompt, sampling, **asked)
         except TimeoutError:
             raise ApiError(504, f"the model gave no token for {self._seconds:g} seconds") from None
         finally:

@@ -80,7 +80,7 @@ class SlowClient(ScriptedClient):
 
     seconds = 0.01
 
-    async def generate(self, prompt, sampling, *, resume=None, on_token=None):
+    async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
         whole, count = await super().generate(prompt, sampling), 0
         for token, logprob in zip(whole.tokens, whole.logprobs, strict=True):
             await asyncio.sleep(self.seconds)

@@ -12,7 +12,7 @@ import pytest
 from k2jax.agents.judges.refinement import known_verdict
 from k2jax.agents.judges.rubrics import Rubric
 from k2jax.agents.verdicts import COMPARED, VerdictLog
-from k2jax.client import HTTPClient, ServerFailedError
+from k2jax.client import Client, HTTPClient, ServerFailedError
 from k2jax.rl.critic.critic import refinement_metrics
 from k2jax.rl.measure import iteration_record
 from k2jax.rl.rollouts import PromptGroup
@@ -94,7 +94,7 @@ def test_what_was_said_is_read_and_never_what_was_asked():
     assert all(judgement.choice is None for pair in groups[0].judged for judgement in pair)
 
 
-class Gone:
+class Gone(Client):
     """A client whose server has died after some answers."""
 
     def __init__(self, client, answers):
