@@ -189,8 +189,8 @@ def get_config():
 # %%
 import json
 
+from k2jax.agents.mixture import TaskMixture
 from k2jax.config import load_experiment, resolve
-from k2jax.rl.tasks import TaskMixture
 
 experiment = resolve(load_experiment(WORKDIR / "experiment.py").get_config())
 mixture = TaskMixture(experiment.rl.tasks, experiment.train.seed)
@@ -309,7 +309,7 @@ print("the program that was left behind runs on:", runs(SURVIVOR))
 # The tests run in one process and the answer in another, so neither trick helps.
 
 # %%
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.scripted import play as play_policy

@@ -50,7 +50,7 @@ runtime.prepare()
 # all problems, chosen by a hash of the prompt, is held out: it never occurs in training.
 
 # %%
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 
 OPTIONS = ("kinds=add3+sum6+sort6", "count=20000")
 tasks = load_tasks("characters", OPTIONS)

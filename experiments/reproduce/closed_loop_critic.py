@@ -17,10 +17,10 @@ import json
 from pathlib import Path
 import random
 
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS, Comparison, question_of
 from k2jax.agents.judges.refinement import VerifiedPair, draw_pairs, verified_pairs
 from k2jax.agents.judges.verdict_metrics import verdict_metrics
-from k2jax.agents.registry import load_tasks
 from k2jax.agents.task import Task
 from k2jax.config import resolve, source, task
 from k2jax.report.files import write_atomic

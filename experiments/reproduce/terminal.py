@@ -13,7 +13,7 @@ Expected: 20 points and more of held-out success over a start of 20 to 60 % (doc
 
 from pathlib import Path
 
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.turns import Turns
 from k2jax.tasks.commands.dataset import COMMANDS, command_demonstrations

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.config import resolve, source, task
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table, percent

@@ -3,7 +3,7 @@
 In reading order: ``task`` (what is asked, and its budget), ``environment`` (where an agent acts), ``scaffold`` and
 ``chat_scaffold`` (how a model becomes an agent), ``episode`` (one episode, token by token), ``verifier``, ``rewards``
 and ``scorer`` (what an answer is worth), ``verdicts`` (the log of verdicts, written before they are used), ``registry``
-(everything by its name), ``wiring`` (what a config chooses of it).
+(everything by its name), ``dataset`` and ``mixture`` (the tasks of a config).
 
 Below: ``environments``, ``toolsets``, ``judges``, ``verifier_pool``, ``sandbox``; ``api``, ``web`` and ``gateway`` for
 agents in programs of their own; ``collect`` runs many episodes in many processes; ``viewer`` shows them.

@@ -19,8 +19,9 @@ from typing import NamedTuple
 from absl import flags
 
 from k2jax import cli
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import EnvironmentMaker
-from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.registry import oracles
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.scripted import Policy, null_policy, play

@@ -10,13 +10,11 @@ Where a config or a task names what has options, they stand behind the name: ``"
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module, metadata
 from typing import Any
 
 from k2jax.agents.options import parse_options, split_options
-from k2jax.agents.split import Split
-from k2jax.agents.task import Task
 from k2jax.errors import UserError, abbreviate, nearest
 
 
@@ -261,26 +259,3 @@ hack_checks = Registry(
     "hack check", "k2jax.hack_checks", {"instructions": "k2jax.tasks.instructions.verifier:claims_falsely"}
 )
 """Functions ``(task, answer) -> bool``: whether an answer claims what does not hold; no critic rewards one."""
-
-
-def load_tasks(dataset: str, options: Sequence[str] = (), split: Split = "train") -> list[Task]:
-    """The tasks of a dataset, in its order.
-
-    Example:
-        >>> tasks = load_tasks("characters", ("kinds=add3+sort6", "count=100"), split="test")
-
-    Args:
-        dataset: its name.
-        options: ``name=value`` for keyword parameters of its maker; lists are written ``a+b``.
-        split: ``train``, or ``test`` for held-out tasks, which share no prompt with training.
-
-    Raises:
-        UserError: an unknown dataset or option, a value that cannot be read, or two tasks of one id.
-    """
-    maker = datasets.get(dataset)
-    tasks = list(maker(split=split, **parse_options(maker, options, f"dataset {dataset!r}")).load())
-    if not tasks:
-        raise UserError(f"the dataset {dataset!r} has no tasks in the split {split!r} with these options")
-    if len({task.id for task in tasks}) < len(tasks):
-        raise UserError(f"the dataset {dataset!r} has several tasks of one id; its maker must number them")
-    return tasks

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 import dataclasses
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from k2jax.agents.registry import components, environments, scaffolds, toolsets, verifiers
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
+
+if TYPE_CHECKING:
+    from k2jax.config.schema import TaskConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,24 @@ class Task:
     budget: Budget = Budget()
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def with_choices(self, config: TaskConfig) -> Task:
+        """The task with what a config puts in the place of the dataset's own choice; what is empty or 0 stays.
+
+        With ``tools`` and no other choice the environment is ``tools``. Prompt components are applied in order.
+
+        Raises:
+            UserError: a prompt component is unknown, or raises it.
+        """
+        environment = config.environment or ("tools" if config.tools else "")
+        names = {"tools": config.tools, "scaffold": config.scaffold, "verifier": config.verifier}
+        limits = {"steps": config.steps, "tokens": config.episode_tokens}
+        budget = dataclasses.replace(self.budget, **{name: limit for name, limit in limits.items() if limit})
+        chosen = {name: value for name, value in ({"environment": environment} | names).items() if value}
+        task = dataclasses.replace(self, budget=budget, **chosen)
+        for text in config.components:
+            task = components.make(text, task=task)
+        return task
+
     def to_json(self) -> str:
         """The task as one line of JSON; ``from_json`` is the inverse."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, sort_keys=True, allow_nan=False)
@@ -76,6 +98,17 @@ class Task:
         if mistake := _mistake(task):
             raise UserError(f"a line of a file of tasks is no task: {mistake}")
         return task
+
+
+def check_choices(config: TaskConfig) -> None:
+    """Raises UserError where a config's names or their options are unknown, so that a run stops before it begins."""
+    for text in config.tools:
+        toolsets.make(text)
+    if config.scaffold:
+        scaffolds.make(config.scaffold)
+    for registry, name in ((environments, config.environment), (verifiers, config.verifier)):
+        if name:
+            registry.path(name)
 
 
 def _mistake(task: Task) -> str:

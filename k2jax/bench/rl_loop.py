@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from pathlib import Path
 
+from k2jax.agents.mixture import TaskMixture
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.verdicts import VerdictLog
 from k2jax.agents.verifier_pool.pool import VerifierPool
@@ -18,7 +19,6 @@ from k2jax.rl.rewards.toggle import Toggle
 from k2jax.rl.rollouts import Rollouts
 from k2jax.rl.setup import open_chat
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
-from k2jax.rl.tasks import TaskMixture
 from k2jax.rl.updates import Updates
 from k2jax.text.chat import ChatBuilder
 from k2jax.train.program import Program

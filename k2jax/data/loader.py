@@ -16,11 +16,11 @@ import numpy as np
 from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.config.fields import check_fields
 from k2jax.config.schema import SourceConfig
-from k2jax.data.mixture import MixturePlan
 from k2jax.data.packing import bits_per_byte
 from k2jax.data.processes import end_with
 from k2jax.data.vision_share import VisionShare
 from k2jax.errors import UserError
+from k2jax.mixture_plan import MixturePlan
 
 if TYPE_CHECKING:
     from k2jax.data.conversation_rows import ConversationRows
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
 PREFETCHED_BATCHES = 4
+
+
+class _RowSelection(MixturePlan, grain.transforms.DatasetSelectionMap):
+    """A plan in the form that grain takes."""
 
 
 class DataLoader:
@@ -82,7 +86,7 @@ class DataLoader:
         if vision_share:
             means = [rows[name].tokens / len(rows[name]) for name in self._names]
             weights = vision_share.weighting(self._names, weights, means, batch_size=batch_size, steps=steps)
-        self._plan = MixturePlan(weights, limits)
+        self._plan = _RowSelection(weights, limits)
         if self._plan.rows is not None and self._plan.rows // batch_size < steps:
             which = "every source with images, or every other, has" if vision_share else "every source has"
             raise UserError(

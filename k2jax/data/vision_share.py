@@ -17,7 +17,7 @@ import itertools
 import math
 
 from k2jax.config.schema import IMAGE_SOURCES, DataConfig
-from k2jax.data.mixture import Weighting, integer_shares
+from k2jax.mixture_plan import Weighting, integer_shares
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from k2jax.agents.mixture import TaskMixture
 from k2jax.checkpoint import run_config
 from k2jax.config import Config, resolve
 from k2jax.errors import UserError
@@ -19,7 +20,6 @@ from k2jax.report.style import save_figure
 from k2jax.reproduce.results import RunResult
 from k2jax.reproduce.study_file import load_study
 from k2jax.rl.loop import train as train_policy
-from k2jax.rl.tasks import TaskMixture
 from k2jax.train.loop import train
 
 TRAIN = {"pretrain": train, "sft": train, "rl": train_policy}

@@ -11,6 +11,7 @@ import numpy as np
 
 from k2jax.agents.judges.refinement import VerifiedPair
 from k2jax.agents.judges.verdict_metrics import JudgedPair
+from k2jax.agents.mixture import TaskMixture
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.convert.loading import from_pretrained, tokenizer_of
 from k2jax.errors import UserError
@@ -20,7 +21,6 @@ from k2jax.rl.critic.setup import open_critic, uses_critic
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.rollouts import PromptGroup, Rollouts
 from k2jax.rl.setup import open_images, open_scorer
-from k2jax.rl.tasks import TaskMixture
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer
 

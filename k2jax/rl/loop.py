@@ -12,6 +12,7 @@ from pathlib import Path
 import time
 
 from k2jax import processes
+from k2jax.agents.mixture import TaskMixture
 from k2jax.config.schema import Config
 from k2jax.inference import LockstepClient
 from k2jax.losses.registry import make_policy_loss
@@ -28,7 +29,6 @@ from k2jax.rl.rollouts import Rollouts
 from k2jax.rl.setup import check_config, open_chat, open_images, open_scorer, publisher
 from k2jax.rl.sync.offload import at_rest
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
-from k2jax.rl.tasks import TaskMixture
 from k2jax.rl.updates import Updates
 from k2jax.train.corpus import ptx_data
 from k2jax.train.program import Program

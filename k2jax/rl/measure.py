@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from k2jax.agents.judges.verdict_metrics import verdict_metrics
+from k2jax.agents.mixture import CRITIC
 from k2jax.agents.verifier import FAILED
 from k2jax.config.schema import Config
 from k2jax.inference.engine import EngineStats
 from k2jax.rl.critic.critic import refinement_metrics
 from k2jax.rl.rewards.group_rewards import budgeted_reward
 from k2jax.rl.rollouts import PromptGroup
-from k2jax.rl.tasks import CRITIC
 from k2jax.trajectory import Trajectory
 
 

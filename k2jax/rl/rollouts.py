@@ -18,6 +18,7 @@ from k2jax import processes
 from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.episode import Start, run_episode
 from k2jax.agents.judges.verdict_metrics import JudgedPair
+from k2jax.agents.mixture import DrawnTask, TaskMixture, class_config
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.task import Task
 from k2jax.client import Sampling
@@ -27,7 +28,6 @@ from k2jax.inference import LockstepClient
 from k2jax.rl.critic.critic import Critic
 from k2jax.rl.schedules import sampling_temperature
 from k2jax.rl.sub_episodes import EpisodeParts, SubEpisodes
-from k2jax.rl.tasks import DrawnTask, TaskMixture, class_config
 from k2jax.text.chat import ChatFormat
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer

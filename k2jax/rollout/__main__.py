@@ -129,7 +129,7 @@ def _tokenizer(values: flags.FlagValues):
 
 def _tasks(config, split: str, count: int) -> list:
     """Tasks with their classes, the same ones at every start."""
-    from k2jax.rl.tasks import TaskMixture
+    from k2jax.agents.mixture import TaskMixture
 
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
     drawn = mixture.held_out(count) if split == "test" else [mixture.prompt(number) for number in range(count)]

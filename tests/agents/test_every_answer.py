@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 import pytest
 
 from k2jax.agents import Task
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.errors import VerifierError
-from k2jax.agents.registry import load_tasks, verifiers
+from k2jax.agents.registry import verifiers
 from k2jax.agents.verifier import FAILED
 from k2jax.agents.verifier_pool.pool import VerifierPool
 

@@ -7,15 +7,16 @@ import aiohttp
 import pytest
 
 from k2jax.agents import Observation, Step
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import Environment, EnvironmentMaker
 from k2jax.agents.environments.remote import RemoteEnvironment, remote
 from k2jax.agents.environments.remote_messages import read_step, write_step
 from k2jax.agents.environments.serve import EnvironmentServer, serving
 from k2jax.agents.environments.serve_offer import Offer
 from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.registry import environments, load_tasks, oracles
+from k2jax.agents.registry import environments, oracles
 from k2jax.agents.scripted import null_policy, play, said
-from k2jax.agents.wiring import Wiring, wired
+from k2jax.config.schema import TaskConfig
 from k2jax.errors import UserError
 from tests.agents.remote_server import BEARER, KEY, listed, served, until
 
@@ -62,7 +63,7 @@ def test_an_episode_on_a_server_is_the_same_as_here():
     tasks = load_tasks("tool_use", ("count=4",))
 
     async def use(url, server):
-        there = wired(tasks, Wiring(components=(f"remote url={url}",)))
+        there = [task.with_choices(TaskConfig(components=(f"remote url={url}",))) for task in tasks]
         assert {task.environment for task in there} == {"remote"}
         far = [await play(task, EnvironmentMaker().make(task), oracles.get("tool_use"), 3) for task in there]
         near = [await play(task, EnvironmentMaker().make(task), oracles.get("tool_use"), 3) for task in tasks]

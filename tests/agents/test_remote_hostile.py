@@ -9,10 +9,10 @@ import sys
 from aiohttp import web
 import pytest
 
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environments.remote import RemoteEnvironment, remote
 from k2jax.agents.environments.remote_servers import VARIABLE, server_key
 from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.registry import load_tasks
 from k2jax.agents.scripted import said
 from k2jax.agents.task import Task
 from k2jax.errors import UserError

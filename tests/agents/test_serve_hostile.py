@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from k2jax.agents import Observation, Step
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import Environment, EnvironmentMaker
 from k2jax.agents.environments import serve_connections
 from k2jax.agents.environments.remote import RemoteEnvironment, remote
@@ -22,7 +23,7 @@ from k2jax.agents.environments.remote_messages import memory_of
 from k2jax.agents.environments.remote_servers import VARIABLE
 from k2jax.agents.environments.serve import EnvironmentServer
 from k2jax.agents.environments.serve_offer import Offer
-from k2jax.agents.registry import environments, load_tasks
+from k2jax.agents.registry import environments
 from k2jax.agents.scripted import called_all
 from k2jax.agents.task import Task
 from k2jax.errors import UserError

@@ -2,7 +2,7 @@
 
 import json
 
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.files.readers import huggingface
 from tests.data.images.counting import HITS, counting_server
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import Services
 from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.gateway.agents import read_agent
-from k2jax.agents.registry import load_tasks
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import resolve
 from k2jax.errors import UserError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study_file import load_study

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study import check_held_out

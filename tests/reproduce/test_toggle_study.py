@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from k2jax.agents.mixture import TaskMixture
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study_file import load_study
 from k2jax.rl.rewards.toggle import Toggle
-from k2jax.rl.tasks import TaskMixture
 
 toggle = load_study("toggle")
 

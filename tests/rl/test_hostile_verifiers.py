@@ -5,11 +5,11 @@ import asyncio
 import numpy as np
 import pytest
 
+from k2jax.agents.mixture import TaskMixture
 from k2jax.agents.registry import datasets
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.evaluation import HeldOutTasks
 from k2jax.rl.loop import train
-from k2jax.rl.tasks import TaskMixture
 from k2jax.trajectory import Reward, Trajectory
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.sometimes_hostile import is_hostile

@@ -13,11 +13,12 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import Environment, Observation, Services, Step
 from k2jax.agents.environments.files import FilesEnvironment, NamedFilesEnvironment
 from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.episode import run_episode
-from k2jax.agents.registry import load_tasks, verifiers
+from k2jax.agents.registry import verifiers
 from k2jax.agents.task import Task
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import resolve, source, task

@@ -2,7 +2,8 @@
 
 import pytest
 
-from k2jax.agents.registry import load_tasks, verifiers
+from k2jax.agents.dataset import load_tasks
+from k2jax.agents.registry import verifiers
 from k2jax.drawings.synthetic import KINDS, synthetic_sample
 from k2jax.errors import UserError
 

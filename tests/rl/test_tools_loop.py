@@ -2,10 +2,10 @@
 
 import pytest
 
+from k2jax.agents.mixture import TaskMixture
 from k2jax.config import load_experiment, resolve
 from k2jax.errors import UserError
 from k2jax.rl.loop import train
-from k2jax.rl.tasks import TaskMixture
 from k2jax.tasks.commands.dataset import command_demonstrations
 from k2jax.tasks.expressions.dataset import expression_demonstrations
 from k2jax.tasks.tool_use.teacher import tool_demonstrations

@@ -10,7 +10,8 @@ import json
 import pytest
 
 from k2jax.agents.check import check
-from k2jax.agents.registry import apis, load_tasks, oracles
+from k2jax.agents.dataset import load_tasks
+from k2jax.agents.registry import apis, oracles
 from k2jax.agents.scripted import called_all, play_actions, said
 from k2jax.agents.toolsets.types import Workplace
 from k2jax.errors import UserError

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.errors import UserError
 from k2jax.tasks.characters.dataset import CharacterTasks, final_answer
 from k2jax.tasks.characters.teacher import (

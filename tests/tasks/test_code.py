@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from k2jax.agents import Task
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.verdicts import VerdictLog

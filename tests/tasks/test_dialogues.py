@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.client import ScriptedClient
 from k2jax.errors import UserError
 from k2jax.tasks.characters.dataset import final_answer

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 import pytest
 
 from k2jax.agents import Task
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.errors import UserError
 from k2jax.tasks.instructions.constraints import CONSTRAINTS, GROUPS
 from k2jax.tasks.instructions.verifier import claims_compliance, instructions

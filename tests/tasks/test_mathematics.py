@@ -6,8 +6,8 @@ import pytest
 
 from k2jax.agents import Task
 from k2jax.agents.coverage import coverage
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.difficulty import moderate, pass_rates
-from k2jax.agents.registry import load_tasks
 from k2jax.errors import UserError
 from k2jax.tasks.mathematics.dataset import final_answer_of
 from k2jax.tasks.mathematics.verifier import math

@@ -14,9 +14,10 @@ import pytest
 from scipy import ndimage
 
 from k2jax.agents.check import check
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import Message, Services
 from k2jax.agents.environments.files import FILES, NamedFilesEnvironment
-from k2jax.agents.registry import load_tasks, oracles, verifiers
+from k2jax.agents.registry import oracles, verifiers
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.scripted import called, play, play_actions, said
 from k2jax.config.schema import SourceConfig

@@ -3,7 +3,7 @@
 import pytest
 
 from k2jax.agents import Task
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.errors import UserError
 from k2jax.tasks.reasoning_gym.json_values import from_json_values, to_json_values
 from k2jax.tasks.reasoning_gym.verifier import EVALUATED, PARSED_BY_SYMPY, may_be_scored, reasoning_gym

@@ -8,11 +8,12 @@ import shutil
 import pytest
 
 from k2jax.agents.check import check
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import Services
 from k2jax.agents.environments.git_history import packed_history
 from k2jax.agents.environments.repository import RepositoryEnvironment
 from k2jax.agents.environments.repository_program import is_protected
-from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions, said
 from k2jax.errors import UserError
 from k2jax.tasks.swe import verifier as swe_scoring

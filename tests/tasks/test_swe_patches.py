@@ -12,9 +12,9 @@ import zlib
 
 import pytest
 
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environments.repository_program import merged
 from k2jax.agents.errors import VerifierError
-from k2jax.agents.registry import load_tasks
 from k2jax.tasks.swe import verifier as swe_scoring
 from k2jax.tasks.swe.example import _BASE as BASE
 from k2jax.tasks.swe.example import write_example

@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from k2jax.agents.registry import load_tasks
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.split import split_of
 from k2jax.errors import UserError
 from k2jax.tasks.answer_line import answer_line

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from k2jax.agents.check import check
-from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.dataset import load_tasks
+from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions
 from k2jax.errors import UserError
 from k2jax.tasks.terminal.dataset import KINDS

@@ -5,10 +5,12 @@ import json
 
 import pytest
 
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.options import split_options
-from k2jax.agents.registry import load_tasks, verifiers
-from k2jax.agents.wiring import Wiring, wired
+from k2jax.agents.registry import verifiers
+from k2jax.agents.task import check_choices
 from k2jax.client import ScriptedClient
+from k2jax.config.schema import TaskConfig
 from k2jax.errors import UserError
 from k2jax.tasks.tool_use.teacher import solved, tool_demonstrations
 from tests.agents.tool_episodes import BYTES, COMPACT, episode
@@ -59,31 +61,32 @@ def test_the_teacher_answers_a_share_at_once():
 
 def test_a_config_replaces_what_the_dataset_chose_and_nothing_else():
     (task,) = load_tasks("characters", ("count=1",))
-    assert wired([task], Wiring()) == [task]
-    wiring = Wiring(tools=("calculator",), scaffold="chat context=summary tokens=99", steps=4, verifier="math")
-    (other,) = wired([task], wiring)
+    assert task.with_choices(TaskConfig()) == task
+    choices = TaskConfig(tools=("calculator",), scaffold="chat context=summary tokens=99", steps=4, verifier="math")
+    other = task.with_choices(choices)
     assert (other.environment, other.tools, other.budget.steps) == ("tools", ("calculator",), 4)
     assert (other.verifier, other.instruction, other.metadata) == ("math", task.instruction, task.metadata)
-    prompts = Wiring(components=("system text='Be brief.'", "suffix text=Now."))
-    (prompted,) = wired([task], prompts)
+    prompts = TaskConfig(components=("system text='Be brief.'", "suffix text=Now."))
+    prompted = task.with_choices(prompts)
     contents = [message["content"] for message in prompted.instruction]
     assert contents == ["Be brief.", task.instruction[0]["content"] + "\n\nNow."]
 
 
 @pytest.mark.parametrize(
-    "wiring",
+    "choices",
     [
-        Wiring(tools=("calk",)),
-        Wiring(tools=("shell timeout=long",)),
-        Wiring(scaffold="chart"),
-        Wiring(environment="nowhere"),
-        Wiring(verifier="nobody"),
-        Wiring(components=("system",)),
+        TaskConfig(tools=("calk",)),
+        TaskConfig(tools=("shell timeout=long",)),
+        TaskConfig(scaffold="chart"),
+        TaskConfig(environment="nowhere"),
+        TaskConfig(verifier="nobody"),
+        TaskConfig(components=("system",)),
     ],
 )
-def test_a_wrong_name_or_option_stops_before_the_run(wiring):
+def test_a_wrong_name_or_option_stops_before_the_run(choices):
     with pytest.raises(UserError):
-        wired(load_tasks("characters", ("count=1",)), wiring)
+        check_choices(choices)
+        load_tasks("characters", ("count=1",))[0].with_choices(choices)
 
 
 def test_options_stand_behind_a_name_quoted_as_in_a_shell():

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from k2jax.agents.check import check
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import OUTCOME
-from k2jax.agents.registry import load_tasks
 from k2jax.agents.scripted import called, play, play_actions, said
 from k2jax.client import ScriptedClient
 from k2jax.errors import UserError

@@ -12,6 +12,7 @@ from k2jax import processes
 from k2jax.agents.judges.judge import Judge
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
 from k2jax.agents.judges.rubrics import Rubric, fingerprint, load_rubrics
+from k2jax.agents.mixture import CRITIC
 from k2jax.agents.verdicts import VerdictLog
 from k2jax.client import HTTPClient
 from k2jax.config.schema import Config, RLConfig
@@ -20,7 +21,6 @@ from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.rl.critic.critic import Critic
 from k2jax.rl.event_loop import EventLoop
-from k2jax.rl.tasks import CRITIC
 from k2jax.text.chat import ChatFormat, chat_format
 from k2jax.text.tokenizer import Tokenizer
 

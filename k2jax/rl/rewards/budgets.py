@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
+from k2jax.agents.mixture import DrawnTask
 from k2jax.config.schema import Config
 from k2jax.rl.rollouts import PromptGroup, Rollouts
-from k2jax.rl.tasks import DrawnTask
 
 KEY = -(1 << 31)
 """In the place of a step in the keys of the table's trajectories; no iteration and no evaluation has it."""

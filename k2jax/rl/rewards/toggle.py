@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from k2jax.agents.mixture import CRITIC, DrawnTask, TaskMixture, class_config
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.rl.rewards.budgets import sample_budgets
 from k2jax.rl.rewards.group_rewards import group_rewards
 from k2jax.rl.rollouts import PromptGroup, Rollouts
-from k2jax.rl.tasks import CRITIC, DrawnTask, TaskMixture, class_config
 from k2jax.trajectory import Trajectory
 
 

@@ -8,12 +8,13 @@ import json
 import numpy as np
 import pytest
 
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import OUTCOME, Services
 from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.environments.repository import TREE, RepositoryEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.gateway.agents import BlackBoxAgent, read_agent
-from k2jax.agents.registry import environments, load_tasks, scaffolds
+from k2jax.agents.registry import environments, scaffolds
 from k2jax.agents.task import Budget
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import replace_keys

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from k2jax.agents.mixture import CRITIC, DrawnTask, TaskMixture
 from k2jax.checkpoint import Checkpoints, check_config
 from k2jax.checkpoint.extra import decode, encode
 from k2jax.config.identity import fixed_keys
@@ -20,7 +21,6 @@ from k2jax.rl.rewards import toggle as toggle_module
 from k2jax.rl.rewards.budgets import length_budget, sample_budgets
 from k2jax.rl.rewards.toggle import Toggle, toggle_phase
 from k2jax.rl.rollouts import PromptGroup
-from k2jax.rl.tasks import CRITIC, DrawnTask, TaskMixture
 from k2jax.rl.updates import Updates
 from k2jax.trajectory import Node, Reward, Trajectory
 from k2jax.trajectory.store import TrajectoryStore

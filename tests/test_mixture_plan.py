@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.data.mixture import MixturePlan, interleaved
+from k2jax.mixture_plan import MixturePlan, interleaved
 
 SOURCE = st.tuples(st.floats(0.01, 100), st.none() | st.integers(1, 60))
 

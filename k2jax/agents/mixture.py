@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.agents.registry import load_tasks
-from k2jax.agents.task import Task
-from k2jax.agents.wiring import Wiring, wired
+from k2jax.agents.dataset import load_tasks
+from k2jax.agents.task import Task, check_choices
 from k2jax.config.schema import RLConfig, TaskConfig
-from k2jax.data.mixture import MixturePlan
 from k2jax.errors import UserError
+from k2jax.mixture_plan import MixturePlan
 
 CRITIC = "critic"
 """Name of the class of tasks in which the policy is trained as a judge; ``config.rl.critic`` describes it."""
@@ -86,16 +85,8 @@ class TaskMixture:
 
     def _load(self, name: str, split: str) -> list[Task]:
         config = self._configs[name]
-        wiring = Wiring(
-            environment=config.environment,
-            tools=config.tools,
-            scaffold=config.scaffold,
-            verifier=config.verifier,
-            components=config.components,
-            steps=config.steps,
-            tokens=config.episode_tokens,
-        )
-        return wired(load_tasks(config.dataset, config.options, split), wiring)
+        check_choices(config)
+        return [task.with_choices(config) for task in load_tasks(config.dataset, config.options, split)]
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 (a run has one mixture)
     def _order(self, name: str, epoch: int) -> np.ndarray:

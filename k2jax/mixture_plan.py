@@ -1,4 +1,4 @@
-"""The source of each row of the mixture, as a closed form of the row's index, without state.
+"""The source of each row of a mixture, of documents or of tasks, as a closed form of the row's index, without state.
 
 The mixture has phases. Within a phase the active sources are interleaved as evenly as integers allow. A phase ends when
 a source reaches its limit of rows, whose share then goes to other sources, and where the weights change.
@@ -10,8 +10,6 @@ import bisect
 from collections.abc import Callable, Sequence
 import dataclasses
 import sys
-
-import grain
 
 SHARE_SCALE = 2**24  # Weights become integers, so that counts are exact at any row.
 
@@ -79,7 +77,7 @@ class MixturePhase:
     drawn: tuple[int, ...]
 
 
-class MixturePlan(grain.transforms.DatasetSelectionMap):
+class MixturePlan:
     """Maps a row of the mixture to ``(source, number of earlier rows of that source)``.
 
     Attributes:
