@@ -22,9 +22,9 @@ import tempfile
 import time
 from typing import Any
 
-from k2jax.agents.collect.engine_client import EngineSocketClient
+from k2jax.agents.collect.engine_socket import EngineSocketClient
+from k2jax.agents.collect.event_loop import run
 from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
-from k2jax.agents.collect.loops import run
 from k2jax.agents.collect.manager import RolloutManager
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks
 from k2jax.agents.collect.simulated import Simulation

@@ -58,11 +58,9 @@ def main(values: flags.FlagValues) -> int:
     if values.url is not None:
         cli.require(values, "model", "tokenizer")
     runtime.prepare()
-    from k2jax.agents.collect.chrome_trace import ChromeTrace
     from k2jax.agents.collect.collection import AnswerSource, Collection
-    from k2jax.agents.collect.loops import run
-    from k2jax.agents.collect.monitoring import serve_metrics
-    from k2jax.agents.collect.progress import CollectionProgress
+    from k2jax.agents.collect.event_loop import run
+    from k2jax.agents.collect.monitoring import ChromeTrace, CollectionProgress, serve_metrics
 
     config, folder = cli.config_of(values), Path(values.workdir)
     source = AnswerSource(values.checkpoint or "", values.url or "", values.model or "")
@@ -77,6 +75,7 @@ def main(values: flags.FlagValues) -> int:
         engines=values.engines,
         ray=values.ray,
         deterministic=values.deterministic,
+        media=values.checkpoint is not None and _reads_images(values.checkpoint),
     )
     total = collection.prepare(_tasks(config, values.split, values.tasks))
     progress = CollectionProgress(total, config.rl.correct_reward, collection.emissions())
@@ -125,6 +124,13 @@ def _tokenizer(values: flags.FlagValues):
     from k2jax.convert.loading import tokenizer_of
 
     return tokenizer_of(values.tokenizer or values.checkpoint)
+
+
+def _reads_images(checkpoint: str) -> bool:
+    """Whether a checkpoint's model reads images; UserError where their packages are missing."""
+    from k2jax.serve.media_readers import checkpoint_reader
+
+    return checkpoint_reader(checkpoint) is not None
 
 
 def _tasks(config, split: str, count: int) -> list:

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.agents.collect.engine_messages import EngineLoad
-from k2jax.agents.collect.engine_server import EngineServer
-from k2jax.agents.collect.loops import run
-from k2jax.agents.collect.scheduler_lag import calm_collector
+from k2jax.agents.collect.engine_socket import EngineServer
+from k2jax.agents.collect.event_loop import calm_collector, run
 from k2jax.agents.collect.simulated import SimulatedEngine, Simulation
+from k2jax.agents.collect.wire_messages import EngineLoad, SentImage
 from k2jax.client import Client, Completion, Sampling
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import load_tokenizer
@@ -37,13 +36,12 @@ def open_client(record: dict[str, Any]) -> tuple[Client, Any]:
     from k2jax import runtime
 
     runtime.prepare()
-    from k2jax.convert.loading import from_pretrained
-    from k2jax.inference import Engine, Worker
+    from k2jax.inference import Worker
     from k2jax.inference.client import EngineClient
+    from k2jax.inference.loading import load_engine
 
-    model, params = from_pretrained(record["checkpoint"], vision=False)
     sizes = {name: record[name] for name in ("slots", "page_size", "max_length")}
-    worker = Worker(Engine(model.config, params, **sizes))
+    worker = Worker(load_engine(record["checkpoint"], vision=record.get("vision", False), **sizes))
 
     def load() -> EngineLoad:
         stats = worker.stats()
@@ -51,6 +49,14 @@ def open_client(record: dict[str, Any]) -> tuple[Client, Any]:
 
     client = EngineClient(worker)
     return AloneClient(client, worker) if record.get("deterministic") else client, load
+
+
+def placed_chunk(image: SentImage) -> Any:
+    """An image of a worker's request as the engine takes it, an ``inference.media.PlacedChunk``."""
+    from k2jax.data.images.packing import PatchChunk
+    from k2jax.inference.media import PlacedChunk
+
+    return PlacedChunk(image.start, PatchChunk(image.pixels, image.grid), image.digest)
 
 
 class AloneClient(Client):
@@ -81,7 +87,7 @@ class AloneClient(Client):
 async def serve(record: dict[str, Any]) -> None:
     """Serves until standard input closes."""
     client, load = open_client(record)
-    server = EngineServer(client, load)
+    server = EngineServer(client, load, media=placed_chunk if record.get("vision") else None)
     closed = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, lambda: None if os.read(0, 1) else closed.set())
     calm_collector()

@@ -12,6 +12,13 @@ from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
 
 
+def checkpoint_reader(checkpoint: str) -> MediaReader | None:
+    """The reader of a checkpoint's images, for a process that has no engine; see ``media_reader``."""
+    from k2jax.convert.loading import open_pretrained, tokenizer_of
+
+    return media_reader(checkpoint, open_pretrained(checkpoint).model.vision, tokenizer_of(checkpoint))
+
+
 def media_reader(
     checkpoint: str | Path,
     vision: VisionConfig,

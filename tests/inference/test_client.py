@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.agents.collect.engine_client import EngineSocketClient
-from k2jax.agents.collect.engine_server import EngineServer
+from k2jax.agents.collect.engine_socket import EngineServer, EngineSocketClient
 from k2jax.client import Completion, Sampling
 from k2jax.errors import UserError
 from k2jax.inference import Worker

@@ -7,6 +7,13 @@ it as they grow longer.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
+import contextlib
+
+from k2jax.agents.collect.engine_socket import EngineSocketClient
+from k2jax.agents.collect.wire_messages import EngineLoad
+
 
 class Admission:
     """The limit of concurrent episodes.
@@ -57,3 +64,35 @@ class Admission:
                 self._limit = max(self._least, self._limit * self._decrease)
         elif running >= self.limit:
             self._limit = min(self._most, self._limit + self._increase)
+
+
+class EngineLoads:
+    """Hears how full the caches of engines are, while ``async with`` lasts.
+
+    Args:
+        paths: sockets of the engines.
+        observe: is told each time, see ``RolloutManager.observe``.
+    """
+
+    def __init__(self, paths: Sequence[str], observe: Callable[[float, bool], None]):
+        self._observe = observe
+        self._clients = [EngineSocketClient(path) for path in paths]
+        self._preemptions = [0] * len(paths)
+
+    async def __aenter__(self) -> EngineLoads:
+        for number, client in enumerate(self._clients):
+            client.on_load = lambda load, number=number: self._on_load(number, load)
+        self._connecting = asyncio.gather(*(client.connect() for client in self._clients))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._connecting.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # engines that never came: their workers say so
+            await self._connecting
+        for client in self._clients:
+            await client.close()
+
+    def _on_load(self, engine: int, load: EngineLoad) -> None:
+        preempted = load.preemptions > self._preemptions[engine]
+        self._preemptions[engine] = load.preemptions
+        self._observe(load.pages, preempted)

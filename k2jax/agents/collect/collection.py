@@ -14,13 +14,12 @@ import sys
 import tempfile
 from typing import Any
 
-from k2jax.agents.collect.admission import Admission
-from k2jax.agents.collect.chrome_trace import ChromeTrace
+from k2jax.agents.collect.admission import Admission, EngineLoads
 from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
-from k2jax.agents.collect.load_watch import LoadWatch
+from k2jax.agents.collect.launchers import RayLauncher
 from k2jax.agents.collect.manager import RolloutManager
+from k2jax.agents.collect.monitoring import ChromeTrace
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks
-from k2jax.agents.collect.ray_workers import RayLauncher
 from k2jax.agents.task import Task
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
@@ -30,6 +29,7 @@ from k2jax.trajectory import TrajectoryStore
 from k2jax.trajectory.store import FOLDER
 
 RUNNER = "k2jax.agents.collect.episodes:EpisodeRunner"
+MEDIA_READER = "k2jax.serve.media_readers:checkpoint_reader"
 _IDENTITY = "collection.json"
 
 
@@ -62,6 +62,7 @@ class Collection:
         engines: processes with an engine of the checkpoint each; requests go where most of their prompt is cached.
         deterministic: engines answer one request at a time, so that no answer depends on others, and as many episodes
             run at a time as workers hold; otherwise as many as the engines' caches bear.
+        media: whether the checkpoint's model reads images, which tasks may then show it.
         ray: address of the Ray cluster whose nodes run the workers, see ``RayLauncher``; empty for this machine.
 
     Raises:
@@ -80,6 +81,7 @@ class Collection:
         capacity: int,
         engines: int = 1,
         deterministic: bool = False,
+        media: bool = False,
         ray: str = "",
     ):
         if source.checkpoint and ray not in ("", "local"):
@@ -88,6 +90,7 @@ class Collection:
                 "python -m k2jax.serve and give --url"
             )
         self._deterministic, self._engines, self._ray = deterministic, engines, ray
+        self._media = media
         self._config, self._folder, self._source = config, folder, source
         self._samples, self._workers, self._capacity = samples, workers, capacity
         self._tokenizer = folder.absolute() / "tokenizer"  # actors of Ray have another working directory
@@ -142,7 +145,7 @@ class Collection:
             for _, engine in engines:
                 opened.callback(asyncio.ensure_future(_watch(engine, manager)).cancel)
             if engines and not self._deterministic:
-                await opened.enter_async_context(LoadWatch(options["engines"], manager))
+                await opened.enter_async_context(EngineLoads(options["engines"], manager.observe))
             async for emission in manager.collect(queued_samples(self._folder, self._samples)):
                 report(emission)
 
@@ -158,7 +161,7 @@ class Collection:
 
     def _options(self) -> dict[str, Any]:
         rl = self._config.rl
-        scoring = {"workers": 1, "timeout": rl.scoring.timeout, "retries": rl.scoring.retries}
+        media = {"maker": MEDIA_READER, "checkpoint": self._source.checkpoint} if self._media else None
         return {
             "tokenizer": str(self._tokenizer),
             "chat": self._config.data.chat_format,
@@ -167,7 +170,8 @@ class Collection:
             "token_cap": rl.rollout.token_cap,
             "sandbox": rl.rollout.sandbox,
             "images": rl.images,
-            "scoring": scoring,
+            "scoring": dataclasses.asdict(rl.scoring),
+            "media": media,
         }
 
     def _admission(self) -> Admission | None:
@@ -214,6 +218,7 @@ class Collection:
                 "page_size": rollout.page_size,
                 "max_length": rollout.max_length,
                 "deterministic": self._deterministic,
+                "vision": self._media,
             }
             argv = [sys.executable, "-m", "k2jax.serve.engine_process", json.dumps(record)]
             engine = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)  # see the workers'

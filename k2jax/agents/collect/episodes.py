@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.agents.collect.engine_client import EngineSocketClient
-from k2jax.agents.collect.routed_client import RoutedClient
-from k2jax.agents.collect.routing import Policy, Router
-from k2jax.agents.collect.runner import Waits
+from k2jax.agents.collect.engine_socket import EngineSocketClient
+from k2jax.agents.collect.routing import Policy, RoutedClient, Router
 from k2jax.agents.collect.starting import EpisodeStarter
 from k2jax.agents.collect.wire_messages import Key
+from k2jax.agents.collect.worker import Waits, made_by
 from k2jax.agents.environment import Environment, EnvironmentMaker, Message, Observation, Services, Step
 from k2jax.agents.episode import run_episode, started_seed
 from k2jax.agents.registry import environments, toolsets
@@ -27,6 +26,7 @@ from k2jax.agents.task import Task
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.client import Client, Completion, HTTPClient, Sampling
 from k2jax.text.chat import configured_chat
+from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import load_tokenizer
 from k2jax.trajectory import Trajectory
 
@@ -46,7 +46,10 @@ class EpisodeRunner:
         token_cap: tokens after which an episode pauses and its worker takes the oldest one; 0 is no cap.
         sandbox: backend of tools and verifiers.
         images: what tasks may choose their images from; see ``make_backend``.
-        scoring: workers, timeout and retries of verifiers; None judges nothing.
+        scoring: workers, timeout and retries of verifiers, and the ``sandbox`` of those that run code, see
+            ``ScoringConfig``; None judges nothing.
+        media: the ``maker`` of what reads the images of messages, as ``module:attribute``, and its options; None for a
+            model of text alone.
         added: paths of environments and toolsets that no package declares, by the registry's noun and their names.
     """
 
@@ -65,6 +68,7 @@ class EpisodeRunner:
         sandbox: str = "bubblewrap",
         images: str = "",
         scoring: Mapping[str, Any] | None = None,
+        media: Mapping[str, Any] | None = None,
         added: Sequence[tuple[str, str, str]] = (),
     ):
         for noun, name, path in added:
@@ -74,7 +78,11 @@ class EpisodeRunner:
         self._seed, self._token_cap = seed, token_cap
         self._sampling = {kind: Sampling(**fields) for kind, fields in sampling.items()}
         self._engines, self._routing, self._url, self._model = engines, routing, url, model
-        self._sandbox, self._images, self._scoring = sandbox, images, scoring
+        self._images = images
+        self._scoring = None if scoring is None else {"sandbox": sandbox, **scoring}
+        self._media: MediaReader | None = None
+        if media is not None:
+            self._media = made_by(**media)
         self._environments = EnvironmentMaker(sandbox, images=images, repositories=None)
         self._scorer: Scorer | None = None
         self._preparing = asyncio.Lock()
@@ -85,7 +93,8 @@ class EpisodeRunner:
         if isinstance(self._client, RoutedClient):
             self._subagents = self._client.subagents
         if self._scoring is not None:
-            self._pool = self._opened.enter_context(VerifierPool(**self._scoring))
+            sizes = {name: value for name, value in self._scoring.items() if name != "sandbox"}
+            self._pool = self._opened.enter_context(VerifierPool(**sizes))
             self._scorer = Scorer(self._pool)
             self._with_sandbox = False
         return self
@@ -114,6 +123,7 @@ class EpisodeRunner:
             token_cap=self._token_cap,
             trajectory=trajectory,
             start=starter.start,
+            media=self._media,
         )
         began = time.monotonic()
         if self._scorer is not None and task.verifier and trajectory.status in ("finished", "truncated"):
@@ -135,7 +145,7 @@ class EpisodeRunner:
         """Gives the scorer a backend of sandboxes when the first verifier needs one."""
         async with self._preparing:
             if not self._with_sandbox and await self._pool.needs_sandbox(task.verifier):
-                self._scorer = Scorer(self._pool, backend=make_backend(self._sandbox, images=self._images))
+                self._scorer = Scorer(self._pool, backend=make_backend(self._scoring["sandbox"], images=self._images))
                 self._with_sandbox = True
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from k2jax.agents.collect.admission import Admission
-from k2jax.agents.collect.chrome_trace import ChromeTrace
+from k2jax.agents.collect.event_loop import LagProbe, calm_collector, connect
 from k2jax.agents.collect.journal import SHARDS, Emission, Journal
-from k2jax.agents.collect.launchers import LocalLauncher, WorkerHandle, WorkerLauncher, connect
+from k2jax.agents.collect.launchers import LocalLauncher, WorkerHandle, WorkerLauncher
 from k2jax.agents.collect.lease_table import Ended, Lease, LeaseTable
+from k2jax.agents.collect.monitoring import ChromeTrace
 from k2jax.agents.collect.queue_file import QueuedTask
-from k2jax.agents.collect.scheduler_lag import LagProbe, calm_collector
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import (
     LEASE_AND_NUMBER,
@@ -37,11 +37,11 @@ from k2jax.report.files import write_atomic
 
 GRANTS = 256
 """Leases that are given in one turn of the event loop."""
-_STILLBORN = 3
+_DEAD_ON_ARRIVAL = 3
 """So many workers in a row that die before they are ready end the run."""
 
 
-class _Hired:
+class _ConnectedWorker:
     """A worker with its connection."""
 
     def __init__(self, shard: int, handle: WorkerHandle):
@@ -61,7 +61,7 @@ class RolloutManager:
 
     Args:
         folder: of the collection; the file of tasks is there.
-        runner: path ``module:attribute`` of what makes a runner in every worker, see ``k2jax.agents.collect.runner``.
+        runner: path ``module:attribute`` of what makes a runner in every worker, see ``k2jax.agents.collect.worker``.
         options: of the maker, JSON values.
         workers: processes.
         capacity: coroutines of each.
@@ -99,9 +99,9 @@ class RolloutManager:
         self._admission, self._trace, self._launcher = admission, trace, launcher or LocalLauncher()
         self._lines: dict[Key, int] = {}
         self._started: dict[tuple[int, ...], tuple[int, StartOrder]] = {}  # by name: the starter's shard
-        self._processes: dict[int, _Hired] = {}
+        self._processes: dict[int, _ConnectedWorker] = {}
         self._ends: asyncio.Queue[Emission | BaseException] = asyncio.Queue()
-        self._stillborn = self.lost_workers = self.most_running = self.started = 0
+        self._dead_on_arrival = self.lost_workers = self.most_running = self.started = 0
         self._pumping = self._closing = False
         self._hiring: set[asyncio.Task[None]] = set()
         self.probe = LagProbe()
@@ -183,7 +183,7 @@ class RolloutManager:
 
     async def _hire(self) -> None:
         shard, self._shards = self._shards, self._shards + 1
-        worker = _Hired(shard, await self._launcher.start(self._folder, shard))
+        worker = _ConnectedWorker(shard, await self._launcher.start(self._folder, shard))
         self._processes[shard] = worker
         connection = FrameConnection(
             lambda kind, body: self._on_frame(worker, kind, body), lambda: self._on_end(worker)
@@ -197,16 +197,16 @@ class RolloutManager:
         except Exception as error:  # nobody waits for this task
             self._ends.put_nowait(error)
 
-    def _on_frame(self, worker: _Hired, kind: int, body: bytes) -> None:
+    def _on_frame(self, worker: _ConnectedWorker, kind: int, body: bytes) -> None:
         """Acts on a frame; an error ends the collection, where asyncio would end the connection and go on."""
         try:
             self._act(worker, kind, body)
         except Exception as error:
             self._ends.put_nowait(error)
 
-    def _act(self, worker: _Hired, kind: int, body: bytes) -> None:
+    def _act(self, worker: _ConnectedWorker, kind: int, body: bytes) -> None:
         if kind == Said.READY:
-            worker.ready, self._stillborn = True, 0
+            worker.ready, self._dead_on_arrival = True, 0
             self._table.join(worker.shard, self._capacity)
             if self._trace is not None:
                 self._trace.count(running=self.running, waiting=self.waiting)
@@ -228,7 +228,7 @@ class RolloutManager:
             self._ends.put_nowait(UserError(text) if body[:1] == b"u" else RuntimeError(f"in a worker:\n{text}"))
         self._pump_soon()
 
-    def _start(self, worker: _Hired, order: StartOrder) -> None:
+    def _start(self, worker: _ConnectedWorker, order: StartOrder) -> None:
         """A task starts another; nothing where it has ended meanwhile, and its lease is on the way back."""
         if order.lease in self._table.leases:
             name = (*self._table.leases[order.lease].task, order.number)
@@ -247,7 +247,7 @@ class RolloutManager:
         else:
             self._hand_on(self._table.finish(report.number, report))
 
-    def _on_end(self, worker: _Hired) -> None:
+    def _on_end(self, worker: _ConnectedWorker) -> None:
         if self._closing:
             return
         del self._processes[worker.shard]
@@ -257,8 +257,8 @@ class RolloutManager:
         if worker.ready:
             self._hand_on(self._table.lose(worker.shard))
         else:
-            self._stillborn += 1
-        if self._stillborn >= _STILLBORN:
+            self._dead_on_arrival += 1
+        if self._dead_on_arrival >= _DEAD_ON_ARRIVAL:
             self._ends.put_nowait(UserError("workers end before they are ready; their error output says why"))
         elif len(self._table):
             self._hiring.add(hiring := self._loop.create_task(self._hire_again()))

@@ -1,17 +1,81 @@
-"""What a collection shows of itself: metrics for Prometheus, and a check of what it stored."""
+"""What a collection shows of itself: its progress, metrics for Prometheus, a trace, and a check of what it stored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+import heapq
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import time
+from typing import Any, Protocol
 
 from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
 from k2jax.errors import UserError
+from k2jax.report.files import write_atomic
+from k2jax.report.table import duration, significant
 from k2jax.trajectory import verify
 
-if TYPE_CHECKING:
-    from k2jax.agents.collect.manager import RolloutManager
+
+class CollectionProgress:
+    """Counts ends, and words them.
+
+    Args:
+        total: episodes of the collection.
+        correct: reward from which on an episode is a success.
+        earlier: ends before this process.
+    """
+
+    def __init__(self, total: int, correct: float, earlier: Iterable[Emission] = ()):
+        self._total, self._correct = total, correct
+        self._counts: Counter[str] = Counter()
+        self._rewards = 0.0
+        for emission in earlier:
+            self.add(emission)
+        self._began, self._earlier = time.monotonic(), self._counts["ended"]
+        self._earlier_tokens = self._counts["tokens"]
+
+    def add(self, emission: Emission) -> None:
+        """An episode has ended."""
+        counts = self._counts
+        counts["ended"] += 1
+        counts["masked"] += emission.end != "done" or emission.status == "masked"
+        counts["truncated"] += emission.status == "truncated"
+        counts["tokens"] += emission.tokens
+        counts["turns"] += emission.turns
+        counts["calls"] += emission.calls
+        if emission.reward is not None:
+            counts["judged"] += 1
+            counts["right"] += emission.reward >= self._correct
+            self._rewards += emission.reward
+
+    def line(self) -> str:
+        """Where the collection is: ends, success, tokens, steps and the time that is left."""
+        counts, seconds = self._counts, time.monotonic() - self._began
+        done = counts["ended"] - self._earlier
+        parts = [f"{counts['ended']:,}/{self._total:,} episodes"]
+        if counts["judged"]:
+            parts.append(f"success {counts['right'] / counts['judged']:.1%} of {counts['judged']:,}")
+            parts.append(f"reward {significant(self._rewards / counts['judged'])}")
+        per_episode = max(1, counts["ended"])
+        parts.append(f"{significant(counts['tokens'] / per_episode)} tokens and")
+        parts[-1] += f" {significant(counts['turns'] / per_episode)} steps an episode"
+        parts += [f"{counts[name]:,} {name}" for name in ("truncated", "masked") if counts[name]]
+        if seconds > 0 and done:
+            parts.append(f"{significant((counts['tokens'] - self._earlier_tokens) / seconds)} tokens/s")
+            if counts["ended"] < self._total:
+                parts.append(f"{duration((self._total - counts['ended']) * seconds / done)} left")
+        return ", ".join(parts)
+
+    def record(self) -> dict[str, float]:
+        """The numbers, for a file."""
+        counts = self._counts
+        record = {name: counts[name] for name in ("ended", "judged", "right", "truncated", "masked", "tokens")}
+        record |= {name: counts[name] for name in ("turns", "calls")}
+        if counts["judged"]:
+            record |= {"success": counts["right"] / counts["judged"], "reward": self._rewards / counts["judged"]}
+        return record
+
 
 _COUNTERS = {
     "ended": "Episodes that have ended",
@@ -25,6 +89,15 @@ _COUNTERS = {
 }
 
 
+class Monitored(Protocol):
+    """What metrics read of a ``RolloutManager``."""
+
+    running: int
+    waiting: int
+    lost_workers: int
+    probe: Any
+
+
 class RolloutMetrics:
     """Metrics of a collection, for a Prometheus registry.
 
@@ -33,7 +106,7 @@ class RolloutMetrics:
         counts: totals by name, as ``CollectionProgress.record`` has them.
     """
 
-    def __init__(self, manager: RolloutManager, counts: Any):
+    def __init__(self, manager: Monitored, counts: Any):
         self._manager, self._counts = manager, counts
 
     def collect(self) -> Iterator[Any]:
@@ -52,7 +125,7 @@ class RolloutMetrics:
             yield GaugeMetricFamily(f"k2jax_rollout_lag_{name}_seconds", meaning, value)
 
 
-def serve_metrics(manager: RolloutManager, counts: Any, port: int) -> None:
+def serve_metrics(manager: Monitored, counts: Any, port: int) -> None:
     """Serves the metrics on 127.0.0.1 from a thread of its own.
 
     Raises:
@@ -104,3 +177,54 @@ def _problems(folder: Path | str, emission: Emission) -> list[str]:
     }
     wrong = [f"its {name} is {there}, the journal's {said}" for name, (there, said) in pairs.items() if there != said]
     return [*wrong, *verify(trajectory)]
+
+
+MOST_EVENTS = 200_000
+"""Events that a trace keeps: browsers show no more."""
+
+
+class ChromeTrace:
+    """Leases over time in the trace event format: a process for each worker, a row for each of its coroutines."""
+
+    def __init__(self):
+        self._began = time.monotonic()
+        self._events: list[dict[str, Any]] = []
+        self._open: dict[int, tuple[int, int, float]] = {}  # by lease: worker, row, begin [s]
+        self._rows: dict[int, list[int]] = {}
+        self._used: dict[int, int] = {}
+
+    def leased(self, number: int, worker: int) -> None:
+        """A worker gets a lease."""
+        free = self._rows.setdefault(worker, [])
+        if not free:
+            free.append(self._used.get(worker, 0))
+            self._used[worker] = free[0] + 1
+        self._open[number] = worker, heapq.heappop(free), self._now()
+
+    def released(self, number: int, details: dict[str, Any]) -> None:
+        """A lease is over; ``details`` say what came of it, and what its episode waited for."""
+        if number not in self._open:
+            return
+        worker, row, begin = self._open.pop(number)
+        heapq.heappush(self._rows[worker], row)
+        span = {"ts": begin * 1e6, "dur": (self._now() - begin) * 1e6}
+        self._add({"ph": "X", "name": "episode", "pid": worker, "tid": row, "args": details} | span)
+
+    def count(self, **values: float) -> None:
+        """Values at this moment, drawn as curves."""
+        self._add({"ph": "C", "name": "scheduler", "pid": -1, "tid": 0, "ts": self._now() * 1e6, "args": values})
+
+    def write(self, path: Path) -> None:
+        """Writes the trace, which chrome://tracing and ui.perfetto.dev open."""
+        names = [
+            {"ph": "M", "name": "process_name", "pid": worker, "args": {"name": f"worker {worker}"}}
+            for worker in sorted(self._rows)
+        ]
+        write_atomic(path, json.dumps({"traceEvents": [*names, *self._events]}).encode())
+
+    def _add(self, event: dict[str, Any]) -> None:
+        if len(self._events) < MOST_EVENTS:
+            self._events.append(event)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.agents.collect.engine_messages import EngineLoad
+from k2jax.agents.collect.wire_messages import EngineLoad
 from k2jax.agents.toolsets.functions import FunctionTools
 from k2jax.agents.toolsets.types import Workplace
 from k2jax.client import Client, Completion, OnToken, Sampling, new_completion, refuse_media

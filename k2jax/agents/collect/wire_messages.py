@@ -1,12 +1,22 @@
-"""What the scheduler and its workers say to each other: fixed records, in which no token is."""
+"""What processes of a collection say to each other: the scheduler and its workers, and workers and engines.
+
+What the scheduler says and hears are fixed records, in which no token is. Requests and answers of an engine have token
+ids and log-probabilities as arrays, never as JSON; images travel as patches of pixels, since workers have no engine.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import enum
+import json
 import math
 import struct
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
+import numpy as np
+
+from k2jax.client import Completion, PromptTooLongError, Sampling
+from k2jax.errors import InfrastructureError, UserError
 from k2jax.trajectory.types import Status
 
 Key = tuple[int, int, int]
@@ -167,3 +177,196 @@ _START = struct.Struct("<QIQ")
 _STARTED_END = struct.Struct("<QIiQ")
 _ORDER = struct.Struct("<QqqqQiQi")
 _REPORT = struct.Struct("<QIQBdIIIdddd")
+
+
+_FINISHES = ("stop", "length", "cancelled")
+_REQUEST = struct.Struct("<QIIiI")  # number, bytes of the sampling, prompt and resumed tokens (-1: none), images
+_SCORE = struct.Struct("<QIII")  # number, tokens, first that is scored, images
+_IMAGE = struct.Struct("<I3II16s")  # first token, grid, numbers of a patch, digest
+_COMPLETION = struct.Struct("<QBIIHH")  # number, finish, tokens, tokens with experts, expert layers, active experts
+_ERROR = struct.Struct("<QB")
+_PRESSURE = struct.Struct("<dIIQ")
+
+
+class EngineSaid(enum.IntEnum):
+    """Kinds of frames."""
+
+    REQUEST = 1
+    CANCEL = 2
+    COMPLETION = 3
+    ERROR = 4
+    PRESSURE = 5  # engine: EngineLoad, from time to time
+    SCORE = 6
+    SCORES = 7  # engine: number, log-probabilities float32
+
+
+class EngineLoad(NamedTuple):
+    """How busy an engine is.
+
+    Attributes:
+        pages: share of the cache's pages that running sequences hold.
+        running: sequences that run.
+        waiting: sequences that wait for a slot or for pages.
+        preemptions: sequences that had to give their pages back, so far.
+    """
+
+    pages: float
+    running: int
+    waiting: int
+    preemptions: int
+
+    def pack(self) -> bytes:
+        """The record; ``unpack`` is the inverse."""
+        return _PRESSURE.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> EngineLoad:
+        """Reads a record."""
+        return cls(*_PRESSURE.unpack(data))
+
+
+class SentImage(NamedTuple):
+    """An image of a prompt, as ``inference.media.PlacedChunk`` has it.
+
+    Attributes:
+        start: index of the first of its tokens.
+        grid: frames, and the height and width of each in patches.
+        pixels: float32 ``[patches, numbers of a patch]``.
+        digest: 16 bytes of its content.
+    """
+
+    start: int
+    grid: tuple[int, int, int]
+    pixels: np.ndarray
+    digest: bytes
+
+
+def _pack_images(media: Sequence[Any]) -> list[bytes]:
+    parts = []
+    for placed in media:
+        pixels = np.ascontiguousarray(placed.chunk.pixels, "<f4")
+        parts += [_IMAGE.pack(placed.start, *placed.chunk.grid, pixels.shape[1], placed.digest), pixels.tobytes()]
+    return parts
+
+
+def _unpack_images(data: bytes, begin: int, count: int) -> tuple[list[SentImage], int]:
+    """Images from byte ``begin`` on, and where they end."""
+    images = []
+    for _ in range(count):
+        start, *grid, width, digest = _IMAGE.unpack_from(data, begin)
+        pixels = np.frombuffer(data, "<f4", math.prod(grid) * width, begin + _IMAGE.size).reshape(-1, width)
+        images.append(SentImage(start, tuple(grid), pixels, digest))
+        begin += _IMAGE.size + pixels.nbytes
+    return images, begin
+
+
+class EngineRequest(NamedTuple):
+    """A request of a completion.
+
+    Attributes:
+        number: of the request, on its connection.
+        prompt: int32 ``[P]``.
+        sampling: how tokens are chosen.
+        resume: the completion that goes on; None to begin.
+        images: of the prompt.
+    """
+
+    number: int
+    prompt: np.ndarray
+    sampling: Sampling
+    resume: Completion | None = None
+    images: Sequence[SentImage] = ()
+
+
+def pack_request(
+    number: int, prompt: Sequence[int], sampling: Sampling, resume: Completion | None, media: Sequence[Any] = ()
+) -> bytes:
+    """A request; ``unpack_request`` is the inverse."""
+    text = json.dumps(vars(sampling)).encode()
+    prompt_P = np.asarray(prompt, "<i4")
+    known = -1 if resume is None else len(resume.tokens)
+    head = _REQUEST.pack(number, len(text), len(prompt_P), known, len(media))
+    parts = [head, text, prompt_P.tobytes(), *_pack_images(media)]
+    return b"".join(parts if resume is None else [*parts, pack_completion(number, resume)])
+
+
+def unpack_request(data: bytes) -> EngineRequest:
+    """Reads a request."""
+    number, text, prompt, known, images = _REQUEST.unpack_from(data)
+    begin = _REQUEST.size + text
+    values = json.loads(data[_REQUEST.size : begin])
+    sampling = Sampling(**values | {"stop_tokens": tuple(values["stop_tokens"])})
+    prompt_P = np.frombuffer(data, "<i4", prompt, begin)
+    media, begin = _unpack_images(data, begin + prompt_P.nbytes, images)
+    return EngineRequest(number, prompt_P, sampling, None if known < 0 else unpack_completion(data[begin:])[1], media)
+
+
+class ScoreRequest(NamedTuple):
+    """A request of the log-probabilities of given tokens.
+
+    Attributes:
+        number: of the request, on its connection.
+        ids: int32 ``[T]``.
+        start: number of the first token that is scored.
+        images: of the tokens.
+    """
+
+    number: int
+    ids: np.ndarray
+    start: int
+    images: Sequence[SentImage] = ()
+
+
+def pack_score(number: int, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> bytes:
+    """A request of log-probabilities; ``unpack_score`` is the inverse."""
+    ids_T = np.asarray(ids, "<i4")
+    return b"".join([_SCORE.pack(number, len(ids_T), start, len(media)), ids_T.tobytes(), *_pack_images(media)])
+
+
+def unpack_score(data: bytes) -> ScoreRequest:
+    """Reads a request of log-probabilities."""
+    number, count, start, images = _SCORE.unpack_from(data)
+    ids_T = np.frombuffer(data, "<i4", count, _SCORE.size)
+    return ScoreRequest(number, ids_T, start, _unpack_images(data, _SCORE.size + ids_T.nbytes, images)[0])
+
+
+def pack_completion(number: int, completion: Completion) -> bytes:
+    """An answer; ``unpack_completion`` is the inverse."""
+    experts = completion.experts
+    shape = (0, 0, 0) if experts is None else experts.shape
+    head = _COMPLETION.pack(number, _FINISHES.index(completion.finish), len(completion.tokens), *shape)
+    arrays = zip(completion[:3], ("<i4", "<f4", "<i8"), strict=True)
+    parts = [np.ascontiguousarray(array, kind).tobytes() for array, kind in arrays]
+    return b"".join([head, *parts, *([] if experts is None else [np.ascontiguousarray(experts, "<i2").tobytes()])])
+
+
+def unpack_completion(data: bytes) -> tuple[int, Completion]:
+    """Number and completion."""
+    number, finish, count, fed, layers, active = _COMPLETION.unpack_from(data)
+    begin, arrays = _COMPLETION.size, []
+    for kind in ("<i4", "<f4", "<i8"):
+        arrays.append(np.frombuffer(data, kind, count, begin))
+        begin += arrays[-1].nbytes
+    experts = np.frombuffer(data, "<i2", fed * layers * active, begin).reshape(fed, layers, active) if layers else None
+    return number, Completion(*arrays, _FINISHES[finish], experts)
+
+
+class RequestFault(enum.IntEnum):
+    """Why a request has no answer."""
+
+    ENGINE = 0  # the engine has failed
+    REQUEST = 1  # a mistake in the request
+    TOO_LONG = 2  # its prompt is too long
+
+
+def pack_error(number: int, error: Exception) -> bytes:
+    """Why a request has no answer: a mistake in it, or a failure of the engine."""
+    by_user = isinstance(error, UserError) and not isinstance(error, InfrastructureError)
+    fault = RequestFault.TOO_LONG if isinstance(error, PromptTooLongError) else RequestFault(by_user)
+    return _ERROR.pack(number, fault) + str(error).encode()
+
+
+def unpack_error(data: bytes) -> tuple[int, RequestFault, str]:
+    """Number, what is to blame, and the message."""
+    number, fault = _ERROR.unpack_from(data)
+    return number, RequestFault(fault), data[_ERROR.size :].decode(errors="replace")

@@ -1,7 +1,7 @@
 """A worker process: it runs the episodes of its leases as coroutines and stores what comes of them in its own shard.
 
 Its arguments are the collection's folder, the descriptor of a socket to the scheduler, and the number of its shard. It
-ends when the other end of the socket closes.
+ends when the other end of the socket closes. What it does with a lease is a ``Runner``'s.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+from importlib import import_module
 import json
 import os
 from pathlib import Path
@@ -17,19 +18,59 @@ import socket
 import sys
 import time
 import traceback
+from typing import Any, NamedTuple, Protocol
 
+from k2jax.agents.collect.event_loop import calm_collector, connect, run
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
-from k2jax.agents.collect.launchers import connect
-from k2jax.agents.collect.loops import run
 from k2jax.agents.collect.queue_file import TaskReader, WrittenTask, read_started
-from k2jax.agents.collect.runner import Runner, make_runner
-from k2jax.agents.collect.scheduler_lag import calm_collector
-from k2jax.agents.collect.starting import StartedTasks
+from k2jax.agents.collect.starting import EpisodeStarter, StartedTasks
 from k2jax.agents.collect.wire import FrameConnection
-from k2jax.agents.collect.wire_messages import NUMBER, LeaseOrder, LeaseReport, RecordPlace, Said, StartedEnd
+from k2jax.agents.collect.wire_messages import NUMBER, Key, LeaseOrder, LeaseReport, RecordPlace, Said, StartedEnd
+from k2jax.agents.task import Task
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.trajectory import Trajectory, TrajectoryStore
 from k2jax.trajectory.types import NO_TURN
+
+
+class Waits(NamedTuple):
+    """What an episode waited for, for monitoring [s]."""
+
+    engine: float = 0.0
+    environment: float = 0.0
+    scoring: float = 0.0
+
+
+class Runner(Protocol):
+    """Runs episodes on the event loop of a worker, within ``async with``. Its maker is called with JSON options."""
+
+    async def __aenter__(self) -> Runner: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    async def run(
+        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, starter: EpisodeStarter
+    ) -> tuple[Trajectory, Waits]:
+        """Runs an episode to its end and judges it, or until it pauses.
+
+        Args:
+            key: (step, prompt, sample) of the episode.
+            kind: class of the task.
+            task: what is asked.
+            trajectory: an unfinished episode that goes on; None to begin.
+            starter: starts sub-episodes; its ``path`` says which of a task's sub-episodes this is.
+
+        Raises:
+            InfrastructureError: a machine failed; the task is tried again, perhaps by another worker.
+            UserError: it cannot work; the run ends.
+        """
+        ...
+
+
+def made_by(maker: str, **options: Any) -> Any:
+    """What a maker ``module:attribute`` makes of options."""
+    module, _, attribute = maker.partition(":")
+    return getattr(import_module(module), attribute)(**options)
+
 
 _NICE = 5
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -119,7 +160,7 @@ def _report(number: int, place: RecordPlace, trajectory: Trajectory, seconds: fl
 async def work(folder: Path, connection: socket.socket, shard: int) -> None:
     """Runs a worker with the runner that the collection's job names."""
     job = json.loads((folder / JOB).read_bytes())
-    async with make_runner(job["runner"], job["options"]) as runner:
+    async with made_by(job["runner"], **job["options"]) as runner:
         worker = RolloutWorker(folder, shard, runner)
         calm_collector()
         await worker.serve(connection)

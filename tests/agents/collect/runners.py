@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from k2jax.agents.collect.runner import Waits
+from k2jax.agents.collect.worker import Waits
 from k2jax.agents.task import Task
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.trajectory import Node, Reward, Trajectory

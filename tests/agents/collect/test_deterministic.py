@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from k2jax.agents.collect.engine_server import EngineServer
+from k2jax.agents.collect.engine_socket import EngineServer
 from k2jax.agents.collect.journal import stored_trajectory
 from k2jax.agents.collect.manager import RolloutManager
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks

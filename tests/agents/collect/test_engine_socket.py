@@ -5,9 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from k2jax.agents.collect.engine_client import EngineLostError, EngineSocketClient
-from k2jax.agents.collect.engine_messages import EngineLoad
-from k2jax.agents.collect.engine_server import EngineServer
+from k2jax.agents.collect.engine_socket import EngineLostError, EngineServer, EngineSocketClient
+from k2jax.agents.collect.wire_messages import EngineLoad
 from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
 from k2jax.errors import UserError
 from k2jax.serve.engine_process import AloneClient

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from k2jax.agents.collect.ray_workers import RayLauncher
+from k2jax.agents.collect.launchers import RayLauncher
 from k2jax.errors import UserError
 from tests.agents.collect.test_deterministic import batch
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.agents.collect import engine_messages as engine
+from k2jax.agents.collect import wire_messages as engine
+from k2jax.agents.collect.event_loop import LagProbe
 from k2jax.agents.collect.journal import Emission, Journal, read_journal
-from k2jax.agents.collect.scheduler_lag import LagProbe
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import LeaseOrder, LeaseReport, RecordPlace, StartedEnd, StartOrder
 from k2jax.client import Sampling, new_completion
@@ -77,7 +77,7 @@ def test_requests_and_completions_survive_the_wire(prompt, count, sampling, laye
     experts = None if layers is None else np.arange(count * layers[0] * layers[1], dtype=np.int16)
     experts = None if layers is None else experts.reshape(count, *layers)
     completion = new_completion(range(count), [-0.5] * count, [7] * count, "cancelled", None, experts)
-    number, arrived, same, resume = engine.unpack_request(engine.pack_request(3, prompt, sampling, completion))
+    number, arrived, same, resume, _ = engine.unpack_request(engine.pack_request(3, prompt, sampling, completion))
     assert (number, arrived.tolist(), same, resume.finish) == (3, prompt, sampling, "cancelled")
     for ours, theirs in zip(completion[:3], resume[:3], strict=True):
         np.testing.assert_array_equal(ours, theirs)

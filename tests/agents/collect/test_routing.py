@@ -9,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 
-from k2jax.agents.collect.admission import Admission
-from k2jax.agents.collect.engine_messages import EngineLoad
-from k2jax.agents.collect.engine_server import EngineServer
+from k2jax.agents.collect.admission import Admission, EngineLoads
+from k2jax.agents.collect.engine_socket import EngineServer
 from k2jax.agents.collect.journal import Emission
-from k2jax.agents.collect.load_watch import LoadWatch
-from k2jax.agents.collect.routed_client import REVIEW, RoutedClient
-from k2jax.agents.collect.routing import BLOCK, Router, shared_instances
+from k2jax.agents.collect.routing import BLOCK, REVIEW, RoutedClient, Router, shared_instances
 from k2jax.agents.collect.streaming import GroupStream
+from k2jax.agents.collect.wire_messages import EngineLoad
 from k2jax.client import Sampling, ScriptedClient
 
 PAGES = (("one", 0.25), ("other", 0.5))
@@ -136,7 +134,7 @@ def test_what_engines_say_of_their_caches_is_observed(tmp_path):
             asyncio.ensure_future(EngineServer(None, lambda each=each: next(each), 0.01).serve(tmp_path / name))
             for name, each in loads.items()
         ]
-        async with LoadWatch([str(tmp_path / name) for name, _ in PAGES], Observer()):
+        async with EngineLoads([str(tmp_path / name) for name, _ in PAGES], Observer().observe):
             while len(Observer.seen) < 12:
                 await asyncio.sleep(0.01)
         for each in serving:

@@ -1,16 +1,39 @@
-"""How late an event loop is, and what garbage collection takes of it."""
+"""Event loops of a collection's processes: uvloop's where it is installed (extra ``rollout``), and how late one is."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 import gc
+import socket
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from k2jax.agents.collect.wire import FrameConnection
+
 INTERVAL = 0.01
 """Time between two probes [s]."""
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine to its end, as ``asyncio.run`` does."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+async def connect(connection: FrameConnection, sock: socket.socket) -> None:
+    """Hands a connected stream socket, of Unix or of TCP, to a connection of frames."""
+    loop = asyncio.get_running_loop()
+    if sock.family == socket.AF_UNIX:
+        await loop.create_unix_connection(lambda: connection, sock=sock)
+    else:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await loop.create_connection(lambda: connection, sock=sock)
 
 
 class Lag(NamedTuple):

@@ -1,4 +1,4 @@
-"""The client of an engine in another process, over a Unix socket."""
+"""An engine in another process, over a Unix socket: its client for workers, and the server beside the engine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.agents.collect.engine_messages import (
+from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire_messages import (
+    NUMBER,
     EngineLoad,
     EngineSaid,
     RequestFault,
+    SentImage,
+    pack_completion,
+    pack_error,
     pack_request,
     pack_score,
     unpack_completion,
     unpack_error,
+    unpack_request,
+    unpack_score,
 )
-from k2jax.agents.collect.wire import FrameConnection
-from k2jax.agents.collect.wire_messages import NUMBER
 from k2jax.client import Client, Completion, OnToken, PromptTooLongError, Sampling, check_scored
 from k2jax.errors import InfrastructureError, UserError
 
@@ -38,7 +43,7 @@ _ERRORS = {
 
 
 class EngineSocketClient(Client):
-    """Generates with the engine behind a socket (``k2jax.agents.collect.engine_server``); it connects when it is used.
+    """Generates with the engine behind a socket (``k2jax.agents.collect.engine_socket``); it connects when it is used.
 
     Args:
         path: of the socket.
@@ -87,7 +92,11 @@ class EngineSocketClient(Client):
         connection = await self.connect()
         number = next(self._numbers)
         done = self._waiting[number] = asyncio.get_running_loop().create_future()
-        connection.send(kind, request(number))
+        try:
+            connection.send(kind, request(number))
+        except ValueError as error:  # of images alone, which no sequence of tokens is as long as
+            del self._waiting[number]
+            raise PromptTooLongError(f"the images of a prompt are more than can be sent: {error}") from None
         try:
             return await done
         except asyncio.CancelledError:
@@ -153,3 +162,95 @@ class EngineSocketClient(Client):
         self._connection = None
         for number in list(self._waiting):
             self._settle(number, None, EngineLostError("the engine's process has ended"))
+
+
+class EngineServer:
+    """Serves a client to other processes.
+
+    Args:
+        client: generates.
+        load: says how busy the engine is; it is told to every connection each ``interval``.
+        interval: between two such messages [s].
+        media: makes of a sent image what the client takes; None for a client of text alone.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        load: Callable[[], EngineLoad] | None = None,
+        interval: float = 0.5,
+        media: Callable[[SentImage], Any] | None = None,
+    ):
+        self._client, self._load, self._interval = client, load, interval
+        self._media = media
+        self._connections: set[_Served] = set()
+        self.requests = 0
+
+    async def serve(self, path: str | Path, ready: Callable[[], None] = lambda: None) -> None:
+        """Listens until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(self._connected, str(path), backlog=512)
+        ready()
+        async with server:
+            while True:
+                await asyncio.sleep(self._interval)
+                if self._load is not None:
+                    told = self._load().pack()
+                    for served in self._connections:
+                        served.connection.send(EngineSaid.PRESSURE, told)
+
+    def _connected(self) -> FrameConnection:
+        served = _Served(self)
+        self._connections.add(served)
+        return served.connection
+
+    async def answer(self, kind: int, body: bytes) -> tuple[EngineSaid, bytes]:
+        """The frame that answers a request."""
+        if kind == EngineSaid.SCORE:
+            asked = unpack_score(body)
+            scores = await self._client.score(asked.ids.tolist(), asked.start, self._placed(asked.images))
+            return EngineSaid.SCORES, NUMBER.pack(asked.number) + np.ascontiguousarray(scores, "<f4").tobytes()
+        request = unpack_request(body)
+        del body  # tens of thousands of requests wait here
+        options = {"resume": request.resume, "media": self._placed(request.images)}
+        completion = await self._client.generate(request.prompt.tolist(), request.sampling, **options)
+        return EngineSaid.COMPLETION, pack_completion(request.number, completion)
+
+    def _placed(self, images: Sequence[SentImage]) -> tuple[Any, ...]:
+        if images and self._media is None:
+            raise UserError("the engine reads text alone, and a prompt has images; collect with a model that sees")
+        return tuple(map(self._media, images)) if images else ()
+
+    def forget(self, served: _Served) -> None:
+        """A connection has ended."""
+        self._connections.discard(served)
+
+
+class _Served:
+    """One connection: its requests are coroutines, which end with it."""
+
+    def __init__(self, server: EngineServer):
+        self._server = server
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self.connection = FrameConnection(self._on_frame, self._on_end)
+
+    def _on_frame(self, kind: int, body: bytes) -> None:
+        (number,) = NUMBER.unpack_from(body)
+        if kind in (EngineSaid.REQUEST, EngineSaid.SCORE):
+            self._server.requests += 1
+            answering = asyncio.ensure_future(self._answer(number, kind, body))
+            self._running[number] = answering
+            answering.add_done_callback(lambda _: self._running.pop(number))
+        elif kind == EngineSaid.CANCEL and number in self._running:
+            self._running[number].cancel()
+
+    async def _answer(self, number: int, kind: int, body: bytes) -> None:
+        try:
+            self.connection.send(*await self._server.answer(kind, body))
+        except (UserError, InfrastructureError, RuntimeError) as error:
+            self.connection.send(EngineSaid.ERROR, pack_error(number, error))
+
+    def _on_end(self) -> None:
+        self._server.forget(self)
+        for answering in list(self._running.values()):
+            answering.cancel()
