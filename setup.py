@@ -34,6 +34,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["k2jax", "k2jax.*", "pallas_kernels", "pallas_kernels.*"]),
     package_data={"k2jax.agents.judges": ["*.yaml"]},
+    entry_points={"k2jax.catalogs": ["tasks = k2jax.tasks.catalog:CATALOG"]},
     install_requires=[
         "absl-py>=2.1",
         "jax>=0.10.2",

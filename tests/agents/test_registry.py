@@ -1,19 +1,22 @@
 """Registries, options of datasets, and what installed packages declare."""
 
+from importlib.metadata import EntryPoints
+
 import pytest
 
+from k2jax.agents.dataset import load_tasks
 from k2jax.agents.options import parse_options
 from k2jax.agents.registry import (
     Registry,
     components,
     datasets,
     environments,
-    load_tasks,
     scaffolds,
     toolsets,
     verifiers,
 )
 from k2jax.errors import UserError
+from k2jax.tasks.catalog import CATALOG
 from k2jax.tasks.characters.dataset import CharacterTasks
 
 
@@ -43,23 +46,43 @@ def test_a_package_adds_a_dataset_by_an_entry_point(tmp_path, monkeypatch):
     (tmp_path / "riddle_package.py").write_text("class Riddles: pass")
     monkeypatch.syspath_prepend(tmp_path)
     registry = Registry("dataset", "k2jax.datasets", {})
-    assert registry.names() == ["riddles"]
+    assert {"riddles", "characters"} <= set(registry.names())
     assert registry.get("riddles").__module__ == "riddle_package"
 
 
 def test_two_packages_that_declare_one_name_are_refused(tmp_path, monkeypatch):
-    declare(tmp_path, "first", "k2jax.datasets", "characters = first:Maker")
+    declare(tmp_path, "first", "k2jax.datasets", "riddles = first:Maker")
     monkeypatch.syspath_prepend(tmp_path)
-    registry = Registry("dataset", "k2jax.datasets", {"characters": "builtin:Maker"})
+    registry = Registry("dataset", "k2jax.datasets", {"riddles": "builtin:Maker"})
     with pytest.raises(UserError, match=r"builtin:Maker and first:Maker; uninstall"):
         registry.names()
+
+
+def test_a_package_adds_many_by_a_catalog(tmp_path, monkeypatch):
+    declare(tmp_path, "riddles", "k2jax.catalogs", "riddles = riddle_catalog:TABLES")
+    (tmp_path / "riddle_catalog.py").write_text("TABLES = {'k2jax.oracles': {'riddles': 'json:dumps'}}")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Registry("oracle", "k2jax.oracles").path("riddles") == "json:dumps"
+    assert "riddles" not in Registry("dataset", "k2jax.datasets").names()
+
+
+def test_a_checkout_that_is_installed_from_an_older_state_says_so(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda: EntryPoints(()))
+    with pytest.raises(UserError, match=r"older than its source and names no tasks: run pip install -e \. again"):
+        Registry("dataset", "k2jax.datasets").path("characters")
+
+
+def test_the_catalog_holds_what_the_tasks_declare_and_nothing_of_agents():
+    assert not [path for table in CATALOG.values() for path in table.values() if path.startswith("k2jax.agents")]
+    built_in = [datasets, environments, toolsets, scaffolds, components, verifiers]
+    assert not [path for each in built_in for path in each._builtin.values() if not path.startswith("k2jax.agents")]
 
 
 def test_an_added_name_is_used_and_never_replaces_another():
     registry = Registry("verifier", "none", {"exact": "builtin:exact"})
     registry.add("mine", "json:dumps")
     assert registry.get("mine")(1) == "1"
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="already exists"):
         registry.add("exact", "json:dumps")
     with pytest.raises(UserError, match="module:attribute"):
         registry.add("other", "json")
