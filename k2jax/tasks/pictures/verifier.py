@@ -13,7 +13,6 @@ import re
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import judges_every_answer
@@ -247,6 +246,8 @@ def _truth(task: Task, numbers: int) -> np.ndarray:
 def _assigned(weight_NM: np.ndarray) -> float:
     if not sum(weight_NM.shape):
         return 1.0
+    from scipy.optimize import linear_sum_assignment  # takes as long to import as all the rest of a process
+
     return float(2 * weight_NM[linear_sum_assignment(-weight_NM)].sum() / sum(weight_NM.shape))
 
 
