@@ -9,10 +9,10 @@ from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study import check_held_out
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 from k2jax.tasks.characters.dataset import final_answer
 
-partial = load_study("partial_rollout")
+partial = load_study_file("partial_rollout")
 
 
 def results(greedy):
