@@ -50,7 +50,7 @@ FORM = re.compile(r"see\(\):(?P<seen>[a-z ,]+)\ncount\([a-z ]+\):(?P<answer>[0-9
 def get_config():
     """The model and the data of the joint run, which the others start from."""
     config = visual_config("pretrain", JOINT_STEPS)
-    config.data.update({"sources": {"samples": source(kind="image_chat")}, "held_out": 0.02})
+    config.data.sources, config.data.held_out = {"samples": source(kind="image_chat")}, 0.02
     config.eval.update({"every": 40, "rows": 24, "final_rows": 100})
     return config
 

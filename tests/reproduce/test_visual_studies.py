@@ -221,4 +221,4 @@ def test_visual_rewards_start_from_the_run_with_text_and_see_the_same_pictures()
         assert config.init_from == "runs/start" and config.stage == "rl"
         options = [dict(option.split("=") for option in each.options) for each in config.rl.tasks.values()]
         assert {(int(each["side"]), int(each.get("height", 0))) for each in options} == sizes
-    check_held_out("visual_rl", visual_rl)
+    check_held_out("visual_rl", visual_rl.STUDY)
