@@ -25,7 +25,7 @@ from k2jax.env.registry import load_tasks
 from k2jax.env.task import Task
 from k2jax.env.tasks.characters import LETTERS
 from k2jax.env.tasks.teacher import demonstrations
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary

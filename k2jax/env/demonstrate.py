@@ -24,7 +24,7 @@ from k2jax.env.tasks.picture_tools import PictureTools
 from k2jax.env.tasks.teacher import demonstrations
 from k2jax.env.tasks.tool_teacher import tool_demonstrations
 from k2jax.env.tasks.tool_use import ToolUseTasks
-from k2jax.report.files import write_json_lines
+from k2jax.files.atomic import write_json_lines
 
 _TEACHERS = {
     "characters": (CharacterTasks, demonstrations),

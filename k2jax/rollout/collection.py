@@ -17,7 +17,7 @@ from typing import Any
 from k2jax.config.schema import Config
 from k2jax.env.task import Task
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.rollout.admission import Admission
 from k2jax.rollout.journal import Emission, read_journal, stored_trajectory
 from k2jax.rollout.load_watch import LoadWatch

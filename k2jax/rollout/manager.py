@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.rollout.admission import Admission
 from k2jax.rollout.journal import SHARDS, Emission, Journal
 from k2jax.rollout.lag import LagProbe, calm_collector

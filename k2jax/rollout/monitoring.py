@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.rollout.journal import Emission, read_journal, stored_trajectory
 from k2jax.trajectory import verify
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from k2jax.env.task import Task
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.rollout.messages import Key
 
 FILE = "tasks.jsonl"

@@ -11,7 +11,7 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.series import Records
 from k2jax.trajectory.annotations import PairVerdict, comparisons
 from k2jax.trajectory.curves import curves

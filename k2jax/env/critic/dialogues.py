@@ -16,7 +16,7 @@ from k2jax.env.critic.preferences import character_preferences, judge_dialogues,
 from k2jax.env.critic.rubrics import load_rubrics
 from k2jax.env.tasks.characters import CharacterTasks
 from k2jax.errors import UserError
-from k2jax.report.files import write_json_lines
+from k2jax.files.atomic import write_json_lines
 
 
 def define(values: flags.FlagValues) -> None:

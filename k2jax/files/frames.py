@@ -1,0 +1,113 @@
+"""Messages between processes as frames: two lengths, a record and a payload of these lengths, neither beyond a bound.
+
+What the two hold is the matter of those who send them. Nothing that is received is executed.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from typing import NamedTuple
+
+_HEAD = struct.Struct("!II")
+_CHUNK = 1 << 20
+
+
+class FrameError(Exception):
+    """What arrived is no message, or the other side is gone."""
+
+
+class Frame(NamedTuple):
+    """One message as bytes."""
+
+    record: bytes
+    payload: bytes
+
+
+class Bounds(NamedTuple):
+    """Bytes that the parts of a frame may have."""
+
+    record: int
+    payload: int
+
+    def check(self, record: int, payload: int) -> None:
+        """Raises FrameError for lengths beyond the bounds."""
+        if record > self.record or payload > self.payload:
+            raise FrameError(f"a message of {record + payload:,} bytes is too long")
+
+
+def head(record: bytes, payload_bytes: int = 0) -> bytes:
+    """A frame before its payload, which may be too large to copy."""
+    return _HEAD.pack(len(record), payload_bytes) + record
+
+
+class FrameDecoder:
+    """Takes bytes as they come and gives the frames that are complete.
+
+    Attributes:
+        bounds: of the next frames.
+    """
+
+    def __init__(self, bounds: Bounds):
+        self.bounds = bounds
+        self._bytes = bytearray()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._bytes)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Frames that ``data`` completes, in order.
+
+        Raises:
+            FrameError: one is too long; it is seen by its lengths.
+        """
+        received = self._bytes
+        received += data
+        frames, begin = [], 0
+        with memoryview(received) as view:
+            while len(view) - begin >= _HEAD.size:
+                record, payload = _HEAD.unpack_from(view, begin)
+                self.bounds.check(record, payload)
+                middle = begin + _HEAD.size + record
+                if len(view) < middle + payload:
+                    break
+                frames.append(Frame(bytes(view[begin + _HEAD.size : middle]), bytes(view[middle : middle + payload])))
+                begin = middle + payload
+        del received[:begin]
+        return frames
+
+
+def receive(connection: socket.socket, bounds: Bounds, deadline: float | None = None) -> Frame:
+    """The next frame of a blocking socket.
+
+    Args:
+        connection: where it arrives.
+        bounds: of its lengths.
+        deadline: of ``time.monotonic``; None waits for ever.
+
+    Raises:
+        TimeoutError: it has not arrived in time.
+        FrameError: it is too long, or the connection has ended.
+    """
+    record, payload = _HEAD.unpack(_exactly(connection, _HEAD.size, deadline))
+    bounds.check(record, payload)
+    return Frame(_exactly(connection, record, deadline), _exactly(connection, payload, deadline))
+
+
+def _exactly(connection: socket.socket, count: int, deadline: float | None) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        if deadline is not None and not select.select([connection], [], [], max(0, deadline - time.monotonic()))[0]:
+            raise TimeoutError
+        try:
+            part = connection.recv(min(count - len(parts), _CHUNK))
+        except OSError as error:
+            raise FrameError(str(error)) from None
+        if not part:
+            raise FrameError("the end of the connection")
+        parts += part
+    return bytes(parts)
