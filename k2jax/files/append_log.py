@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 import contextlib
 import fcntl
+import io
 import json
 import os
 from pathlib import Path
@@ -21,9 +22,10 @@ from typing import Any, BinaryIO, Generic, TypeVar
 import zlib
 
 from k2jax.errors import UserError
-from k2jax.files.atomic import naming
+from k2jax.files.atomic import name_file, naming
 
 Record = TypeVar("Record")
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class DamagedRecordError(Exception):
@@ -131,7 +133,7 @@ class AppendLog(Generic[Record]):
         mode: int = 0o666,
     ):
         self._path, self._codec, self._held, self._report, self._mode = path, codec, held, report, mode
-        self._file: BinaryIO | None = None
+        self._file: io.FileIO | None = None
         self._end = self._count = 0  # of the whole records that are known
         self._is_torn = False  # whether something of a write that failed may stand behind them
 
@@ -155,13 +157,15 @@ class AppendLog(Generic[Record]):
             OSError: it could not be written; readers find the log as it was.
             UserError: the file is damaged, or another process writes it.
         """
-        with naming(self._path):
+        try:
             self._make_ready(_ignore)
-            try:
-                return self._append(record)
-            finally:
-                if not self._held:
-                    self._release()
+            return self._append(record)
+        except OSError as error:
+            name_file(error, self._path)
+            raise
+        finally:
+            if not self._held:
+                self._release()
 
     def sync(self) -> None:
         """Waits until what was appended is on the disk."""
@@ -204,9 +208,12 @@ class AppendLog(Generic[Record]):
             raise
 
     def _lock(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, self._mode)
-        self._file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 (closed by _release)
+        try:
+            descriptor = os.open(self._path, _FLAGS, self._mode)
+        except FileNotFoundError:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, _FLAGS, self._mode)
+        self._file = io.FileIO(descriptor, "r+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -55,6 +55,11 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno and error.filename is None:
-            error.filename = str(path)
+        name_file(error, path)
         raise
+
+
+def name_file(error: OSError, path: Path) -> None:
+    """Names the file of an error, where nothing does."""
+    if error.errno and error.filename is None:
+        error.filename = str(path)

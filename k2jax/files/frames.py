@@ -19,13 +19,6 @@ class FrameError(Exception):
     """What arrived is no message, or the other side is gone."""
 
 
-class Frame(NamedTuple):
-    """One message as bytes."""
-
-    record: bytes
-    payload: bytes
-
-
 class Bounds(NamedTuple):
     """Bytes that the parts of a frame may have."""
 
@@ -38,9 +31,8 @@ class Bounds(NamedTuple):
             raise FrameError(f"a message of {record + payload:,} bytes is too long")
 
 
-def head(record: bytes, payload_bytes: int = 0) -> bytes:
-    """A frame before its payload, which may be too large to copy."""
-    return _HEAD.pack(len(record), payload_bytes) + record
+lengths = _HEAD.pack
+"""The first bytes of a frame: from the bytes of its record and of its payload, which follow."""
 
 
 class FrameDecoder:
@@ -52,37 +44,48 @@ class FrameDecoder:
 
     def __init__(self, bounds: Bounds):
         self.bounds = bounds
-        self._bytes = bytearray()
+        self._bytes = bytearray()  # of a frame that is not complete
+        self._needed = 0  # bytes before more is known of it
 
     @property
     def waiting(self) -> int:
         """Bytes of a frame that is not complete."""
         return len(self._bytes)
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """Frames that ``data`` completes, in order.
+    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """The records and payloads of the frames that ``data`` completes, in order.
 
         Raises:
             FrameError: one is too long; it is seen by its lengths.
         """
-        received = self._bytes
-        received += data
-        frames, begin = [], 0
-        with memoryview(received) as view:
-            while len(view) - begin >= _HEAD.size:
-                record, payload = _HEAD.unpack_from(view, begin)
+        if self._bytes:
+            self._bytes += data
+            if len(self._bytes) < self._needed:
+                return []
+            data = bytes(self._bytes)
+            self._bytes.clear()
+        frames, begin, size = [], 0, len(data)
+        most_record, most_payload = self.bounds
+        while (text := begin + _HEAD.size) <= size:
+            record, payload = _HEAD.unpack_from(data, begin)
+            if record > most_record or payload > most_payload:
                 self.bounds.check(record, payload)
-                middle = begin + _HEAD.size + record
-                if len(view) < middle + payload:
-                    break
-                frames.append(Frame(bytes(view[begin + _HEAD.size : middle]), bytes(view[middle : middle + payload])))
-                begin = middle + payload
-        del received[:begin]
+            middle = text + record
+            end = middle + payload
+            if end > size:
+                self._needed = end - begin
+                break
+            frames.append((data[text:middle], data[middle:end]))
+            begin = end
+        else:
+            self._needed = _HEAD.size
+        if begin < size:
+            self._bytes += data[begin:] if begin else data
         return frames
 
 
-def receive(connection: socket.socket, bounds: Bounds, deadline: float | None = None) -> Frame:
-    """The next frame of a blocking socket.
+def receive(connection: socket.socket, bounds: Bounds, deadline: float | None = None) -> tuple[bytes, bytes]:
+    """The record and the payload of the next frame of a blocking socket.
 
     Args:
         connection: where it arrives.
@@ -95,7 +98,7 @@ def receive(connection: socket.socket, bounds: Bounds, deadline: float | None = 
     """
     record, payload = _HEAD.unpack(_exactly(connection, _HEAD.size, deadline))
     bounds.check(record, payload)
-    return Frame(_exactly(connection, record, deadline), _exactly(connection, payload, deadline))
+    return _exactly(connection, record, deadline), _exactly(connection, payload, deadline)
 
 
 def _exactly(connection: socket.socket, count: int, deadline: float | None) -> bytes:

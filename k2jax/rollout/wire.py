@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from k2jax.files.frames import Bounds, FrameDecoder, FrameError, head
+from k2jax.files.frames import Bounds, FrameDecoder, FrameError, lengths
 
 LARGEST = 1 << 28
 """Bytes of a frame at most: a completion of a million tokens, with the experts of the largest models."""
+_KINDS = [bytes((kind,)) for kind in range(256)]
 
 
 class FrameConnection(asyncio.Protocol):
@@ -61,7 +62,7 @@ class FrameConnection(asyncio.Protocol):
             return
         if not self._unsent:
             self._loop.call_soon(self._flush)
-        self._unsent += (head(bytes((kind,)), length), *parts)
+        self._unsent += (lengths(1, length), _KINDS[kind], *parts)
 
     def close(self) -> None:
         """Sends what waits and closes the socket."""

@@ -7,7 +7,7 @@ import os
 import socket
 from typing import Any, NamedTuple
 
-from k2jax.files.frames import Bounds, FrameDecoder, head
+from k2jax.files.frames import Bounds, FrameDecoder, lengths
 
 CHUNK = 1 << 18
 _ANY = 1 << 32  # what a length can say
@@ -32,7 +32,8 @@ def encode(message: Message) -> bytes:
 
 def encode_head(message: Message) -> bytes:
     """The bytes of a message before its payload, for a payload that is too large to copy."""
-    return head(json.dumps(message.record).encode(), len(message.payload))
+    text = json.dumps(message.record).encode()
+    return lengths(len(text), len(message.payload)) + text
 
 
 class Decoder:
@@ -43,7 +44,7 @@ class Decoder:
 
     def feed(self, data: bytes) -> list[Message]:
         """Messages that ``data`` completes, in order."""
-        return [Message(json.loads(frame.record), frame.payload) for frame in self._frames.feed(data)]
+        return [Message(json.loads(text), payload) for text, payload in self._frames.feed(data)]
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:

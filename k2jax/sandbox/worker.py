@@ -200,7 +200,7 @@ class _Channel(asyncio.Protocol):
         if not frames:
             return
         try:
-            record = parse_bounded_json(frames[0].record, _MOST_VALUES)
+            record = parse_bounded_json(frames[0][0], _MOST_VALUES)
             is_answer = isinstance(record, dict) and isinstance(record.get("answer"), dict)
             if not is_answer or len(frames) > 1 or self._frames.waiting:
                 raise ValueError("the worker's answer is none")
@@ -208,7 +208,7 @@ class _Channel(asyncio.Protocol):
             self._fail(error)
             return
         if not self._waiting.done():
-            self._waiting.set_result(Message(record, frames[0].payload))
+            self._waiting.set_result(Message(record, frames[0][1]))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended = True

@@ -15,7 +15,7 @@ from k2jax.env.toolsets.mcp_transport import MOST_VALUES, _read
 from k2jax.env.toolsets.store import LARGEST, StoreTools
 from k2jax.env.toolsets.types import ToolError
 from k2jax.env.verifier_process import frames
-from k2jax.files.frames import head
+from k2jax.files.frames import lengths
 from k2jax.processes import rendezvous
 from k2jax.sandbox.e2b import _events
 from k2jax.sandbox.worker import _Channel
@@ -79,7 +79,7 @@ def test_greetings_count_and_others_take_no_longer_than_they_may(monkeypatch):
 
 @pytest.mark.parametrize("record", [b"7", b"[]", b"{", b"NaN", b"\xff", DEEP, WIDE])
 def test_a_verifier_s_process_says_objects_of_few_values_or_nothing(record):
-    with sent(head(record)) as connection, pytest.raises(frames.FrameError):
+    with sent(lengths(len(record), 0) + record) as connection, pytest.raises(frames.FrameError):
         frames.receive(connection)
 
 

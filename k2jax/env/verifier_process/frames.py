@@ -25,13 +25,13 @@ def send(connection: socket.socket, message: dict[str, Any]) -> None:
     raw = json.dumps(message, allow_nan=False).encode()
     if len(raw) > LARGEST:
         raise ValueError(f"a message of {len(raw)} bytes is too long")
-    connection.sendall(frames.head(raw))
+    connection.sendall(frames.lengths(len(raw), 0) + raw)
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> dict[str, Any]:
     """The next message; see ``files.frames.receive``, whose FrameError is also that for what is no JSON object."""
     try:
-        message = parse_bounded_json(frames.receive(connection, _BOUNDS, deadline).record)
+        message = parse_bounded_json(frames.receive(connection, _BOUNDS, deadline)[0])
     except ValueError:
         raise FrameError("a message that is not JSON") from None
     if not isinstance(message, dict):
