@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from k2jax.env import Task
-from k2jax.env.verdicts import Verdict, VerdictLog
-from k2jax.gateway.log import RolloutLogs
+from k2jax.agents import Task
+from k2jax.agents.collect.journal import Emission, Journal, read_journal
+from k2jax.agents.collect.queue_file import WrittenTask, read_started
+from k2jax.agents.collect.starting import StartedTasks
+from k2jax.agents.gateway.log import RolloutLogs
+from k2jax.agents.verdicts import Verdict, VerdictLog
 from k2jax.report.metrics import MetricsLog, read_metrics
-from k2jax.rollout.journal import Emission, Journal, read_journal
-from k2jax.rollout.queue_file import WrittenTask, read_started
-from k2jax.rollout.starting import StartedTasks
 from k2jax.trajectory import Reward, TrajectoryStore, read_trajectories
 from tests.trajectory.trees import chat
 

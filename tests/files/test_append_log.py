@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from k2jax.env.verdicts import Verdict, VerdictLog
+from k2jax.agents.collect.journal import Emission, Journal, read_journal
+from k2jax.agents.collect.wire_messages import RecordPlace
+from k2jax.agents.gateway.log import RolloutLogs
+from k2jax.agents.verdicts import Verdict, VerdictLog
 from k2jax.errors import UserError
 from k2jax.files.append_log import AppendLog, ChecksummedLines, Lines, read_log
-from k2jax.gateway.log import RolloutLogs
 from k2jax.report.metrics import MetricsLog, read_metrics
-from k2jax.rollout.journal import Emission, Journal, read_journal
-from k2jax.rollout.messages import RecordPlace
 from k2jax.trajectory import Reward, TrajectoryStore
 from tests.checkpoint.test_full_disk import files_end_at
 from tests.files.logs_of_users import CHECKED, USERS
