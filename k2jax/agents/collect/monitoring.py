@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.table import duration, significant
 from k2jax.trajectory import verify
 
