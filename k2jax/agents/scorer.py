@@ -10,7 +10,7 @@ from k2jax.agents.registry import verifiers
 from k2jax.agents.rewards import checked_reward
 from k2jax.agents.sandbox import SandboxBackend
 from k2jax.agents.task import Task
-from k2jax.agents.verdicts import Verdict, VerdictLog, digest_of
+from k2jax.agents.verdicts import LoggedVerdict, VerdictLog, digest_of
 from k2jax.agents.verifier import Verifier
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.errors import InfrastructureError, UserError, abbreviate
@@ -60,16 +60,16 @@ class Scorer:
             raise VerifierError(verdict.error)
         return verdict.reward
 
-    async def _verdict(self, task: Task, trajectory: Trajectory, digest: str) -> Verdict:
+    async def _verdict(self, task: Task, trajectory: Trajectory, digest: str) -> LoggedVerdict:
         try:
             if not await self._pool.needs_sandbox(task.verifier):
-                return Verdict(digest, await self._pool.score(task, trajectory))
+                return LoggedVerdict(digest, await self._pool.score(task, trajectory))
             if self._backend is None:
                 raise UserError(f"the verifier {task.verifier!r} needs a sandbox; set rl.scoring.sandbox")
             verifier = verifiers.get(task.verifier)()
-            return Verdict(digest, await self._pool.submit(self._in_sandboxes, verifier, task, trajectory))
+            return LoggedVerdict(digest, await self._pool.submit(self._in_sandboxes, verifier, task, trajectory))
         except InfrastructureError as error:
-            return Verdict(digest, None, str(error))
+            return LoggedVerdict(digest, None, str(error))
 
     def _in_sandboxes(self, verifier: Verifier, task: Task, trajectory: Trajectory) -> Reward:
         """The verdict of a verifier that runs code, in a new sandbox for every try.

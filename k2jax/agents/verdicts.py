@@ -24,7 +24,7 @@ COMPARED = -2
 _NONE = -1  # turn and call of a verdict on a whole episode
 
 
-class Verdict(NamedTuple):
+class LoggedVerdict(NamedTuple):
     """What is known of an episode, or of a call within it.
 
     Attributes:
@@ -43,7 +43,7 @@ class VerdictLog:
 
     Example:
         >>> log = VerdictLog(workdir / "verdicts")
-        >>> log.append((12, 0, 3), Verdict(digest, Reward(1.0)))
+        >>> log.append((12, 0, 3), LoggedVerdict(digest, Reward(1.0)))
         >>> log.get((12, 0, 3)).reward.value
         1.0
     """
@@ -52,9 +52,9 @@ class VerdictLog:
         """Reads nothing yet; the folder is made with the first verdict."""
         self._folder = Path(folder)
         self._logs: dict[int, AppendLog[dict[str, Any]]] = {}
-        self._steps: dict[int, dict[tuple[int, ...], Verdict]] = {}
+        self._steps: dict[int, dict[tuple[int, ...], LoggedVerdict]] = {}
 
-    def get(self, key: tuple[int, int, int], turn: int = _NONE, call: int = _NONE) -> Verdict | None:
+    def get(self, key: tuple[int, int, int], turn: int = _NONE, call: int = _NONE) -> LoggedVerdict | None:
         """The last verdict under a key, or None.
 
         Raises:
@@ -62,7 +62,7 @@ class VerdictLog:
         """
         return self._verdicts(key[0]).get((*key, turn, call))
 
-    def append(self, key: tuple[int, int, int], verdict: Verdict, turn: int = _NONE, call: int = _NONE) -> None:
+    def append(self, key: tuple[int, int, int], verdict: LoggedVerdict, turn: int = _NONE, call: int = _NONE) -> None:
         """Writes a verdict; when this returns, the death of the process does not lose it.
 
         Raises:
@@ -92,7 +92,7 @@ class VerdictLog:
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}.jsonl"
 
-    def _verdicts(self, step: int) -> dict[tuple[int, ...], Verdict]:
+    def _verdicts(self, step: int) -> dict[tuple[int, ...], LoggedVerdict]:
         if step not in self._steps:
             path = self._path(step)
             self._steps[step] = dict(map(_verdict, read_log(path, _Lines()))) if path.exists() else {}
@@ -103,9 +103,9 @@ class _Lines(ChecksummedLines):
     remedy = "delete the file to judge again"
 
 
-def _verdict(record: dict[str, Any]) -> tuple[tuple[int, ...], Verdict]:
+def _verdict(record: dict[str, Any]) -> tuple[tuple[int, ...], LoggedVerdict]:
     reward = Reward(**record["reward"]) if "reward" in record else None
-    return tuple(record["key"]), Verdict(record["digest"], reward, record["error"])
+    return tuple(record["key"]), LoggedVerdict(record["digest"], reward, record["error"])
 
 
 def digest_of(task: Task, trajectory: Trajectory) -> str:

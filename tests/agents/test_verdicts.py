@@ -12,7 +12,7 @@ from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import verifiers
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.scorer import Scorer
-from k2jax.agents.verdicts import Verdict, VerdictLog
+from k2jax.agents.verdicts import LoggedVerdict, VerdictLog
 from k2jax.agents.verifier import Verifier
 from k2jax.errors import UserError
 from k2jax.trajectory import Node, Reward, Trajectory
@@ -20,7 +20,8 @@ from k2jax.trajectory import Node, Reward, Trajectory
 TASK = Task("t", "d", ({"role": "user", "content": "?"},), "final_answer", metadata={"answer": "3"})
 KEYS = st.tuples(*[st.integers(0, 3)] * 3)
 REWARDS = st.builds(Reward, st.floats(-9, 9), st.just({"a": 0.1}), st.just({"b": "\n ü"}))
-VERDICTS = st.builds(Verdict, st.just("0" * 16), REWARDS) | st.builds(Verdict, st.just("1" * 16), st.none(), st.text())
+LOGGED = st.builds(LoggedVerdict, st.just("1" * 16), st.none(), st.text())
+VERDICTS = st.builds(LoggedVerdict, st.just("0" * 16), REWARDS) | LOGGED
 
 
 def finished(answer: str, key=(1, 2, 3), status="finished") -> Trajectory:
@@ -66,7 +67,7 @@ def test_a_log_that_is_read_again_holds_the_last_verdict_of_every_key(tmp_path_f
 def test_verdicts_of_steps_that_nobody_needs_are_deleted(tmp_path):
     log, steps = VerdictLog(tmp_path), (-4, 0, 1, 20)
     for step in steps:
-        log.append((step, 0, 0), Verdict("d", Reward(1.0)))
+        log.append((step, 0, 0), LoggedVerdict("d", Reward(1.0)))
     log.forget(lambda step: step in (-4, 1))
     for each in (log, VerdictLog(tmp_path)):
         assert [each.get((step, 0, 0)) is None for step in steps] == [True, False, True, False]
@@ -76,7 +77,7 @@ def test_verdicts_of_steps_that_nobody_needs_are_deleted(tmp_path):
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write the verdict log"):
-        VerdictLog(tmp_path / "file" / "below").append((0, 0, 0), Verdict("d", None))
+        VerdictLog(tmp_path / "file" / "below").append((0, 0, 0), LoggedVerdict("d", None))
 
 
 def test_a_verdict_is_asked_for_once_and_replayed_by_a_resumed_run(tmp_path):

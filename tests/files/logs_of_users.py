@@ -7,7 +7,7 @@ from k2jax.agents.collect.journal import Emission, Journal, read_journal
 from k2jax.agents.collect.queue_file import WrittenTask, read_started
 from k2jax.agents.collect.starting import StartedTasks
 from k2jax.agents.gateway.log import RolloutLogs
-from k2jax.agents.verdicts import Verdict, VerdictLog
+from k2jax.agents.verdicts import LoggedVerdict, VerdictLog
 from k2jax.report.metrics import MetricsLog, read_metrics
 from k2jax.trajectory import Reward, TrajectoryStore, read_trajectories
 from tests.trajectory.trees import chat
@@ -76,7 +76,7 @@ class Verdicts:
         self._log = VerdictLog(folder)
 
     def append(self, number: int) -> None:
-        self._log.append((0, 0, number), Verdict("d", Reward(0.5, info={"text": "ü\u2028\r\n"})))
+        self._log.append((0, 0, number), LoggedVerdict("d", Reward(0.5, info={"text": "ü\u2028\r\n"})))
 
     def close(self) -> None:
         pass

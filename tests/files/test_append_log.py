@@ -14,7 +14,7 @@ import pytest
 from k2jax.agents.collect.journal import Emission, Journal, read_journal
 from k2jax.agents.collect.wire_messages import RecordPlace
 from k2jax.agents.gateway.log import RolloutLogs
-from k2jax.agents.verdicts import Verdict, VerdictLog
+from k2jax.agents.verdicts import LoggedVerdict, VerdictLog
 from k2jax.errors import UserError
 from k2jax.files.append_log import AppendLog, ChecksummedLines, Lines, read_log
 from k2jax.report.metrics import MetricsLog, read_metrics
@@ -182,11 +182,11 @@ def test_trajectories_of_an_earlier_version_are_read_and_continued(recorded):
 
 def test_verdicts_of_an_earlier_version_are_read_and_continued(recorded):
     log = VerdictLog(recorded / "verdicts")
-    log.append((1, 0, 1), Verdict("f", None, "late"))
+    log.append((1, 0, 1), LoggedVerdict("f", None, "late"))
     for each in (log, VerdictLog(recorded / "verdicts")):
-        assert each.get((1, 0, 0)) == Verdict("d", Reward(0.5, {"a": 0.1}, {"text": "ü\n"}))
-        assert each.get((1, 0, 0), 2, 3) == Verdict("e", None, "why")
-        assert each.get((1, 0, 1)) == Verdict("f", None, "late")
+        assert each.get((1, 0, 0)) == LoggedVerdict("d", Reward(0.5, {"a": 0.1}, {"text": "ü\n"}))
+        assert each.get((1, 0, 0), 2, 3) == LoggedVerdict("e", None, "why")
+        assert each.get((1, 0, 1)) == LoggedVerdict("f", None, "late")
 
 
 def test_metrics_of_an_earlier_version_are_read_and_continued(recorded):

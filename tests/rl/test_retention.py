@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k2jax.agents.verdicts import Verdict, VerdictLog
+from k2jax.agents.verdicts import LoggedVerdict, VerdictLog
 from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.rewards.budgets import KEY as BUDGETS
 from k2jax.trajectory import Reward
@@ -26,7 +26,7 @@ def test_what_any_checkpoint_leads_to_is_kept_and_what_none_leads_to_is_gone(tmp
     log = VerdictLog(workdir / "verdicts")
     every = {BUDGETS, *range(-STEPS, STEPS + 1)}
     for step in every:
-        log.append((step, 0, 0), Verdict("d", Reward(1.0)))
+        log.append((step, 0, 0), LoggedVerdict("d", Reward(1.0)))
     began = [1]
     for step, wait in enumerate(waits, 1):  # a group that has left does not come back
         began.append(max(began[-1], step + 1 - wait))

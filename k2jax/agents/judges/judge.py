@@ -12,7 +12,7 @@ from k2jax.agents.errors import VerifierError
 from k2jax.agents.judges.judge_formats import Choice, Comparison, JudgeFormat
 from k2jax.agents.judges.rubrics import Rubric
 from k2jax.agents.messages import read_message
-from k2jax.agents.verdicts import COMPARED, Verdict, VerdictLog
+from k2jax.agents.verdicts import COMPARED, LoggedVerdict, VerdictLog
 from k2jax.client import Client, Sampling
 from k2jax.errors import InfrastructureError
 from k2jax.text.chat import ChatBuilder, ChatFormat
@@ -117,7 +117,7 @@ class Judge:
             raise VerifierError(verdict.error)
         return JudgeAnswer(verdict.reward.info["choice"], verdict.reward.info["said"])
 
-    async def _verdict(self, comparison: Comparison, rubrics: tuple[Rubric, ...], digest: str) -> Verdict:
+    async def _verdict(self, comparison: Comparison, rubrics: tuple[Rubric, ...], digest: str) -> LoggedVerdict:
         prompt = self.prompt(comparison, rubrics)
         if prompt is None:
             return _logged(digest, None, "")
@@ -126,16 +126,16 @@ class Judge:
             async with self._turn:
                 completion = await self._client.generate(prompt, sampling)
         except InfrastructureError as error:
-            return Verdict(digest, None, f"no verdict of the judge {self._name}: {error}")
+            return LoggedVerdict(digest, None, f"no verdict of the judge {self._name}: {error}")
         if completion.finish == "cancelled":
-            return Verdict(digest, None, f"the judge {self._name} was interrupted")
+            return LoggedVerdict(digest, None, f"the judge {self._name} was interrupted")
         said = str(read_message(self._tokenizer, self._chat, completion.tokens).get("content") or "")
         return _logged(digest, self._style.read(said) if completion.finish == "stop" else None, said)
 
 
-def _logged(digest: str, choice: Choice | None, said: str) -> Verdict:
+def _logged(digest: str, choice: Choice | None, said: str) -> LoggedVerdict:
     value = 0.5 if choice is None else _VALUES[choice]
-    return Verdict(digest, Reward(value, info={"choice": choice, "said": said[:_SHOWN]}))
+    return LoggedVerdict(digest, Reward(value, info={"choice": choice, "said": said[:_SHOWN]}))
 
 
 def _digest(name: str, question: str) -> str:

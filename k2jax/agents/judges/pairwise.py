@@ -14,7 +14,7 @@ import numpy as np
 
 from k2jax.agents.judges.hack_check import is_hack
 from k2jax.agents.judges.judge_formats import OTHER, Choice, Comparison, question_of
-from k2jax.agents.judges.verdict_metrics import JudgedPair, Judgement
+from k2jax.agents.judges.verdict_metrics import JudgedPair, Verdict
 from k2jax.agents.task import Task
 from k2jax.errors import InfrastructureError
 from k2jax.trajectory import Reward, Trajectory
@@ -23,7 +23,7 @@ WIN, TIE, LOSS = 1.0, 0.5, 0.0
 UNKNOWN = float("nan")
 """Outcome of a pair about which the infrastructure withheld a verdict."""
 
-Said = Choice | None | InfrastructureError
+Answer = Choice | None | InfrastructureError
 """What a judge said in one order: a verdict, nothing that can be read, or why it could not be asked."""
 
 
@@ -41,18 +41,18 @@ class Contender(NamedTuple):
     barred: str = ""
 
 
-class Bout(NamedTuple):
+class Pair(NamedTuple):
     """A pair that a judge has to decide: places in the list of answers."""
 
     one: int
     two: int
 
 
-class Contest:
+class Tournament:
     """The answers to one prompt and what is known of their pairs."""
 
     def __init__(self, task: Task, trajectories: Sequence[Trajectory]):
-        """A contest of the responses that are ``finished`` or ``truncated``; masked ones take no part."""
+        """A tournament of the responses that are ``finished`` or ``truncated``; masked ones take no part."""
         self.question = question_of(task)
         self.answers = [
             Contender(sample, trajectory.answer, _barred(task, trajectory))
@@ -60,38 +60,37 @@ class Contest:
             if trajectory.status in ("finished", "truncated")
         ]
 
-    def bouts(self) -> list[Bout]:
+    def pairs(self) -> list[Pair]:
         """The pairs for the judge: two different answers of which none is barred."""
-        pairs = itertools.combinations(range(len(self.answers)), 2)
-        return [Bout(*pair) for pair in pairs if _decided(*(self.answers[place] for place in pair)) is None]
+        places = itertools.combinations(range(len(self.answers)), 2)
+        return [Pair(*two) for two in places if _decided(*(self.answers[place] for place in two)) is None]
 
-    def comparison(self, bout: Bout) -> Comparison:
+    def comparison(self, pair: Pair) -> Comparison:
         """What the judge reads first; in the other order it is ``swapped``."""
-        return Comparison(self.question, self.answers[bout.one].text, self.answers[bout.two].text)
+        return Comparison(self.question, self.answers[pair.one].text, self.answers[pair.two].text)
 
-    def wins(self, said: Mapping[Bout, tuple[Said, Said]]) -> np.ndarray:
+    def wins(self, replies: Mapping[Pair, tuple[Answer, Answer]]) -> np.ndarray:
         """Outcomes, float64 ``[N, N]``: entry ``[i, j]`` is what answer i has against answer j.
 
         Args:
-            said: of every bout, in the order of the list and in the other one.
+            replies: of every pair, in the order of the list and in the other one.
 
         Returns:
             WIN, TIE, LOSS or UNKNOWN; the diagonal is 0 and means nothing.
         """
         wins_NN = np.zeros((len(self.answers), len(self.answers)))
-        for pair in itertools.combinations(range(len(self.answers)), 2):
-            bout = Bout(*pair)
-            decided = _decided(self.answers[bout.one], self.answers[bout.two])
-            wins_NN[bout.one, bout.two], wins_NN[bout.two, bout.one] = decided or both_orders(*said[bout])
+        for pair in itertools.starmap(Pair, itertools.combinations(range(len(self.answers)), 2)):
+            decided = _decided(self.answers[pair.one], self.answers[pair.two])
+            wins_NN[pair.one, pair.two], wins_NN[pair.two, pair.one] = decided or both_orders(*replies[pair])
         return wins_NN
 
-    def rewards(self, said: Mapping[Bout, tuple[Said, Said]]) -> dict[int, Reward | InfrastructureError]:
+    def rewards(self, replies: Mapping[Pair, tuple[Answer, Answer]]) -> dict[int, Reward | InfrastructureError]:
         """The reward of every sample: its mean win over the others; an error for one with an unknown outcome.
 
         A barred answer gets 0, also beside other barred ones and where nothing is known; an answer without others
         gets that of a tie.
         """
-        wins_NN, failed = self.wins(said), _first_error(said)
+        wins_NN, failed = self.wins(replies), _first_error(replies)
         rewards: dict[int, Reward | InfrastructureError] = {}
         for place, answer in enumerate(self.answers):
             others = np.delete(wins_NN[place], place)
@@ -104,15 +103,15 @@ class Contest:
                 rewards[answer.sample] = Reward(mean_win(others), info=info)
         return rewards
 
-    def judged(self, said: Mapping[Bout, tuple[Said, Said]]) -> list[JudgedPair]:
-        """What the judge said of every bout that it could be asked about, for its metrics."""
-        pairs = []
-        for bout, (forth, back) in said.items():
+    def judged(self, replies: Mapping[Pair, tuple[Answer, Answer]]) -> list[JudgedPair]:
+        """What the judge said of every pair that it could be asked about, for its metrics."""
+        judged = []
+        for pair, (forth, back) in replies.items():
             if isinstance(forth, InfrastructureError) or isinstance(back, InfrastructureError):
                 continue
-            lengths = len(self.answers[bout.one].text), len(self.answers[bout.two].text)
-            pairs.append(JudgedPair(Judgement(forth, *lengths), Judgement(back, *lengths[::-1])))
-        return pairs
+            lengths = len(self.answers[pair.one].text), len(self.answers[pair.two].text)
+            judged.append(JudgedPair(Verdict(forth, *lengths), Verdict(back, *lengths[::-1])))
+        return judged
 
 
 def mean_win(outcomes: np.ndarray) -> float:
@@ -120,7 +119,7 @@ def mean_win(outcomes: np.ndarray) -> float:
     return float(outcomes.mean()) if len(outcomes) else TIE
 
 
-def both_orders(forth: Said, back: Said) -> tuple[float, float]:
+def both_orders(forth: Answer, back: Answer) -> tuple[float, float]:
     """Outcomes of the first and the second answer of a pair, from what was said in its order and in the other one.
 
     A verdict counts where both orders name the same answer. Anything else is a tie: contradiction, a tie in one of the
@@ -146,6 +145,6 @@ def _barred(task: Task, trajectory: Trajectory) -> str:
     return "hacked" if is_hack(task, trajectory.answer) else ""
 
 
-def _first_error(said: Mapping[Bout, tuple[Said, Said]]) -> InfrastructureError | None:
-    every = itertools.chain.from_iterable(said.values())
+def _first_error(replies: Mapping[Pair, tuple[Answer, Answer]]) -> InfrastructureError | None:
+    every = itertools.chain.from_iterable(replies.values())
     return next((each for each in every if isinstance(each, InfrastructureError)), None)

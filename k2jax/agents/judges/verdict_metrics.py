@@ -8,7 +8,7 @@ from typing import NamedTuple
 from k2jax.agents.judges.judge_formats import OTHER, Choice
 
 
-class Judgement(NamedTuple):
+class Verdict(NamedTuple):
     """A judge's answer to one comparison.
 
     Attributes:
@@ -27,8 +27,8 @@ class Judgement(NamedTuple):
 class JudgedPair(NamedTuple):
     """The same two answers in both orders."""
 
-    forth: Judgement
-    back: Judgement
+    forth: Verdict
+    back: Verdict
 
 
 def verdict_metrics(pairs: Sequence[JudgedPair]) -> dict[str, float]:

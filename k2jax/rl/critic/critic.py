@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from k2jax import processes
 from k2jax.agents.judges.judge import Judge, JudgeAnswer, Place
 from k2jax.agents.judges.judge_formats import OTHER, Comparison
-from k2jax.agents.judges.pairwise import Bout, Contest, Said
+from k2jax.agents.judges.pairwise import Answer, Pair, Tournament
 from k2jax.agents.judges.refinement import VerifiedPair, draw_pairs, judge_tasks, verified_pairs
 from k2jax.agents.judges.rubrics import Rubric, rubrics_for
-from k2jax.agents.judges.verdict_metrics import JudgedPair, Judgement, verdict_metrics
+from k2jax.agents.judges.verdict_metrics import JudgedPair, Verdict, verdict_metrics
 from k2jax.agents.mixture import CRITIC, DrawnTask
 from k2jax.agents.seeds import derived_seed
 from k2jax.agents.task import Task
@@ -54,28 +54,28 @@ class Critic:
 
         What the judge said of a pair stands in the trajectory of its first sample.
         """
-        contests = [Contest(group.prompt.task, group.trajectories) for group in groups]
-        asked = [(number, bout) for number, contest in enumerate(contests) for bout in contest.bouts()]
+        tournaments = [Tournament(group.prompt.task, group.trajectories) for group in groups]
+        asked = [(number, pair) for number, tournament in enumerate(tournaments) for pair in tournament.pairs()]
         said = await self._both_orders(
             [
-                (group.prompt.task, contest.comparison(bout), _place(group, contest, bout))
-                for number, bout in asked
-                for group, contest in [(groups[number], contests[number])]
+                (group.prompt.task, tournament.comparison(pair), _place(group, tournament, pair))
+                for number, pair in asked
+                for group, tournament in [(groups[number], tournaments[number])]
             ]
         )
-        verdicts: list[dict[Bout, tuple[Said, Said]]] = [{} for _ in groups]
+        verdicts: list[dict[Pair, tuple[Answer, Answer]]] = [{} for _ in groups]
         words: list[dict[int, list[PairVerdict]]] = [{} for _ in groups]
-        for (number, bout), of_bout in zip(asked, said, strict=True):
-            verdicts[number][bout] = _choice(of_bout[0]), _choice(of_bout[1])
-            one, two = (contests[number].answers[place].sample for place in bout)
+        for (number, pair), answers in zip(asked, said, strict=True):
+            verdicts[number][pair] = _choice(answers[0]), _choice(answers[1])
+            one, two = (tournaments[number].answers[place].sample for place in pair)
             rubrics = self._rubrics_of(groups[number].prompt.task)
-            words[number].setdefault(one, []).append(_pair_verdict(two, of_bout, rubrics))
+            words[number].setdefault(one, []).append(_pair_verdict(two, answers, rubrics))
         for group, of_group in zip(groups, words, strict=True):
             for sample, of_sample in of_group.items():
                 set_comparisons(group.trajectories[sample], of_sample)
-        for group, contest, of_group in zip(groups, contests, verdicts, strict=True):
-            group.judged = contest.judged(of_group)
-            for sample, reward in contest.rewards(of_group).items():
+        for group, tournament, of_group in zip(groups, tournaments, verdicts, strict=True):
+            group.judged = tournament.judged(of_group)
+            for sample, reward in tournament.rewards(of_group).items():
                 trajectory = group.trajectories[sample]
                 if isinstance(reward, InfrastructureError):
                     trajectory.status, trajectory.error = "masked", f"{type(reward).__name__}: {reward}"
@@ -119,8 +119,8 @@ class Critic:
                 judged.append(None)
                 continue
             lengths = len(pair.better), len(pair.worse)
-            forth = Judgement(said[0], *lengths, truth="first")
-            judged.append(JudgedPair(forth, Judgement(said[1], *lengths[::-1], truth=OTHER["first"])))
+            forth = Verdict(said[0], *lengths, truth="first")
+            judged.append(JudgedPair(forth, Verdict(said[1], *lengths[::-1], truth=OTHER["first"])))
         return judged
 
     async def _both_orders(self, asked: Sequence[tuple[Task, Comparison, Place]]) -> list[tuple[Answered, Answered]]:
@@ -154,11 +154,11 @@ class Critic:
         return rubrics_for(task, self._rubrics)
 
 
-def _place(group: PromptGroup, contest: Contest, bout: Bout) -> Place:
-    return Place(*group.key, contest.answers[bout.one].sample, contest.answers[bout.two].sample)
+def _place(group: PromptGroup, tournament: Tournament, pair: Pair) -> Place:
+    return Place(*group.key, tournament.answers[pair.one].sample, tournament.answers[pair.two].sample)
 
 
-def _choice(answered: Answered) -> Said:
+def _choice(answered: Answered) -> Answer:
     return answered.choice if isinstance(answered, JudgeAnswer) else answered
 
 
@@ -182,7 +182,7 @@ def refinement_metrics(groups: Sequence[PromptGroup]) -> dict[str, float]:
     ordered = sorted(groups, key=lambda group: group.key)
     return verdict_metrics(
         [
-            JudgedPair(_judgement(forth, sample), _judgement(back, sample))
+            JudgedPair(_verdict(forth, sample), _verdict(back, sample))
             for forth, back in zip(ordered[::2], ordered[1::2], strict=True)
             for sample in range(len(forth.trajectories))
             if "masked" not in (forth.trajectories[sample].status, back.trajectories[sample].status)
@@ -190,7 +190,7 @@ def refinement_metrics(groups: Sequence[PromptGroup]) -> dict[str, float]:
     )
 
 
-def _judgement(group: PromptGroup, sample: int) -> Judgement:
+def _verdict(group: PromptGroup, sample: int) -> Verdict:
     metadata = group.prompt.task.metadata
     choice = group.trajectories[sample].reward.info.get("choice")
-    return Judgement(choice, *metadata["lengths"], truth=metadata["verdict"])
+    return Verdict(choice, *metadata["lengths"], truth=metadata["verdict"])
