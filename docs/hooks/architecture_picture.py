@@ -32,6 +32,7 @@ PURPOSES = {
     "inference": "engine, paged cache",
     "launch": "runs on TPU pods",
     "losses": "one file per loss",
+    "mixture_plan": "shares of sources",
     "model": "decoder, router, head",
     "optim": "MuonClip, schedules",
     "parallel": "mesh, pipelines, ZeRO-1",

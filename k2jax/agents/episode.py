@@ -354,15 +354,7 @@ async def run_episode(
     rollout.trajectory.metadata.setdefault("seed", derived_seed(seed, key, _ENVIRONMENT))
     sampling = dataclasses.replace(sampling, seed=seed)
     try:
-        for _ in range(ATTEMPTS):
-            rollout.begin()
-            try:
-                await scaffold.run(rollout, environment, sampling)
-                break
-            except InfrastructureError as error:
-                rollout.trajectory.error = f"{type(error).__name__}: {error}"
-        else:
-            rollout.trajectory.status = "masked"
+        await _try_again(rollout, lambda: scaffold.run(rollout, environment, sampling))
     finally:
         try:
             await environment.close()
@@ -371,3 +363,15 @@ async def run_episode(
     if rollout.trajectory.status != "masked":
         rollout.trajectory.error = ""
     return rollout.trajectory
+
+
+async def _try_again(rollout: Rollout, run: Callable[[], Awaitable[None]]) -> None:
+    """Runs an episode until its infrastructure does not fail, or masks it."""
+    for _ in range(ATTEMPTS):
+        rollout.begin()
+        try:
+            await run()
+            return
+        except InfrastructureError as error:
+            rollout.trajectory.error = f"{type(error).__name__}: {error}"
+    rollout.trajectory.status = "masked"

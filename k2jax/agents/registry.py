@@ -165,7 +165,7 @@ scaffolds = Registry(
     "k2jax.scaffolds",
     {
         "black_box": "k2jax.agents.gateway.black_box:black_box",
-        "chat": "k2jax.agents.chat_scaffold:ChatScaffold",
+        "chat": "k2jax.agents.scaffolds.chat:ChatScaffold",
     },
 )
 """Makers of scaffolds: called with the options, once for every episode."""

@@ -3,6 +3,8 @@
 ``Sampling`` goes in, ``Completion`` comes out, ``Client`` is the call between them. Two clients need no engine in the
 process: ``ScriptedClient`` for tests, ``HTTPClient`` for servers. ``k2jax.inference.client`` has those over an engine.
 This package imports numpy and no jax: processes that hold environments, gateways and judges import it.
+
+In reading order: ``types`` (all of that), ``scripted``, ``http``, ``keys`` (API keys of servers).
 """
 
 from k2jax.client.http import HTTPClient, ServerFailedError

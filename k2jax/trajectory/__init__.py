@@ -1,4 +1,9 @@
-"""Trajectories of agents as token trees: what was sampled, what was observed, and what it was worth. NumPy alone."""
+"""Trajectories of agents as token trees: what was sampled, what was observed, and what it was worth. NumPy alone.
+
+In reading order: ``types`` (the tree), ``answers`` (which nodes the model wrote), ``rows`` (paths for training),
+``encoding`` and ``store`` (files of trajectories), ``consistency`` (checks), ``filters``, ``annotations`` and
+``formats`` (exports).
+"""
 
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.encoding import EncodingError

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from k2jax.agents import Budget
-from k2jax.agents.context import ASK, HIDDEN, SUMMARY
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.episode import is_answer
+from k2jax.agents.scaffolds.context import ASK, HIDDEN, SUMMARY
 from k2jax.client import Client, ScriptedClient
 from k2jax.errors import UserError
 from k2jax.text import ChatBuilder

@@ -13,7 +13,6 @@ from PIL import Image
 import pytest
 from scipy import ndimage
 
-from k2jax.agents.check import check
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import Message, Services
 from k2jax.agents.environments.files import FILES, NamedFilesEnvironment
@@ -24,6 +23,7 @@ from k2jax.config.schema import SourceConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.drawings.canvas import COLOURS
 from k2jax.errors import UserError
+from k2jax.tasks.check import check
 from k2jax.tasks.pictures.oracle import picture_demonstrations
 from k2jax.tasks.pictures.tools import KINDS, PICTURE, kind_of, question_of
 from k2jax.tasks.pictures.verifier import TRUTH

@@ -3,6 +3,11 @@
 A server or a gateway parses a body with a ``Dialect``, generates tokens for each choice of the ``GenerationRequest``,
 turns them into ``Delta`` records with a ``Detokenizer`` and renders these with the dialect's response. The package
 imports neither jax nor a web framework.
+
+In reading order: ``dialect``, ``requests`` with ``fields``, ``lengths``, ``model_card`` and ``media_parts``,
+``detokenize``, ``response_builder``; then the dialects ``completions``, ``chat_completions``, ``responses`` with
+``responses_response``, ``anthropic`` with ``anthropic_response``, and what those share: ``conversation``, ``blocks``,
+``encoding``, ``api_error``.
 """
 
 from k2jax.agents.api import anthropic, completions, responses

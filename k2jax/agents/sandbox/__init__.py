@@ -1,4 +1,13 @@
-"""Sandboxes: where code that nobody trusts runs. It imports no jax."""
+"""Sandboxes: where code that nobody trusts runs. It imports no jax.
+
+In reading order: ``types`` (the interface), ``backends`` (by name), ``folder`` and ``files`` (what all have in common),
+``namespaces`` with ``bubblewrap`` and ``nsjail`` (this machine), ``kubernetes``, ``e2b`` and ``remote`` (others),
+``unsafe`` (no isolation, only when named).
+
+Below: ``spawner``, ``spawner_client``, ``launch``, ``launcher``, ``mount_namespace``, ``mounts``, ``cgroup`` and
+``seccomp`` (how a sandbox starts), ``process``, ``running_command``, ``python_worker`` and ``python_program`` (programs
+that stay), ``forward`` (the way to a gateway), ``interpreter``, ``images``; ``check``, ``attacks`` and ``hostile``.
+"""
 
 from k2jax.agents.sandbox.types import (
     Capabilities,

@@ -1,1 +1,5 @@
-"""The processes behind ``VerifierPool``: a supervisor, and below it the worker in which verifiers run."""
+"""Function verifiers in processes that can be killed.
+
+In reading order: ``pool`` (what a scorer asks), ``supervisor`` (starts and kills the worker), ``verifier_worker``
+(where verifiers run, one verdict after the other), ``blame`` (whose fault a failure is), ``process_tree``, ``frames``.
+"""

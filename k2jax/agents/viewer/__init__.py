@@ -1,1 +1,5 @@
-"""HTML pages of trajectories: the page of an episode, the picture of its token tree, and curves."""
+"""HTML pages of trajectories, which load nothing from outside and escape everything.
+
+In reading order: ``viewer`` (which pages there are), ``episode_page`` with ``turn_table``, ``token_boxes`` and
+``tree_picture``, ``verdict_page``, ``curves``; ``markup`` and ``page_style`` are below all of them.
+"""

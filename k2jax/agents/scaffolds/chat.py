@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from k2jax.agents import context
 from k2jax.agents.environment import OUTCOME, Environment, Step
 from k2jax.agents.episode import Rollout
 from k2jax.agents.errors import EpisodePausedError, EpisodeTruncatedError, ReplayError
+from k2jax.agents.scaffolds import context
 from k2jax.client import Sampling
 from k2jax.errors import UserError
 from k2jax.trajectory.types import NO_TURN, ROOT
@@ -18,7 +18,7 @@ class ChatScaffold:
         """Chooses how a long context is managed.
 
         Args:
-            context: see ``k2jax.agents.context``.
+            context: see ``k2jax.agents.scaffolds.context``.
             tokens: length of a context from which on it is managed; 0 is no threshold.
 
         Raises:
