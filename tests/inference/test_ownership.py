@@ -18,16 +18,14 @@ from tests.inference.tiny import MLA, layer_by_layer, oracle, prompts, weights
 [PROMPT] = prompts(5)
 GREEDY = Sampling(max_tokens=4, temperature=0.0)
 MESH = {"data": 2, "expert": 4}
-LAYOUTS = [
-    pytest.param(False, None, id="layers apart"),
-    pytest.param(True, None, id="layers stacked"),
-    pytest.param(False, MESH, id="layers apart, mesh", marks=pytest.mark.devices(8)),
-    pytest.param(True, MESH, id="layers stacked, mesh", marks=pytest.mark.devices(8)),
-    pytest.param(True, {"data": 8}, id="layers stacked, copies", marks=pytest.mark.devices(8)),
+LAYOUTS = [pytest.param(False, None, id="layers apart"), pytest.param(True, None, id="layers stacked")]
+ON_A_MESH = [
+    pytest.param(False, MESH, id="layers apart, mesh"),
+    pytest.param(True, MESH, id="layers stacked, mesh"),
+    pytest.param(True, {"data": 8}, id="layers stacked, copies"),
 ]
-DECODED = [
-    *LAYOUTS[:2],
-    *(pytest.param(*one.values, id=one.id, marks=[*one.marks, pytest.mark.slow]) for one in LAYOUTS[2:]),
+SLOW_ON_A_MESH = [
+    pytest.param(*one.values, id=one.id, marks=[pytest.mark.devices(8), pytest.mark.slow]) for one in ON_A_MESH
 ]
 
 
@@ -89,7 +87,7 @@ def decode(engine, seed):
     return list(request.tokens), list(request.logprobs)
 
 
-@pytest.mark.parametrize(("stacked", "axes"), DECODED)
+@pytest.mark.parametrize(("stacked", "axes"), LAYOUTS + SLOW_ON_A_MESH)
 def test_an_engine_outlives_the_arrays_that_it_was_given(stacked, axes, monkeypatch):
     """Donated by a training step, or overwritten on the host; updated from them whole and layer by layer."""
     monkeypatch.setattr(programs, "EngineWeights", functools.partial(EngineWeights, stacked=stacked))
@@ -111,13 +109,23 @@ def test_an_engine_outlives_the_arrays_that_it_was_given(stacked, axes, monkeypa
         decode(engine, version)
 
 
-@pytest.mark.parametrize(("stacked", "axes"), LAYOUTS)
-def test_weights_of_numpy_are_put_on_the_device_once(stacked, axes):
+def check_copies(stacked, axes):
+    """NumPy arrays are put on the devices once, and arrays that lie in their places already are copied."""
     params = aligned(0)
     held = hold(params, stacked, axes)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(held.params))
     overwrite(params)
     assert_holds(held, 0, stacked)
+    params = hold(weights(MLA), True, axes).params
+    held = hold(params, stacked, axes)
+    assert not buffers(params) & buffers(held.params)
+    donate(params)
+    assert_holds(held, 0, stacked)
+
+
+@pytest.mark.parametrize(("stacked", "axes"), LAYOUTS)
+def test_arrays_of_a_caller_are_copied_once(stacked, axes):
+    check_copies(stacked, axes)
 
 
 def test_arrays_of_numpy_that_are_given_away_are_not_copied():
@@ -126,15 +134,6 @@ def test_arrays_of_numpy_that_are_given_away_are_not_copied():
     held.update(held.check(named_leaves(params)), donate=True)
     assert held.params["embed"].unsafe_buffer_pointer() == params["embed"].ctypes.data
     assert_holds(held, 1, False)
-
-
-@pytest.mark.parametrize(("stacked", "axes"), LAYOUTS)
-def test_weights_that_lie_in_their_places_already_are_copied(stacked, axes):
-    params = hold(weights(MLA), True, axes).params
-    held = hold(params, stacked, axes)
-    assert not buffers(params) & buffers(held.params)
-    donate(params)
-    assert_holds(held, 0, stacked)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -156,11 +155,11 @@ def test_a_generator_may_fill_one_buffer_again_and_again(stacked):
 
 
 def peak_bytes(act):
-    """Most bytes of live arrays at any call or return of a function of k2jax during ``act``, over those before it."""
+    """Most bytes of live arrays at any call or return in the engine during ``act``, over those before it."""
     seen = []
 
     def measure(frame, event, _):
-        if event in ("call", "return") and "k2jax" in frame.f_code.co_filename:
+        if event in ("call", "return") and "k2jax/inference" in frame.f_code.co_filename:
             seen.append(sum(array.nbytes for array in jax.live_arrays()))
 
     gc.collect()  # what earlier tests left in cycles must not be freed while this one measures
@@ -174,8 +173,7 @@ def peak_bytes(act):
     return max(seen) - before
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(("stacked", "dtype"), [(False, np.float32), (True, np.float16)])
 def test_a_start_needs_the_copy_and_at_most_one_more_array(stacked, dtype):
     params = owned(0) | {"embed": owned(0)["embed"].astype(dtype)}
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(hold(params, stacked, None).params))
@@ -183,9 +181,8 @@ def test_a_start_needs_the_copy_and_at_most_one_more_array(stacked, dtype):
     assert total <= peak_bytes(lambda: hold(params, stacked, None)) <= total + largest
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_arrays_that_are_given_away_go_one_by_one(stacked):
+def test_arrays_that_are_given_away_go_one_by_one():
     params = owned(0)
     largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
-    assert peak_bytes(lambda: EngineWeights(params, MLA, None, stacked, donate=True)) <= 2 * largest
+    assert peak_bytes(lambda: EngineWeights(params, MLA, None, donate=True)) <= 2 * largest
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(params))

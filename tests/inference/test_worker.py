@@ -30,7 +30,7 @@ def test_requests_of_many_callers_finish(worker):
 
 
 def test_a_cancelled_request_ends(worker):
-    request = worker.submit(prompts(10)[0], Sampling(max_tokens=200))
+    request = worker.submit(prompts(10)[0], Sampling(max_tokens=50))
     worker.cancel(request)
     finish(worker, [request])
     assert request.finish_reason == "cancelled"
