@@ -9,7 +9,7 @@ from k2jax.client import Sampling
 from k2jax.inference import decode, shapes
 from k2jax.inference import engine as engine_module
 from k2jax.inference.request import State
-from tests.inference.tiny import GQA, MODELS, check_against_oracle, engine, finish, prompts
+from tests.inference.tiny import GQA, MODELS, check_against_oracle, engine, finish, prompts, with_few_pages
 
 SAMPLED = Sampling(max_tokens=30, temperature=0.8, top_p=0.9, seed=3)
 
@@ -103,13 +103,13 @@ def test_a_prompt_with_chunks_left_waits_for_one_token(ran, monkeypatch):
 
 def test_tokens_ahead_take_no_pages_of_others():
     """Three pages of sixteen tokens for two sequences of sixteen and nine: neither is preempted for what may come."""
-    run = engine(slots=2, page_size=16, max_length=48, pages=3)
+    run = with_few_pages(engine(), 3)
     requests = run.generate(prompts(15, 9), dataclasses.replace(SAMPLED, max_tokens=8))
     assert run.stats().preemptions == 0
     assert [len(request.tokens) for request in requests] == [8, 8]
     for request in requests:
         check_against_oracle(GQA, request)
-    longest = engine(slots=2, page_size=16, max_length=48, pages=3)
+    longest = with_few_pages(engine(), 3)
     first, second = longest.generate(prompts(15, 9), dataclasses.replace(SAMPLED, max_tokens=20))
     assert longest.stats().preemptions == 1  # for a page that it needs now, a sequence takes one
     for request in (first, second):

@@ -12,7 +12,7 @@ from k2jax.errors import UserError
 from k2jax.inference.weights import named_leaves
 from k2jax.model import feed_forward, forward, unstack_layers
 from tests.inference import tiny
-from tests.inference.tiny import GQA, ROUTED, finish, prompts, weights
+from tests.inference.tiny import GQA, ROUTED, finish, prompts, weights, with_few_pages
 
 ASKED = Sampling(max_tokens=20, temperature=0.8, return_experts=True)
 engine = functools.partial(tiny.engine, ROUTED)
@@ -67,7 +67,7 @@ def test_of_shared_prefixes_preempted_and_resumed_requests():
     run.generate([prompt], Sampling(max_tokens=1))
     first, second = (run.generate([prompt], ASKED)[0] for _ in range(2))
     assert (first.cached_tokens, second.cached_tokens) == (0, 32)
-    crowded = engine(pages=7)
+    crowded = with_few_pages(engine(), 7)
     squeezed = crowded.generate(prompts(30, 31, 33), ASKED)
     resumed = run.submit(prompt, ASKED, list(first.tokens[:7]))
     run.step()

@@ -11,6 +11,7 @@ import pytest
 
 from k2jax.client import Sampling
 from k2jax.errors import UserError
+from k2jax.inference import shapes
 from k2jax.inference.checksum import combine, replica_sums, seed_of
 from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import make_engine_mesh
@@ -34,8 +35,9 @@ from tests.train.together import end, free_port, python
         pytest.param(GQA, {"data": 8}, None, id="data 8, grouped-query attention", marks=pytest.mark.slow),
     ],
 )
-def test_every_position_equals_one_pass_on_one_device(model, axes, experts):
+def test_every_position_equals_one_pass_on_one_device(model, axes, experts, monkeypatch):
     """Prompts of many lengths, greedy, all positions; then samples of one prompt, twice, with few pages."""
+    monkeypatch.setattr(shapes, "PREFILL_WIDTHS", (16,))
     engine = mesh_engine(model, make_engine_mesh(**axes), pages=8 * 6)
     assert {shard.data.shape[1] for shard in engine._programs._cache.addressable_shards} == {
         6 + 1
@@ -43,7 +45,13 @@ def test_every_position_equals_one_pass_on_one_device(model, axes, experts):
     if experts:
         w13 = engine._weights.params["moe"][0]["experts"]["w13"]
         assert {shard.data.shape[0] for shard in w13.addressable_shards} == {experts}  # on each device
-    greedy = engine.generate(PROMPTS, GREEDY)
+    asked = [dataclasses.replace(GREEDY, top_logprobs=(0, 5, 1)[i % 3]) for i in range(len(PROMPTS))]
+    greedy = engine.generate(PROMPTS, asked)
+    for request in greedy:
+        wanted = request.sampling.top_logprobs
+        assert len(request.prompt_top_logprobs) == (len(request.prompt) - 1 if wanted else 0)
+        for row, top in zip(oracle(model, request.ids), request.prompt_top_logprobs, strict=False):
+            check_alternatives(row, top, wanted)
     assert sum(len(request.ids) - 1 for request in greedy) > 200
     assert largest_error(model, greedy) <= 1e-4
     sampling = [Sampling(max_tokens=20, temperature=0.8, seed=i) for i in range(24)]
@@ -52,17 +60,6 @@ def test_every_position_equals_one_pass_on_one_device(model, axes, experts):
     assert largest_error(model, first + second, 0.8) <= 1e-4
     assert min(request.cached_tokens for request in second) >= 32  # the pages are on the device that computed them
     assert engine.stats().pages_in_use == 0
-
-
-@pytest.mark.devices(8)
-def test_alternatives_of_prompts_on_a_mesh_are_the_best_of_one_pass_on_one_device():
-    asked = [dataclasses.replace(GREEDY, max_tokens=1, top_logprobs=top) for top in (5, 0, 1)]
-    engine = mesh_engine(SHORT, make_engine_mesh(**MESH))
-    for request in engine.generate(PROMPTS[2:5], asked):
-        wanted = request.sampling.top_logprobs
-        assert len(request.prompt_top_logprobs) == (len(request.prompt) - 1 if wanted else 0)
-        for row, top in zip(oracle(SHORT, request.ids), request.prompt_top_logprobs, strict=False):
-            check_alternatives(row, top, wanted)
 
 
 @pytest.mark.slow

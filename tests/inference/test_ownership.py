@@ -13,7 +13,7 @@ from k2jax.inference import programs
 from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import make_engine_mesh
 from k2jax.inference.weights import EngineWeights, named_leaves
-from tests.inference.tiny import MLA, layer_by_layer, oracle, prompts, weights
+from tests.inference.tiny import ROUTED, layer_by_layer, oracle, prompts, weights
 
 [PROMPT] = prompts(5)
 GREEDY = Sampling(max_tokens=4, temperature=0.0)
@@ -43,7 +43,7 @@ def donate(params):
 
 def owned(seed, sharding=None):
     """Weights of ``tiny.weights`` in buffers of their own."""
-    return jax.tree.map(lambda leaf: jax.device_put(leaf.copy(), sharding), weights(MLA, seed))
+    return jax.tree.map(lambda leaf: jax.device_put(leaf.copy(), sharding), weights(ROUTED, seed))
 
 
 def aligned(seed):
@@ -56,7 +56,7 @@ def aligned(seed):
         whole[...] = leaf
         return whole
 
-    return jax.tree.map(array, weights(MLA, seed))
+    return jax.tree.map(array, weights(ROUTED, seed))
 
 
 def overwrite(params):
@@ -65,11 +65,11 @@ def overwrite(params):
 
 
 def hold(params, stacked, axes):
-    return EngineWeights(params, MLA, make_engine_mesh(**axes) if axes else None, stacked)
+    return EngineWeights(params, ROUTED, make_engine_mesh(**axes) if axes else None, stacked)
 
 
 def assert_holds(held, seed, stacked):
-    expected, found = dict(layer_by_layer(weights(MLA, seed))), dict(held.leaves())
+    expected, found = dict(layer_by_layer(weights(ROUTED, seed))), dict(held.leaves())
     assert isinstance(held.params["moe"], dict if stacked else list) and found.keys() == expected.keys()
     for name, array in found.items():
         np.testing.assert_array_equal(array, expected[name])
@@ -82,7 +82,7 @@ def buffers(params):
 def decode(engine, seed):
     """Tokens and log-probabilities, checked against one pass over all of them with the weights of ``seed``."""
     [request] = engine.generate([PROMPT], GREEDY)
-    expected = oracle(MLA, request.ids, seed=seed)[np.arange(4, 8), list(request.tokens)]
+    expected = oracle(ROUTED, request.ids, seed=seed)[np.arange(4, 8), list(request.tokens)]
     np.testing.assert_allclose(request.logprobs, expected, atol=1e-4)
     return list(request.tokens), list(request.logprobs)
 
@@ -92,7 +92,7 @@ def test_an_engine_outlives_the_arrays_that_it_was_given(stacked, axes, monkeypa
     """Donated by a training step, or overwritten on the host; updated from them whole and layer by layer."""
     monkeypatch.setattr(programs, "EngineWeights", functools.partial(EngineWeights, stacked=stacked))
     params = owned(0)
-    engine = Engine(MLA, params, slots=8, max_length=64, mesh=make_engine_mesh(**axes) if axes else None)
+    engine = Engine(ROUTED, params, slots=8, max_length=64, mesh=make_engine_mesh(**axes) if axes else None)
     before = decode(engine, 0)
     donate(params)
     assert decode(engine, 0) == before
@@ -116,7 +116,7 @@ def check_copies(stacked, axes):
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(held.params))
     overwrite(params)
     assert_holds(held, 0, stacked)
-    params = hold(weights(MLA), True, axes).params
+    params = hold(weights(ROUTED), True, axes).params
     held = hold(params, stacked, axes)
     assert not buffers(params) & buffers(held.params)
     donate(params)
@@ -130,7 +130,7 @@ def test_arrays_of_a_caller_are_copied_once(stacked, axes):
 
 def test_arrays_of_numpy_that_are_given_away_are_not_copied():
     params = aligned(1)
-    held = hold(weights(MLA), False, None)
+    held = hold(weights(ROUTED), False, None)
     held.update(held.check(named_leaves(params)), donate=True)
     assert held.params["embed"].unsafe_buffer_pointer() == params["embed"].ctypes.data
     assert_holds(held, 1, False)
@@ -138,7 +138,7 @@ def test_arrays_of_numpy_that_are_given_away_are_not_copied():
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_generator_may_fill_one_buffer_again_and_again(stacked):
-    new = [(name, np.asarray(leaf)) for name, leaf in layer_by_layer(weights(MLA, 1))]
+    new = [(name, np.asarray(leaf)) for name, leaf in layer_by_layer(weights(ROUTED, 1))]
     buffer = np.zeros(max(array.size for _, array in new) + 32, np.float32)
     buffer = buffer[-(buffer.ctypes.data // 4) % 32 :]
 
@@ -149,17 +149,17 @@ def test_a_generator_may_fill_one_buffer_again_and_again(stacked):
             yield name, part
             buffer[...] = np.nan
 
-    held = hold(weights(MLA), stacked, None)
+    held = hold(weights(ROUTED), stacked, None)
     held.update(held.check(streamed()))
     assert_holds(held, 1, stacked)
 
 
 def peak_bytes(act):
-    """Most bytes of live arrays at any call or return in the engine during ``act``, over those before it."""
+    """Most bytes of live arrays at calls and returns of ``EngineWeights`` during ``act``, over those before it."""
     seen = []
 
     def measure(frame, event, _):
-        if event in ("call", "return") and "k2jax/inference" in frame.f_code.co_filename:
+        if event in ("call", "return") and frame.f_code.co_filename.endswith("inference/weights.py"):
             seen.append(sum(array.nbytes for array in jax.live_arrays()))
 
     gc.collect()  # what earlier tests left in cycles must not be freed while this one measures
@@ -184,5 +184,5 @@ def test_a_start_needs_the_copy_and_at_most_one_more_array(stacked, dtype):
 def test_arrays_that_are_given_away_go_one_by_one():
     params = owned(0)
     largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
-    assert peak_bytes(lambda: EngineWeights(params, MLA, None, donate=True)) <= 2 * largest
+    assert peak_bytes(lambda: EngineWeights(params, ROUTED, None, donate=True)) <= 2 * largest
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(params))

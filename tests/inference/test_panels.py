@@ -6,10 +6,10 @@ import numpy as np
 
 from k2jax.client import Sampling
 from k2jax.inference.weights import EngineWeights
-from tests.inference.tiny import MLA, check_against_oracle, engine, prompts, weights
+from tests.inference.tiny import ROUTED, check_against_oracle, engine, prompts, weights
 
 # Gate and up are two panels and a half, down is one.
-WIDE = dataclasses.replace(MLA, layers=2, moe=dataclasses.replace(MLA.moe, expert_ffn=80))
+WIDE = dataclasses.replace(ROUTED, moe=dataclasses.replace(ROUTED.moe, expert_ffn=80))
 
 
 def test_tokens_are_those_of_the_model():
@@ -21,7 +21,7 @@ def test_tokens_are_those_of_the_model():
 
 def test_weights_and_checksums_are_those_of_whole_arrays():
     held, stacked = (EngineWeights(weights(WIDE), WIDE, None, stacked=each) for each in (False, True))
-    assert [part.shape for part in held.params["moe"][0]["experts"]["w13"]] == [(8, 32, 64), (8, 32, 64), (8, 32, 32)]
+    assert [part.shape for part in held.params["moe"][0]["experts"]["w13"]] == [(4, 32, 64), (4, 32, 64), (4, 32, 32)]
     assert held.checksums() == stacked.checksums()
     leaves, expected = dict(held.leaves()), dict(stacked.leaves())
     assert leaves.keys() == expected.keys()
@@ -32,4 +32,4 @@ def test_weights_and_checksums_are_those_of_whole_arrays():
 def test_a_kernel_that_was_asked_for_takes_whole_weights():
     interpreted = dataclasses.replace(WIDE, kernels="interpret")
     held = EngineWeights(weights(WIDE), interpreted, None, stacked=False)
-    assert held.params["moe"][0]["experts"]["w13"].shape == (8, 32, 2, 80)
+    assert held.params["moe"][0]["experts"]["w13"].shape == (4, 32, 2, 80)

@@ -68,6 +68,14 @@ def engine(model=GQA, seed=0, **sizes):
     return Engine(model, weights(model, seed), **(SIZES | sizes))
 
 
+def with_few_pages(run, pages):
+    """The engine with this many pages left; its programs are those of other engines."""
+    [pool] = run._scheduler._pools
+    while pool.available > pages:
+        pool.take()
+    return run
+
+
 def finish(run):
     """Steps an engine until it has no work."""
     while run.has_work():
