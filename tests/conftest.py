@@ -11,7 +11,7 @@ import tempfile
 from hypothesis import settings
 import pytest
 
-from tests import emulated
+from tests import budget, emulated
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -48,6 +48,10 @@ def pytest_addoption(parser, pluginmanager):
         group.addoption("--dist")
         group.addoption("--max-worker-restart")
         group.addoption("--no-loadscope-reorder", action="store_true")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(budget.Recorder())
 
 
 @pytest.hookimpl(optionalhook=True)
