@@ -21,8 +21,7 @@ from k2jax.env.tasks.swe_example import write_example
 from k2jax.env.tasks.swe_scoring import SWEVerifier
 from k2jax.errors import UserError
 from k2jax.gateway.agents import BlackBoxAgent, read_agent
-from k2jax.inference import LockstepClient, Worker
-from k2jax.inference.client import ForcedClient
+from k2jax.inference import LockstepClient
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
 from tests.gateway.repository import FILES, MEND, HiddenTest, small_agent, task, write_agent
@@ -48,7 +47,7 @@ def answers(*texts):
 @functools.cache
 def tiny_engine():
     """One for all tests, because compiling takes longest."""
-    return engine(MODEL, version=3, max_length=512, slots=2)
+    return engine(MODEL, version=3, max_length=512, page_size=128, slots=2)
 
 
 def environment():
@@ -81,15 +80,6 @@ def test_an_edit_through_an_agent_passes_the_hidden_test(tmp_path):
     assert "sorted(ranges)" in left["ranges/merge.py"] and left["new.txt"] == "note\n" and judged(trajectory) == 1.0
     assert [request["kind"] for request in trajectory.metadata["requests"]] == ["start", "extend"]
     assert len(trajectory.leaves()) == 1 and trajectory.sampled_tokens > 100
-
-
-@pytest.mark.slow
-def test_the_engine_scores_what_a_script_says_through_an_agent(tmp_path):
-    worker = Worker(tiny_engine())
-    trajectory = asyncio.run(episode(ForcedClient(worker, EDIT), small_agent(), tmp_path))
-    worker.stop()
-    assert trajectory.sampled_tokens > 100 and judged(trajectory) == 1.0
-    assert_logprobs_of_one_forward_pass(trajectory, TEMPERATURE)
 
 
 def assert_logprobs_of_one_forward_pass(trajectory, temperature):

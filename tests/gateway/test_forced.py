@@ -31,7 +31,7 @@ class ForcedBench(Bench):
 
 
 def test_recorded_logprobs_are_those_of_one_forward_pass():
-    worker = Worker(engine(MODEL, version=3, max_length=1024))
+    worker = Worker(engine(MODEL, version=3, max_length=1024, page_size=256, slots=1))
     bench = ForcedBench(worker)
 
     async def run():

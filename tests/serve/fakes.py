@@ -3,13 +3,10 @@
 from collections import deque
 from collections.abc import Callable
 import contextlib
-import socket
-import threading
 import time
 
 import httpx
 import openai
-import uvicorn
 
 from k2jax.api.model_card import ModelCard, chat_format_or_none
 from k2jax.client.keys import ApiKeys
@@ -18,8 +15,8 @@ from k2jax.inference.request import Request, State
 from k2jax.inference.worker import Worker
 from k2jax.serve.app import make_app
 from k2jax.serve.service import Service
-from k2jax.web.server import server_config
 from tests.api.sample import NAME
+from tests.http_server import served
 
 
 def alternatives(request: Request) -> tuple[tuple[int, float], ...]:
@@ -129,18 +126,11 @@ def live(engine, tokenizer, *, vocab, max_length=256, keys=(), max_queue=200, ma
     card = ModelCard(NAME, tokenizer, vocab, max_length, chat_format_or_none(tokenizer), media=media)
     service = Service(worker, card, max_queue)
     app = make_app(service, ApiKeys(keys), max_body_bytes)
-    sock = socket.create_server(("127.0.0.1", 0))
-    config = server_config(app)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    running = Live(f"http://127.0.0.1:{sock.getsockname()[1]}", engine, worker, service, tokenizer)
-    try:
-        yield running
-    finally:
-        running.http.close()
-        server.should_exit = True
-        service.cancel_all()
-        thread.join(10)
-        if worker.failed is None:
-            worker.stop()
+    with served(app, at_end=service.cancel_all) as (host, port):
+        running = Live(f"http://{host}:{port}", engine, worker, service, tokenizer)
+        try:
+            yield running
+        finally:
+            running.http.close()
+    if worker.failed is None:
+        worker.stop()
