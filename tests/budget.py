@@ -45,12 +45,17 @@ class Recorder:
         return (yield)
 
 
+def folder_of(module: list[str]) -> str:
+    """The folder of a module ``tests.FOLDER.[...].FILE`` or ``tests.FILE``; agents have a budget for each part."""
+    folders = module[1:-1]
+    return ".".join(folders[: 2 if folders[0] == "agents" else 1]) if folders else TOP_LEVEL
+
+
 def by_folder(report: Path) -> Counter[str]:
     """Processor seconds of each folder of tests, from a file of ``--junitxml``."""
     seconds: Counter[str] = Counter()
     for case in ElementTree.parse(report).iter("testcase"):
-        module = case.get("classname", "").split(".")  # tests.FOLDER.[...].FILE or tests.FILE
-        folder = module[1] if len(module) > 2 else TOP_LEVEL
+        folder = folder_of(case.get("classname", "").split("."))
         for entry in case.iter("property"):
             if entry.get("name") == PROPERTY:
                 seconds[folder] += float(entry.get("value"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from k2jax.web.server import server_config
+from k2jax.agents.web.server import server_config
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.api.sample import CALLING, TEXT, TOKENIZER, answer_ids, call_ids
+from tests.agents.api.sample import CALLING, TEXT, TOKENIZER, answer_ids, call_ids
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
 

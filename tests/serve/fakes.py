@@ -8,14 +8,14 @@ import time
 import httpx
 import openai
 
-from k2jax.api.model_card import ModelCard, chat_format_or_none
+from k2jax.agents.api.model_card import ModelCard, chat_format_or_none
 from k2jax.client.keys import ApiKeys
 from k2jax.inference.engine import EngineStats
 from k2jax.inference.request import Request, State
 from k2jax.inference.worker import Worker
 from k2jax.serve.app import make_app
 from k2jax.serve.service import Service
-from tests.api.sample import NAME
+from tests.agents.api.sample import NAME
 from tests.http_server import served
 
 

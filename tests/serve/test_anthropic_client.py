@@ -5,7 +5,7 @@ import json
 import anthropic
 import pytest
 
-from tests.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, answer_ids
+from tests.agents.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, answer_ids
 from tests.serve.fakes import FakeEngine, live
 
 TOOLS = [{"name": "get_weather", "description": "w", "input_schema": {"type": "object", "properties": {}}}]

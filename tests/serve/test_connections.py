@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from k2jax.api.errors import ApiError
-from k2jax.web import arrivals
-from k2jax.web.arrivals import SHORT_BODY, Arrivals, SharedRoom
-from k2jax.web.http import json_response
-from k2jax.web.protocol import ConnectionLimits
+from k2jax.agents.api.api_error import ApiError
+from k2jax.agents.web import arrivals
+from k2jax.agents.web.arrivals import SHORT_BODY, Arrivals, SharedRoom
+from k2jax.agents.web.http import json_response
+from k2jax.agents.web.protocol import ConnectionLimits
 from tests.http_server import served
 
 SECONDS = 0.3

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from tests.api.sample import NAME, TOKENIZER, TOOLS
+from tests.agents.api.sample import NAME, TOKENIZER, TOOLS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)

@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 
-from tests.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, TOOLS, answer_ids, special
+from tests.agents.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, TOOLS, answer_ids, special
 
 
 @pytest.fixture(scope="module")

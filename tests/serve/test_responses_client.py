@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from tests.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, answer_ids
+from tests.agents.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, answer_ids
 
 TOOLS = [{"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": False}]
 
