@@ -4,7 +4,7 @@ import contextlib
 
 import httpx
 
-from k2jax.gateway import RolloutAccess
+from k2jax.agents.gateway import RolloutAccess
 from tests.agents.gateway.scripted import OPERATOR, Bench
 from tests.http_server import served
 
