@@ -18,8 +18,8 @@ from k2jax.config.fields import check_fields, field_type, group_of, hints_of, ma
 from k2jax.config.presets import model_preset, vision_preset
 from k2jax.errors import UserError, nearest
 
-FORMAT = 2
-"""Number of the format of ``config.json``, raised when a key changes its name or place."""
+FORMAT = 3
+"""Number of the format of ``config.json``, raised when a key changes its name or place, or leaves."""
 
 
 def defaults(stage: str, model: str = "nano", vision: str | None = None) -> ConfigDict:

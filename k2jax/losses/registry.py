@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from k2jax.config.schema import PolicyLossConfig
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
@@ -15,15 +13,6 @@ from k2jax.losses.k25 import K25Loss
 from k2jax.losses.policy import PolicyLoss
 from k2jax.losses.ptx import PTX
 from k2jax.losses.reinforce import Reinforce
-
-_MAKERS: dict[str, Callable[..., PolicyLoss]] = {
-    "k2": lambda loss, **options: K2Loss(loss.tau, length_normalized=loss.length_normalized, **options),
-    "k2.5": lambda loss, **options: K25Loss(loss.ratio_low, loss.ratio_high, loss.tau, **options),
-    "gspo": lambda loss, **options: GSPO(
-        loss.ratio_low, loss.ratio_high, aggregation=loss.aggregation, level=loss.level, **options
-    ),
-    "reinforce": lambda loss, **options: Reinforce(**options),
-}
 
 
 def make_policy_loss(config: PolicyLossConfig, *, entropy: bool = False, distill: float = 0.0) -> Loss:
@@ -44,4 +33,16 @@ def make_policy_term(config: PolicyLossConfig, *, entropy: bool = False) -> Poli
     """The policy loss of ``config.rl.loss`` by itself."""
     band = config.icepop
     icepop = IcePop(band.low, band.high, band.denominator) if band.on else None
-    return _MAKERS[config.name](config, entropy=entropy, icepop=icepop, averaged=config.mcla.current)
+    options = {"entropy": entropy, "icepop": icepop, "averaged": config.mcla.current}
+    match config.name:
+        case "k2":
+            return K2Loss(config.tau, length_normalized=config.length_normalized, **options)
+        case "k2.5":
+            return K25Loss(config.ratio_low, config.ratio_high, config.tau, **options)
+        case "gspo":
+            return GSPO(
+                config.ratio_low, config.ratio_high, aggregation=config.aggregation, level=config.level, **options
+            )
+        case "reinforce":
+            return Reinforce(**options)
+    raise ValueError(f"no policy loss is called {config.name!r}")

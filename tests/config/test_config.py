@@ -23,8 +23,10 @@ from k2jax.config import (
 )
 from k2jax.config.presets import PRESETS
 from k2jax.config.reference import keys, reference_markdown
+from k2jax.convert.loading import open_pretrained
 from k2jax.errors import UserError
 from k2jax.optim import learning_rate
+from k2jax.train.workdir import open_workdir
 
 EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.py"))
 FILE = "from k2jax.config import defaults\ndef get_config():\n    return defaults('pretrain')\n"
@@ -225,8 +227,8 @@ FLAT = {"model": {"layers": 4, "experts": 32, "kv_lora_rank": 64}, "train": {"st
 @pytest.mark.parametrize(
     ("stored", "words"),
     [
-        (FLAT, r"written by an earlier version of k2jax \(configuration format 1, this version reads 2\)"),
-        ({"format": 3, "model": {}}, r"written by another version of k2jax \(configuration format 3"),
+        (FLAT, r"written by an earlier version of k2jax \(configuration format 1, this version reads 3\)"),
+        ({"format": 4, "model": {}}, r"written by another version of k2jax \(configuration format 4"),
         ([], "no configuration"),
     ],
     ids=["earlier", "later", "a list"],
@@ -236,6 +238,21 @@ def test_a_stored_config_of_another_version_is_refused_in_one_line(tmp_path, sto
     with pytest.raises(UserError, match=words) as error:
         run_config(tmp_path)
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda workdir: open_workdir(workdir, resolve(defaults("rl"))), open_pretrained],
+    ids=["to resume", "for init_from"],
+)
+def test_a_workdir_whose_config_holds_a_key_that_is_gone_is_refused_in_one_line(tmp_path, read):
+    stored = json.loads(to_json(resolve(defaults("rl"))))
+    stored["rl"]["rollout"]["deterministic"] = True
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"format": 2}))
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"an earlier version of k2jax .*use that version, or start a new") as error:
+        read(tmp_path)
+    assert "\n" not in str(error.value) and str(tmp_path / "config.json") in str(error.value)
 
 
 def test_replaced_keys_reach_nested_groups_and_leave_the_rest():

@@ -56,7 +56,6 @@ class RolloutConfig:
     expert: PositiveInt = 1  #: devices of the engine that share the experts
     routing: RoutingKind = "own"  #: who chooses experts in training; record keeps the engine's choice, replay uses it
     sandbox: SandboxKind = "bubblewrap"  #: backend for the tools of an agent
-    deterministic: bool = True  #: the engine waits for every coroutine that may still submit a request
     offload_state: bool = False  #: training state rests in host memory meanwhile, and the engine's while training
     publish: bool = False  #: keep the current weights in shared memory too, for engines in other processes
 
