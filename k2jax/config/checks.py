@@ -37,6 +37,12 @@ def check_combinations(config: Config) -> None:
     _check_distillation(config.rl)
     _check_routing(config)
     _check_sources(config)
+    for name, task in config.rl.tasks.items():
+        if len(task.pass_band) != 2 or task.pass_band[0] > task.pass_band[1]:
+            raise UserError(
+                f"config.rl.tasks.{name}.pass_band {task.pass_band} must be the least and the largest pass rate, e.g. "
+                "(0.1, 0.9)"
+            )
     profile = config.train.profile_steps
     if profile and not (len(profile) == 2 and 1 <= profile[0] <= profile[1]):
         raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
