@@ -59,7 +59,7 @@ class RolloutConfig:
     routing: RoutingKind = "own"  #: who chooses experts in training; record keeps the engine's choice, replay uses it
     sandbox: SandboxKind = "bubblewrap"  #: backend for the tools of an agent
     offload_state: bool = False  #: training state rests in host memory meanwhile, and the engine's while training
-    publish: bool = False  #: keep the current weights in shared memory too, for engines in other processes
+    publish: bool = False  #: keep the current weights in shared memory too, for python -m k2jax.serve --published
 
 
 @dataclasses.dataclass(frozen=True)
