@@ -15,7 +15,6 @@ FIXED = (
     "model",
     "data",
     "optimizer.name",
-    "optimizer.muon_router",
     "train.batch_size",
     "train.seed",
     "init_from",

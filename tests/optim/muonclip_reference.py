@@ -91,16 +91,15 @@ def newton_schulz(matrix, steps=5):
 class Muon:
     """One matrix, float64: momentum, Newton-Schulz, 0.2 sqrt(max(n, m)), decoupled decay."""
 
-    def __init__(self, weight, rate, decay=0.1, momentum=0.95, nesterov=False):
+    def __init__(self, weight, rate, decay=0.1, momentum=0.95):
         self.weight = np.asarray(weight, np.float64)
         self.moment = np.zeros_like(self.weight)
-        self.rate, self.decay, self.momentum, self.nesterov = rate, decay, momentum, nesterov
+        self.rate, self.decay, self.momentum = rate, decay, momentum
 
     def step(self, gradient):
         gradient = np.asarray(gradient, np.float64)
         self.moment = self.momentum * self.moment + gradient
-        direction = gradient + self.momentum * self.moment if self.nesterov else self.moment
-        update = newton_schulz(direction) * 0.2 * np.sqrt(max(self.weight.shape))
+        update = newton_schulz(self.moment) * 0.2 * np.sqrt(max(self.weight.shape))
         self.weight = self.weight - self.rate * (update + self.decay * self.weight)
 
 

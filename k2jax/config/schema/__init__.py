@@ -33,7 +33,6 @@ from k2jax.config.schema.model import (
 )
 from k2jax.config.schema.optimizer import (
     ComputeDtype,
-    MomentumForm,
     OptimizerConfig,
     OptimizerName,
     RouterConfig,
@@ -108,7 +107,6 @@ __all__ = [
     "MLAConfig",
     "MoEConfig",
     "ModelConfig",
-    "MomentumForm",
     "OldLogprobs",
     "OnCorrupt",
     "OptimizerConfig",
