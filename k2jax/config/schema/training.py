@@ -36,9 +36,7 @@ class TrainConfig:
     micro_batches: PositiveInt = 1  #: gradient accumulation: the batch is cut into this many parts
     seed: int = 0  #: seeds initial weights and data order
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"  #: dtype in which the gradients of micro-batches add up
-    compute_dtype: ComputeDtype = (
-        "auto"  #: dtype of products, Muon's too; auto: bfloat16 on accelerators, float32 on CPU
-    )
+    compute_dtype: ComputeDtype = "auto"  #: dtype of products, Muon's too; auto is bfloat16, on a CPU float32
     remat: RematPolicy = "none"  #: what the backward pass recomputes; selective: norms, SwiGLU, MLA up-projections
     keep: tuple[str, ...] = ()  #: activations kept though the policy recomputes them
     recompute: tuple[str, ...] = ()  #: activations recomputed though the policy keeps them
