@@ -11,6 +11,7 @@ from k2jax.losses.icepop import IcePop
 from k2jax.losses.k2 import K2Loss
 from k2jax.losses.k25 import K25Loss
 from k2jax.losses.policy import PolicyLoss
+from k2jax.losses.ppo import PPO
 from k2jax.losses.ptx import PTX
 from k2jax.losses.reinforce import Reinforce
 
@@ -32,17 +33,16 @@ def make_policy_loss(config: PolicyLossConfig, *, entropy: bool = False, distill
 def make_policy_term(config: PolicyLossConfig, *, entropy: bool = False) -> PolicyLoss:
     """The policy loss of ``config.rl.loss`` by itself."""
     band = config.icepop
-    icepop = IcePop(band.low, band.high, band.denominator) if band.on else None
-    options = {"entropy": entropy, "icepop": icepop, "averaged": config.mcla.current}
+    options = {"entropy": entropy, "icepop": IcePop(band.low, band.high) if band.on else None}
     match config.name:
         case "k2":
-            return K2Loss(config.tau, length_normalized=config.length_normalized, **options)
+            return K2Loss(config.tau, **options)
         case "k2.5":
-            return K25Loss(config.ratio_low, config.ratio_high, config.tau, **options)
-        case "gspo":
-            return GSPO(
-                config.ratio_low, config.ratio_high, aggregation=config.aggregation, level=config.level, **options
-            )
+            return K25Loss(*config.band, config.tau, **options)
+        case "kat" | "gspo":
+            return GSPO(*config.band, aggregation=config.aggregation, level=config.level, **options)
+        case "ppo":
+            return PPO(*config.band, **options)
         case "reinforce":
             return Reinforce(**options)
     raise ValueError(f"no policy loss is called {config.name!r}")

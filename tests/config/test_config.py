@@ -153,9 +153,9 @@ def test_mistakes_in_a_grouped_query_model_are_one_line(overrides, words):
     ("overrides", "words"),
     [
         ({"ratio_low": 1.0}, "ratio_low 1.0 and ratio_high 2.0 do not enclose 1"),
-        ({"name": "gspo", "ratio_high": 0.9}, "ratio_low 0.5 and ratio_high 0.9 do not enclose 1"),
-        ({"aggregation": "sequence"}, "aggregation is read by the loss gspo alone, and rl.loss.name is k2.5"),
-        ({"length_normalized": True}, "length_normalized is read by the loss k2 alone"),
+        ({"name": "gspo", "ratio_high": 0.9}, "ratio_low 0.9997 and ratio_high 0.9 do not enclose 1"),
+        ({"aggregation": "token"}, "aggregation is read by the losses kat, gspo, and rl.loss.name is k2.5"),
+        ({"name": "k2", "ratio_high": 2.0}, "ratio_high is read by the losses k2.5, kat, gspo, ppo, and rl.loss.name"),
         ({"ptx": 0.1}, "ptx 0.1 and ptx_rows 0 go together"),
         ({"ptx_rows": 2}, "ptx 0.0 and ptx_rows 2 go together"),
     ],
@@ -170,7 +170,7 @@ def test_mistakes_in_a_policy_objective_are_one_line(overrides, words):
 
 
 def test_each_policy_objective_takes_its_own_keys():
-    for overrides in ({"name": "gspo", "aggregation": "sequence"}, {"name": "k2", "length_normalized": True}):
+    for overrides in ({"name": "gspo", "aggregation": "token"}, {"name": "ppo", "ratio_low": 0.7}, {"name": "k2"}):
         config = defaults("rl")
         config.rl.loss.update({"ptx": 0.1, "ptx_rows": 1, **overrides})
         assert resolve(config).rl.loss.name == overrides["name"]

@@ -40,6 +40,7 @@ from k2jax.config.schema.optimizer import (
     ScheduleKind,
 )
 from k2jax.config.schema.policy import (
+    BANDS,
     AdvantageBaseline,
     AdvantageConfig,
     AdvantageScale,
@@ -78,6 +79,7 @@ from k2jax.config.schema.training import (
 )
 
 __all__ = [
+    "BANDS",
     "CONVERSATIONS",
     "IMAGE_SOURCES",
     "TRAJECTORIES",
