@@ -12,6 +12,7 @@ from k2jax import cli
 from k2jax.checkpoint import run_config
 from k2jax.config import (
     ModelConfig,
+    PackingConfig,
     defaults,
     from_json,
     load_experiment,
@@ -21,11 +22,12 @@ from k2jax.config import (
     source,
     to_json,
 )
-from k2jax.config.presets import PRESETS
+from k2jax.config.presets import METHODS, PRESETS
 from k2jax.config.reference import keys, reference_markdown
 from k2jax.convert.loading import open_pretrained
 from k2jax.errors import UserError
 from k2jax.optim import learning_rate
+from k2jax.rl.setup import check_config
 from k2jax.train.workdir import open_workdir
 
 EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.py"))
@@ -60,6 +62,8 @@ def test_every_experiment_loads_and_resolves(path):
         if not hasattr(module, "runs"):
             config.train.steps = steps
             config = resolve(config)
+            if config.stage == "rl":
+                check_config(config)
             learning_rate(config.optimizer, config.train.steps)
     for overrides in getattr(module, "runs", dict)().values():
         config = module.get_config()
@@ -174,6 +178,18 @@ def test_each_policy_objective_takes_its_own_keys():
         config = defaults("rl")
         config.rl.loss.update({"ptx": 0.1, "ptx_rows": 1, **overrides})
         assert resolve(config).rl.loss.name == overrides["name"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_s_name_alone_gives_what_its_report_trains_with(method):
+    rl = resolve(defaults("rl", method=method)).rl
+    assert rl.loss.name == method and rl.loss.ratio_low is None and rl.advantage.baseline == "mean"
+    assert rl.advantage.scale == ("std" if method in ("kat", "gspo") else "none")
+    tree = rl.packing == PackingConfig("tree", "paths") and rl.loss.icepop.on and rl.loss.mcla.passes > 1
+    assert tree == (method == "kat") == (rl.loss.old == "recompute")
+    check_config(resolve(defaults("rl", method=method)))
+    with pytest.raises(UserError, match=r"unknown method 'k3'; there are k2, k2\.5, kat, gspo"):
+        defaults("rl", method="k3")
 
 
 def test_keys_of_the_other_attention_are_not_read():
