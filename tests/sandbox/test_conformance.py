@@ -7,9 +7,10 @@ import time
 
 import pytest
 
+from k2jax.config import defaults, resolve
 from k2jax.errors import UserError
 from k2jax.sandbox import SandboxError
-from k2jax.sandbox.backends import make_backend
+from k2jax.sandbox.backends import BACKENDS, backend_class, make_backend
 from tests.sandbox.backends import ALL, REMOTE, SPEC, in_sandbox, open_sandbox, own_descriptors, python
 
 every_backend = pytest.mark.parametrize("name", ALL)
@@ -224,3 +225,11 @@ def test_a_cancelled_command_ends_with_everything_it_started(name):
 def test_an_unknown_backend_is_refused_in_one_line():
     with pytest.raises(UserError, match="did you mean 'bubblewrap'"):
         make_backend("bublewrap")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_configuration_names_every_backend_that_can_be_made(name):
+    config = defaults("rl")
+    config.rl.rollout.sandbox = config.rl.scoring.sandbox = name
+    resolve(config)
+    assert callable(backend_class(name).open)

@@ -16,7 +16,8 @@ from k2jax.config.ranges import (
 )
 
 RoutingKind = Literal["own", "record", "replay"]
-SandboxKind = Literal["bubblewrap", "nsjail", "unsafe"]
+SandboxKind = Literal["bubblewrap", "nsjail", "kubernetes", "e2b", "unsafe"]
+"""All backends of sandboxes, see ``k2jax.sandbox.backends``."""
 
 
 @dataclasses.dataclass(frozen=True)
