@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from k2jax.data.images.batches import ImageBatches
     from k2jax.data.images.corpus import VisualCorpus
     from k2jax.data.images.placement import PatchRows
+    from k2jax.data.images.rows import VisualRows
     from k2jax.data.loader import SplitRows
 
 
@@ -131,9 +132,17 @@ def _rows(config: DataConfig, name: str, source: Shards | VisualCorpus, split: s
     """Rows of a split, by the kind of its source."""
     kind = config.sources[name].kind
     if kind in IMAGE_SOURCES:
-        return source.rows(split, config)
+        return _visual_rows(config, source, split)
     stream = source.train if split == TRAIN else source.held_out
     return (ConversationRows if kind in CONVERSATIONS else RowSource)(stream, config.sequence_length)
+
+
+def _visual_rows(config: DataConfig, source: VisualCorpus, split: str) -> VisualRows:
+    """Rows with images; held-out ones are never augmented."""
+    from k2jax.data.images.rows import VisualRows
+
+    augment = config.images.augment if split == TRAIN else 0.0
+    return VisualRows(source.split(split), config.sequence_length, patches=config.images.patches, augment=augment)
 
 
 def _prepare_visual(*arguments: Any, **options: Any) -> VisualCorpus:

@@ -17,7 +17,7 @@ from k2jax.config.ranges import (
 
 RoutingKind = Literal["own", "record", "replay"]
 SandboxKind = Literal["bubblewrap", "nsjail", "kubernetes", "e2b", "unsafe"]
-"""All backends of sandboxes, see ``k2jax.sandbox.backends``."""
+"""All backends of sandboxes, see ``k2jax.agents.sandbox.backends``."""
 
 
 @dataclasses.dataclass(frozen=True)
