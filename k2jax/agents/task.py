@@ -45,6 +45,7 @@ class Task:
     domain: str
     instruction: tuple[Mapping[str, Any], ...]
     verifier: str
+    _: dataclasses.KW_ONLY
     environment: str = "single_turn"
     image: str = ""
     tools: tuple[str, ...] = ()

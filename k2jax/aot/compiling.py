@@ -73,7 +73,7 @@ def compile_training(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise DoesNotFit(_needed(str(error))) from error
-    return report._replace(notes=[*report.notes, *without_kernels(config.model, config.parallel.tensor)])
+    return dataclasses.replace(report, notes=[*report.notes, *without_kernels(config.model, config.parallel.tensor)])
 
 
 def attempt_training(config: Config, topology: str) -> tuple[TrainingReport | None, str]:
@@ -110,7 +110,7 @@ def compile_inference(config: Config, mode: str, topology: str, context: int, sl
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise DoesNotFit(_needed(str(error))) from error
-    return report._replace(notes=tuple(without_kernels(config.model)))
+    return dataclasses.replace(report, notes=tuple(without_kernels(config.model)))
 
 
 def without_kernels(model: ModelConfig, shards: int = 1) -> list[str]:

@@ -76,7 +76,17 @@ def measure(rounds: int = 1) -> list[Row]:
         ours = played[policy]
         label = f"engine time of a sample, {name} ({ours.cached:.0%} of prompts cached)"
         theirs = f"round-robin, whole batches ({baseline.cached:.0%} cached)"
-        rows.append(Row(label, ours.cost, baseline.cost, baseline.cost / ours.cost, "s", device, theirs))
+        rows.append(
+            Row(
+                label,
+                ours.cost,
+                baseline.cost,
+                ratio=baseline.cost / ours.cost,
+                unit="s",
+                device=device,
+                baseline_name=theirs,
+            )
+        )
     return rows
 
 

@@ -51,7 +51,7 @@ class Phase(NamedTuple):
     loss: bool
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
     """One table.
 
@@ -167,7 +167,14 @@ def _tabulate(
         columns["loss"][forward[m, chunks - 1] + 1] = m
         columns["embed_backward"][backward[m, 0]] = m
     return Schedule(
-        stages, rounds, chunks, micro_batches, table, **columns, slots=most, cotangent_slots=most_cotangents
+        stages=stages,
+        rounds=rounds,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        table=table,
+        **columns,
+        slots=most,
+        cotangent_slots=most_cotangents,
     )
 
 

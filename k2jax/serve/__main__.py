@@ -117,7 +117,7 @@ def _open_model(values: flags.FlagValues, urls: tuple[URL, ...]) -> tuple[Worker
             values.checkpoint, engine.model.vision, tokenizer, values.max_images, values.max_megapixels, files
         )
         chat = chat_format_or_none(tokenizer)
-        card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat, media=media)
+        card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat=chat, media=media)
     if values.published:
         _take_published(engine, run_folder(values.checkpoint))
     if not engine.has_kept_programs:

@@ -69,7 +69,7 @@ def mla_attention(
     for name, (array, shape) in expected.items():
         if array is not None and array.shape != shape:
             raise ValueError(f"{name} has shape {array.shape}, but q_nope {q_nope.shape} requires {shape}")
-    inputs = AttentionInputs(q_nope, q_rope, k_nope, k_rope, v, exit, start)
+    inputs = AttentionInputs(q_nope, q_rope, k_nope, k_rope, v=v, exit=exit, start=start)
     chosen = resolve(impl)
     if 0 in (batch, heads, length):
         arrays = q_nope, q_rope, k_nope, k_rope, v

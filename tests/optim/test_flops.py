@@ -9,7 +9,7 @@ from k2jax.params import ParamSpec
 
 def share_specs(n, m, experts):
     stack, names = ((2, experts), ("layers", "experts")) if experts else ((2,), ("layers",))
-    return {"w": ParamSpec((*stack, n, m), (*names, "in", "out"), "matrix", ("out",), "w", ("in",))}
+    return {"w": ParamSpec((*stack, n, m), (*names, "in", "out"), "matrix", ("out",), hf="w", inputs=("in",))}
 
 
 @pytest.mark.parametrize(

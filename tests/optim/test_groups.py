@@ -14,7 +14,7 @@ CONFIG = OptimizerConfig()
 
 
 def vector(role):
-    return ParamSpec((3,), ("embed",), role, ("embed",), "w")
+    return ParamSpec((3,), ("embed",), role, ("embed",), hf="w")
 
 
 def test_the_table_of_a_model():

@@ -23,7 +23,7 @@ RATE = 0.02
 def matrix_spec(*shape):
     """``[..., n, m]`` with numbered stack axes."""
     axes = (*(f"stack{i}" for i in range(len(shape) - 2)), "in", "out")
-    return ParamSpec(shape, axes, "matrix", ("out",), "w", ("in",))
+    return ParamSpec(shape, axes, "matrix", ("out",), hf="w", inputs=("in",))
 
 
 def optimizer(specs, **options):

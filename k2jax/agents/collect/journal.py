@@ -9,12 +9,13 @@ last record, which the next one cuts off.
 from __future__ import annotations
 
 from collections.abc import Iterator
+import dataclasses
 import fcntl
 import math
 import os
 from pathlib import Path
 import struct
-from typing import NamedTuple, get_args
+from typing import get_args
 import zlib
 
 from k2jax.agents.collect.lease_table import End
@@ -30,9 +31,11 @@ _ENDS = get_args(End)
 _STATUSES = ("", "unfinished", "finished", "truncated", "masked")
 _RECORD = struct.Struct("<qqqBBiQdIIIdI")
 _CRC_BYTES = 4
+_COUNTS = ("tokens", "turns", "calls", "seconds")  # of an emission, in the order of its record
 
 
-class Emission(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Emission:
     """The end of a task, as the manager hands it on: once for every task.
 
     Attributes:
@@ -49,6 +52,7 @@ class Emission(NamedTuple):
 
     key: Key
     end: End
+    _: dataclasses.KW_ONLY
     place: RecordPlace | None = None
     status: str = ""
     reward: float | None = None
@@ -60,7 +64,8 @@ class Emission(NamedTuple):
     @classmethod
     def of_report(cls, key: Key, report: LeaseReport) -> Emission:
         """The end of a task that is done."""
-        return cls(key, "done", *report[1:8])
+        names = ("place", "status", "reward", *_COUNTS)
+        return cls(key, "done", **{name: getattr(report, name) for name in names})
 
 
 class Journal:
@@ -138,8 +143,9 @@ def stored_trajectory(folder: Path | str, place: RecordPlace) -> Trajectory:
 def _pack(emission: Emission) -> bytes:
     shard, offset = (-1, 0) if emission.place is None else emission.place
     reward = math.nan if emission.reward is None else emission.reward
+    counts = [getattr(emission, name) for name in _COUNTS]
     words = _ENDS.index(emission.end), _STATUSES.index(emission.status)
-    fields = _RECORD.pack(*emission.key, *words, shard, offset, reward, *emission[5:], 0)[:-_CRC_BYTES]
+    fields = _RECORD.pack(*emission.key, *words, shard, offset, reward, *counts, 0)[:-_CRC_BYTES]
     return fields + zlib.crc32(fields).to_bytes(_CRC_BYTES, "little")
 
 
@@ -151,4 +157,7 @@ def _records(data: bytes, path: Path) -> Iterator[Emission]:
             raise UserError(f"{path} is damaged at byte {begin:,}; restore or delete the file")
         place = None if shard < 0 else RecordPlace(shard, offset)
         reward = None if math.isnan(reward) else reward
-        yield Emission((step, prompt, sample), _ENDS[end], place, _STATUSES[status], reward, *counts)
+        named = dict(zip(_COUNTS, counts, strict=True))
+        yield Emission(
+            (step, prompt, sample), _ENDS[end], place=place, status=_STATUSES[status], reward=reward, **named
+        )

@@ -15,7 +15,7 @@ RESERVED = frozenset({"rollout", "side_call", "requests", "counts"})
 """What the gateway itself writes into the metadata of trajectories."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GatewayRollout:
     """A rollout of a black-box agent.
 

@@ -16,6 +16,7 @@ counted from the weight table, activations from the declared table. What only a 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -48,7 +49,8 @@ from k2jax.parallel.schedule import build_pipeline_schedule, first_tick
 SETTLED = 4  # micro-batches over stages, beyond which a schedule needs no more slots
 
 
-class Estimate(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
     """The estimate of a config on a topology.
 
     Attributes:
@@ -138,14 +140,14 @@ class Estimator:
             what, size = collective.what, collective.bytes
             collective_bytes[what] = collective_bytes.get(what, 0.0) + size
         return Estimate(
-            dict(mesh.shape),
-            tokens,
-            self.hbm(),
-            self._host_bytes(),
-            sum(part.times * part.flops for part in work) + optimizer.flops,
-            collective_bytes,
-            self.bubble(),
-            roofline(
+            mesh=dict(mesh.shape),
+            tokens=tokens,
+            hbm=self.hbm(),
+            host_bytes=self._host_bytes(),
+            flops=sum(part.times * part.flops for part in work) + optimizer.flops,
+            collective_bytes=collective_bytes,
+            bubble=self.bubble(),
+            roofline=roofline(
                 self.chip,
                 mesh.size,
                 work,

@@ -14,7 +14,7 @@ from k2jax.config.schema.training import CheckpointConfig, EvalConfig, LogConfig
 Stage = Literal["pretrain", "sft", "rl"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """One experiment."""
 

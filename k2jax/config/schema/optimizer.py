@@ -12,7 +12,7 @@ OptimizerName = Literal["muonclip", "muon", "adamw"]
 ScheduleKind = Literal["wsd", "cosine", "constant"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """Learning rate over steps: linear warm-up, constant, decay to a floor, optional annealing to a last rate."""
 
@@ -25,7 +25,7 @@ class ScheduleConfig:
     anneal_to: NonNegativeFloat = 0.0  #: rate at the end of annealing, as a fraction of the peak
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """MuonClip (Kimi K2, section 2.1, algorithm 1), plain Muon, or AdamW."""
 

@@ -51,7 +51,7 @@ class MCLAConfig:
     passes: PositiveInt = 1  #: differently packed forward passes whose mean is log pi_old; above 1 needs old recompute
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyLossConfig:
     """The policy objective: level of the ratio, trust region, advantage and aggregation follow from its name."""
 

@@ -20,7 +20,7 @@ SandboxKind = Literal["bubblewrap", "nsjail", "kubernetes", "e2b", "unsafe"]
 """All backends of sandboxes, see ``k2jax.agents.sandbox.backends``."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskConfig:
     """One class of tasks of the mixture: where prompts come from, and how they are sampled."""
 
@@ -44,7 +44,7 @@ class TaskConfig:
     pass_band: tuple[Share, ...] = (0.1, 0.9)  #: least and largest pass rate of the tasks that are trained on
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """Generation of the responses of one iteration, on the devices of the training."""
 
@@ -83,7 +83,7 @@ class ToggleConfig:
     samples: PositiveInt = 8  #: responses of the initial policy to every prompt, from which budgets come
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CriticConfig:
     """Rewards from pairwise comparisons by rubrics, and the policy's training as a judge (Kimi K2, section 3.2.2)."""
 

@@ -27,7 +27,7 @@ class ContrastConfig:
     captions: PositiveInt = 16  #: documents of a row that take part, the first ones
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The training loop."""
 
@@ -48,7 +48,7 @@ class TrainConfig:
     spike_factor: PositiveFloat = 1.2  #: a loss above this times its running mean counts as a spike
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """The mesh: the product of the first five keys is the number of devices. ``data`` and ``expert`` take rows."""
 
@@ -82,7 +82,7 @@ class LogConfig:
     tensorboard: bool = True  #: write TensorBoard events under the workdir
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     """Validation and samples."""
 

@@ -25,7 +25,7 @@ TOKENIZER = byte_tokenizer()
 def task(number: int) -> Task:
     instruction = ({"role": "user", "content": f"Look at {number}."},)
     tools = (f"simulated seconds={SIMULATION.tool}",)
-    return Task(str(number), "simulated", instruction, "", "tools", tools=tools, budget=Budget(steps=12))
+    return Task(str(number), "simulated", instruction, "", environment="tools", tools=tools, budget=Budget(steps=12))
 
 
 @contextlib.asynccontextmanager

@@ -90,7 +90,17 @@ def test_requests_and_completions_survive_the_wire(prompt, count, sampling, laye
 @pytest.mark.parametrize("lost", [0, 1, 30, 70])
 def test_a_journal_keeps_its_whole_records(tmp_path, lost):
     whole = [
-        Emission((0, 1, 2), "done", RecordPlace(3, 4), "finished", 0.5, 6, 7, 8, 9.0),
+        Emission(
+            (0, 1, 2),
+            "done",
+            place=RecordPlace(3, 4),
+            status="finished",
+            reward=0.5,
+            tokens=6,
+            turns=7,
+            calls=8,
+            seconds=9.0,
+        ),
         Emission((0, 1, 3), "masked"),
     ]
     journal = Journal(tmp_path)

@@ -30,7 +30,15 @@ def say(text):
 
 def task(number: int) -> Task:
     instruction = ({"role": "user", "content": f"tell {number}"},)
-    return Task(str(number), "sums", instruction, "", "tools", tools=("calculator", "delegate"), budget=Budget(steps=5))
+    return Task(
+        str(number),
+        "sums",
+        instruction,
+        "",
+        environment="tools",
+        tools=("calculator", "delegate"),
+        budget=Budget(steps=5),
+    )
 
 
 async def batch(folder, *, workers, engines, kill=0):

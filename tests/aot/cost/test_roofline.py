@@ -6,7 +6,18 @@ from k2jax.aot.cost.roofline import CollectiveTime, Work, model_flops_per_token,
 from k2jax.chips import CHIPS, Chip
 from k2jax.config import model_preset
 
-CHIP = Chip(("test",), 1, 1e12, 1e9, 1e11, 1, 1e9, 3, 0.0, 1e10)
+CHIP = Chip(
+    ("test",),
+    devices=1,
+    flops=1e12,
+    hbm_bytes=1e9,
+    hbm_bandwidth=1e11,
+    vmem_bytes=1,
+    link_bandwidth=1e9,
+    torus=3,
+    core_bandwidth=0.0,
+    host_bandwidth=1e10,
+)
 
 
 def estimate(**changed):
