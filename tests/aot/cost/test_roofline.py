@@ -1,5 +1,7 @@
 """The fixed estimate against arithmetic by hand."""
 
+import dataclasses
+
 import pytest
 
 from k2jax.aot.cost.roofline import CollectiveTime, Work, model_flops_per_token, roofline
@@ -61,7 +63,7 @@ def test_mfu_is_of_the_peak_of_all_devices():
     time = estimate()
     assert time.mfu() == pytest.approx(8e12 / (4 * 1e12 * 7.5))
     assert time.mfu(2.0) == pytest.approx(1.0)
-    half = estimate(chip=CHIP._replace(devices=2))
+    half = estimate(chip=dataclasses.replace(CHIP, devices=2))
     assert half.peak == pytest.approx(2e12)  # four devices are two chips
     assert half.compute == pytest.approx(2 * time.compute)
 
