@@ -49,7 +49,8 @@ def test_a_pipe_whose_reader_has_gone_ends_its_writer_without_a_word(name):
     async def use(sandbox):
         return await sandbox.exec(["sh", "-c", "yes | head -n 1"])
 
-    assert in_sandbox(name, use)[:3] == (0, b"y\n", b"")
+    result = in_sandbox(name, use)
+    assert (result.code, result.stdout, result.stderr) == (0, b"y\n", b"")
 
 
 @every_backend
