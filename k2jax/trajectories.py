@@ -32,7 +32,7 @@ from k2jax import cli
 from k2jax.agents.difficulty import pass_rates
 from k2jax.agents.viewer.viewer import MOST_TOKENS, write_page
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.metrics import read_metrics
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 from k2jax.trajectory import Trajectory, TrajectoryStore, demonstrations, exported, verify, write_jsonl

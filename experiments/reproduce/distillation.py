@@ -20,7 +20,7 @@ import numpy as np
 
 from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Study, Summary, spread

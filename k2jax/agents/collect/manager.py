@@ -33,7 +33,7 @@ from k2jax.agents.collect.wire_messages import (
 )
 from k2jax.agents.collect.worker import JOB
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 
 GRANTS = 256
 """Leases that are given in one turn of the event loop."""

@@ -17,7 +17,7 @@ from k2jax.agents.viewer.markup import Html, document, element
 from k2jax.agents.viewer.page_style import STYLE, choice_rules
 from k2jax.agents.viewer.token_boxes import Decode, legend
 from k2jax.agents.viewer.verdict_page import comparison_matrix
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.series import Records
 from k2jax.trajectory.annotations import PairVerdict, comparisons
 from k2jax.trajectory.types import Trajectory
