@@ -61,7 +61,9 @@ async def batch(folder, *, workers, engines, kill=0):
             emissions.append(emission)
             if len(emissions) == kill:
                 os.kill(manager.worker_processes()[0], signal.SIGKILL)
-    stored = [stored_trajectory(folder, emission.place) for emission in sorted(emissions)]
+    stored = [
+        stored_trajectory(folder, emission.place) for emission in sorted(emissions, key=lambda emission: emission.key)
+    ]
     asked = [sum(BYTES.decode(prompt[1:5]) == "add " for prompt, _ in client.calls) for client in clients]
     return stored, asked, (manager.started, manager.lost_workers)
 
