@@ -34,7 +34,7 @@ def test_one_shape_of_every_kernel_compiles_and_fits():
     assert {(kernel.kernel, kernel.direction) for kernel in compiled} == WANTED
     for kernel in compiled:
         assert kernel.fits
-        check(kernel._asdict())
+        check(vars(kernel))
 
 
 @pytest.mark.slow

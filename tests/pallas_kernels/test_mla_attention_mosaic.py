@@ -315,7 +315,7 @@ def test_costs_are_counted_by_hand():
             visits * 512 * (q + v + 2 * 64 * 4) + 4096 * (k + v + 64 * 128 * 2 + v + 16 * 64 * 4),
         ),
     }
-    shape = cost.AttentionShape(1, 64, 4096, 128, 64, 128, 2)
+    shape = cost.AttentionShape(batch=1, heads=64, length=4096, nope=128, rope=64, value=128, itemsize=2)
     for name, (flops, bytes_accessed) in expected.items():
         estimate = calls[name].params["cost_estimate"]
         assert (estimate.flops, estimate.bytes_accessed, estimate.transcendentals) == (flops, bytes_accessed, scores)

@@ -27,7 +27,6 @@ SLOW = {
     "data": {"parallel.data": 8, "train.micro_batches": 2, "do": "step"},
     "expert": {"parallel.expert": 8, "train.micro_batches": 2, "do": "step validate"},
     "stage": {"parallel.stage": 4, "do": "step"},
-    "gpipe": {"parallel.data": 2, "parallel.stage": 4, "parallel.executor": "gpipe", "do": "gradients"},
     "autodiff": {
         "parallel.expert": 2,
         "parallel.stage": 2,

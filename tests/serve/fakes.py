@@ -58,7 +58,9 @@ class FakeEngine:
     def stats(self):
         running = len(self.running)
         return EngineStats(
-            self.slots, running, len(self.waiting), 0, self.slots, running, 0, self.generated, 0, 0, self.generated
+            slots=self.slots, running=running, waiting=len(self.waiting), paused=0, pages=self.slots,
+            pages_in_use=running, pages_cached=0, tokens_generated=self.generated, prompt_tokens=0,
+            prompt_tokens_cached=0, steps=self.generated,
         )  # fmt: skip
 
     def step(self):
@@ -123,7 +125,7 @@ class Live:
 def live(engine, tokenizer, *, vocab, max_length=256, keys=(), max_queue=200, max_body_bytes=1 << 16, media=None):
     """A server on a free port, until the end of the block."""
     worker = Worker(engine)
-    card = ModelCard(NAME, tokenizer, vocab, max_length, chat_format_or_none(tokenizer), media=media)
+    card = ModelCard(NAME, tokenizer, vocab, max_length, chat=chat_format_or_none(tokenizer), media=media)
     service = Service(worker, card, max_queue)
     app = make_app(service, ApiKeys(keys), max_body_bytes)
     with served(app, at_end=service.cancel_all) as (host, port):

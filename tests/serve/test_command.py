@@ -12,12 +12,14 @@ import threading
 import time
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
 from k2jax.client import Sampling
 from k2jax.convert.loading import tokenizer_of
 from k2jax.inference.loading import load_engine
+from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
 from tests.command import run_command
 from tests.serve import folder
 
@@ -144,6 +146,31 @@ def test_the_server_from_start_to_end(checkpoint, tmp_path):
     assert answers == [list(request.tokens) for request in expected]
 
 
+def test_a_server_starts_with_the_weights_that_a_run_keeps_in_memory(checkpoint):
+    engine = load_engine(checkpoint, slots=1)
+    weights = {name: np.asarray(array) for name, array in engine.weights.leaves()}
+    weights["embed"] = weights["embed"][::-1].copy()
+    store = CheckpointEngine(store_folder(checkpoint))
+    try:
+        store.publish(weights, 7)
+        engine.update_params(weights, 7)
+        server = Process(f"--checkpoint={checkpoint}", "--slots=1", "--published")
+        try:
+            answer = server.openai().completions.create(
+                model="tiny", prompt="a", max_tokens=5, temperature=0, extra_body={"return_token_ids": True}
+            )
+        finally:
+            server.process.send_signal(signal.SIGTERM)
+            code, output = server.end()
+    finally:
+        store.remove()
+    assert code == 0 and "version 7" in output, output
+    prompt = tokenizer_of(checkpoint).encode_document("a")
+    options = Sampling(max_tokens=5, temperature=0.0)
+    expected, before = (each.generate([prompt], options)[0].tokens for each in (engine, load_engine(checkpoint)))
+    assert answer.choices[0].token_ids == list(expected) != list(before)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -153,8 +180,9 @@ def test_the_server_from_start_to_end(checkpoint, tmp_path):
         (["--checkpoint=CHECKPOINT", "--api_keys_file=nowhere"], "cannot read the API keys in nowhere"),
         (["--checkpoint=CHECKPOINT", "--port=TAKEN"], "cannot listen on 127.0.0.1"),
         (["--checkpoint=CHECKPOINT", "--slots=0"], "slots"),
+        (["--checkpoint=CHECKPOINT", "--published"], "no whole weights in /dev/shm/k2jax-"),
     ],
-    ids=["no checkpoint", "missing", "exposed", "no key file", "address", "slots"],
+    ids=["no checkpoint", "missing", "exposed", "no key file", "address", "slots", "nothing published"],
 )  # fmt: skip
 def test_mistakes_are_one_line(checkpoint, arguments, message):
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -144,7 +144,7 @@ def test_only_a_likelihood_has_spikes(config, term, counted):
     for loss in (1.0, 9.0):
         shares = LossShares({term: loss}, {}, {})
         stats = ModelStats(*[np.zeros((1, 0))] * len(ModelStats._fields))._replace(max_logit=np.ones((1, 1)))
-        metrics = StepMetrics(loss, shares, 8, 1.0, 1.0, stats, 0.0, True)
+        metrics = StepMetrics(loss, shares, 8, 1.0, update_norm=1.0, stats=stats, balance_loss=0.0, healthy=True)
         record = recorder.values(metrics, 1e-3, 1.0)
     assert record.get("spikes") == counted
 

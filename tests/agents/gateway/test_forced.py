@@ -25,7 +25,7 @@ class ForcedBench(Bench):
     """A gateway over an engine that scores what the script says."""
 
     def __init__(self, worker):
-        card = ModelCard("k2", TOKENIZER, TOKENIZER.vocab_size, 1024, CHAT)
+        card = ModelCard("k2", TOKENIZER, TOKENIZER.vocab_size, 1024, chat=CHAT)
         self.gateway = Gateway(ForcedClient(worker, reply), card)
         self.app = make_gateway_app(self.gateway)
 
