@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items):
     emulated.delegate(items)
 
 
-MAPPINGS = 8_000
+MAPPINGS = 6_000
 """Mappings of memory at which compiled programs are forgotten; the system's limit for a process is 65,530."""
 
 
