@@ -229,3 +229,12 @@ def keep_freed_memory() -> None:
     mallopt(m_mmap_max, 0)
     mallopt(m_trim_threshold, 2**31 - 1)
     mallopt(m_top_pad, 1 << 26)
+
+
+def device_name() -> str:
+    """The devices in words, e.g. ``8 x TPU v5p`` or ``CPU, 2 cores``."""
+    import jax
+
+    if jax.default_backend() == "cpu":
+        return f"CPU, {os.cpu_count()} cores"
+    return f"{jax.device_count()} x {jax.devices()[0].device_kind}"

@@ -65,8 +65,8 @@ PACKAGE = '''
 
 import random
 
-from k2jax.env import Budget, Task
-from k2jax.env.toolsets.functions import FunctionTools
+from k2jax.agents import Budget, Task
+from k2jax.agents.toolsets.functions import FunctionTools
 from k2jax.trajectory import Reward
 
 
@@ -204,8 +204,8 @@ print(json.dumps(json.loads(task.to_json()), indent=1))
 # call is answered, whatever is wrong with it. It never ends the run.
 
 # %%
-from k2jax.env.scripted import called, called_all, said
-from k2jax.env.wiring import EnvironmentMaker
+from k2jax.agents.scripted import called, called_all, said
+from k2jax.agents.wiring import EnvironmentMaker
 
 maker = EnvironmentMaker(experiment.rl.rollout.sandbox)
 
@@ -309,11 +309,11 @@ print("the program that was left behind runs on:", runs(SURVIVOR))
 # The tests run in one process and the answer in another, so neither trick helps.
 
 # %%
-from k2jax.env.registry import load_tasks
-from k2jax.env.scorer import Scorer
-from k2jax.env.scripted import play as play_policy
-from k2jax.env.verifying import VerifierPool
-from k2jax.sandbox.backends import make_backend
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.scripted import play as play_policy
+from k2jax.agents.verifier_pool.pool import VerifierPool
 
 [program] = load_tasks("expressions", ("count=1",))
 right, wrong, _ = program.metadata["readings"]
@@ -352,8 +352,8 @@ with VerifierPool(workers=1, timeout=30.0, retries=1) as pool:
 # in which it was sampled; in the branch it is repeated as context, and not trained on again.
 
 # %%
+from k2jax.agents.episode import run_episode
 from k2jax.client import Sampling, ScriptedClient
-from k2jax.env.rollout import run_episode
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
 
@@ -380,7 +380,7 @@ print(f"{episode.status}: {episode.sampled_tokens} sampled tokens, {len(episode.
 # %%
 import matplotlib.pyplot as plt
 
-from k2jax.trajectory.tree_picture import outline_of
+from k2jax.agents.viewer.tree_picture import outline_of
 
 BLUE, GREY, ORANGE, GREEN = "#2f7fa3", "#b9c2cd", "#d98324", "#2f9270"
 outline = outline_of(episode)
@@ -454,7 +454,7 @@ train(resolve(config), WORKDIR / "sft")
 # %%
 import time
 
-from k2jax.rollout.journal import read_journal
+from k2jax.agents.collect.journal import read_journal
 
 EPISODES = 400
 command = [sys.executable, "-m", "k2jax.rollout", f"--config={WORKDIR / 'experiment.py'}"]
@@ -549,8 +549,8 @@ from html import escape
 
 from IPython.display import HTML, display
 
+from k2jax.agents.viewer.viewer import write_page
 from k2jax.trajectories import decoder
-from k2jax.trajectory.viewer import write_page
 
 groups = {}
 for trajectory in episodes[1]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from k2jax.data.images.batches import ImageBatches
     from k2jax.data.images.corpus import VisualCorpus
     from k2jax.data.images.placement import PatchRows
+    from k2jax.data.images.rows import VisualRows
     from k2jax.data.loader import SplitRows
 
 
@@ -98,14 +99,7 @@ def prepare_data(
     check_shares(config.sources)
     options = {"builder": builder, "wait_seconds": wait_seconds, "log": log}
     tokenizer = tokenizer or prepare_tokenizer(config, **options)
-    shards: dict[str, Shards | VisualCorpus] = {}
-    for name in sorted(config.sources):
-        if config.sources[name].kind not in IMAGE_SOURCES:
-            shards[name] = prepare_shards(name, config, tokenizer, **options)
-        elif images is None:
-            raise UserError(f"data.sources.{name} has images, and the model no vision: set model.vision.layers")
-        else:
-            shards[name] = _prepare_visual(name, config, tokenizer, images.vision, **options)
+    shards = {name: _prepare_source(name, config, tokenizer, images, **options) for name in sorted(config.sources)}
     batches = _image_batches(images) if images else None
     loader = DataLoader(
         {name: _rows(config, name, source, TRAIN) for name, source in shards.items()},
@@ -127,19 +121,34 @@ def prepare_data(
     return TrainingData(tokenizer, loader, held_out, manifests, _fingerprint(tokenizer, shards))
 
 
+def _prepare_source(
+    name: str, config: DataConfig, tokenizer: Tokenizer, images: ImageShape | None, **options: Any
+) -> Shards | VisualCorpus:
+    """A source in the cache, built if it is missing."""
+    if config.sources[name].kind not in IMAGE_SOURCES:
+        return prepare_shards(name, config, tokenizer, **options)
+    if images is None:
+        raise UserError(f"data.sources.{name} has images, and the model no vision: set model.vision.layers")
+    from k2jax.data.images.corpus import prepare_visual  # needs the extra ``vision``, as text does not
+
+    return prepare_visual(name, config, tokenizer, images.vision, **options)
+
+
 def _rows(config: DataConfig, name: str, source: Shards | VisualCorpus, split: str) -> SplitRows:
     """Rows of a split, by the kind of its source."""
     kind = config.sources[name].kind
     if kind in IMAGE_SOURCES:
-        return source.rows(split, config)
+        return _visual_rows(config, source, split)
     stream = source.train if split == TRAIN else source.held_out
     return (ConversationRows if kind in CONVERSATIONS else RowSource)(stream, config.sequence_length)
 
 
-def _prepare_visual(*arguments: Any, **options: Any) -> VisualCorpus:
-    from k2jax.data.images.corpus import prepare_visual  # needs the extra ``vision``, as text does not
+def _visual_rows(config: DataConfig, source: VisualCorpus, split: str) -> VisualRows:
+    """Rows with images; held-out ones are never augmented."""
+    from k2jax.data.images.rows import VisualRows
 
-    return prepare_visual(*arguments, **options)
+    augment = config.images.augment if split == TRAIN else 0.0
+    return VisualRows(source.split(split), config.sequence_length, patches=config.images.patches, augment=augment)
 
 
 def _image_batches(images: ImageShape) -> ImageBatches:

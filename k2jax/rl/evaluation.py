@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from k2jax.agents.judges.refinement import VerifiedPair
+from k2jax.agents.judges.verdict_metrics import JudgedPair
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.convert.loading import from_pretrained, tokenizer_of
-from k2jax.env.critic.refinement import VerifiedPair
-from k2jax.env.critic.verdict_metrics import JudgedPair
 from k2jax.errors import UserError
 from k2jax.evaluate.pass_at_k import proportion, summarize_samples
 from k2jax.inference import Engine, LockstepClient

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from k2jax.agents.judges.verdict_metrics import verdict_metrics
+from k2jax.agents.verifier import FAILED
 from k2jax.config.schema import Config
-from k2jax.env.critic.verdict_metrics import verdict_metrics
-from k2jax.env.verifier import FAILED
 from k2jax.inference.engine import EngineStats
 from k2jax.rl.critic.critic import refinement_metrics
 from k2jax.rl.rewards.group_rewards import budgeted_reward

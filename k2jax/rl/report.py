@@ -14,7 +14,8 @@ from k2jax.report.metrics import read_metrics
 from k2jax.report.plots import draw_plots
 from k2jax.report.series import Records, scalars
 from k2jax.report.summary import RunSummary
-from k2jax.train.report import PACKAGES, device_name, highlights
+from k2jax.runtime import device_name
+from k2jax.train.report import PACKAGES, highlights
 from k2jax.train.run import Run
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from k2jax import processes
+from k2jax.agents.episode import Start, run_episode
+from k2jax.agents.judges.verdict_metrics import JudgedPair
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.task import Task
+from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.client import Sampling
 from k2jax.config.schema import Config
-from k2jax.env.critic.verdict_metrics import JudgedPair
-from k2jax.env.rollout import Start, run_episode
-from k2jax.env.scorer import Scorer
-from k2jax.env.task import Task
-from k2jax.env.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.rl.critic.critic import Critic

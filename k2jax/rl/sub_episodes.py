@@ -11,12 +11,12 @@ import dataclasses
 import itertools
 
 from k2jax import processes
+from k2jax.agents.episode import run_episode, started_seed
+from k2jax.agents.errors import SubEpisodeError
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.task import Task
+from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.client import Sampling
-from k2jax.env.errors import SubEpisodeError
-from k2jax.env.rollout import run_episode, started_seed
-from k2jax.env.scorer import Scorer
-from k2jax.env.task import Task
-from k2jax.env.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.text.chat import ChatFormat

@@ -1,1 +1,1 @@
-"""The rollout manager: many tasks as coroutines in worker processes, scheduled by a process that reads no token."""
+"""The command ``python -m k2jax.rollout``: ``k2jax.agents.collect`` over a checkpoint or a server."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-import os
 from typing import TYPE_CHECKING
 
 import jax
@@ -20,18 +19,12 @@ from k2jax.report.markdown import write_report
 from k2jax.report.plots import draw_plots
 from k2jax.report.summary import NO_BASELINES, Baselines, DataSource, RunSummary
 from k2jax.report.table import percent, quantity, text_table
+from k2jax.runtime import device_name
 
 if TYPE_CHECKING:
     from k2jax.train.run import Run
 
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
-
-
-def device_name() -> str:
-    """The devices in words, e.g. ``8 x TPU v5p`` or ``CPU, 2 cores``."""
-    if jax.default_backend() == "cpu":
-        return f"CPU, {os.cpu_count()} cores"
-    return f"{jax.device_count()} x {jax.devices()[0].device_kind}"
 
 
 def newton_schulz_share(config: Config) -> float | None:

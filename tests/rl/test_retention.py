@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k2jax.env.verdicts import Verdict, VerdictLog
+from k2jax.agents.verdicts import Verdict, VerdictLog
 from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.rewards.budgets import KEY as BUDGETS
 from k2jax.trajectory import Reward

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageEnhance
 
-THOUSAND = 1000
+from k2jax.drawings.labels import THOUSAND
+
 OPERATIONS = ("flip", "turn", "crop", "shrink", "light")
 """What a record may permit: mirroring, turns by right angles, a smaller or a larger window, brightness and contrast."""
 IN_PLACE = ("light",)

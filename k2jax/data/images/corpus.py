@@ -29,9 +29,8 @@ from k2jax.data.images.measuring import (
 )
 from k2jax.data.images.places import places_of_source
 from k2jax.data.images.reading import ReadLimits
-from k2jax.data.images.rows import VisualRows
 from k2jax.data.images.sampled import SampledConversation
-from k2jax.data.manifest import FORMAT, HELD_OUT, TRAIN, read_manifest
+from k2jax.data.manifest import FORMAT, HELD_OUT, read_manifest
 from k2jax.data.processes import ordered_map
 from k2jax.data.sources import CorruptRecords, describe
 from k2jax.errors import UserError
@@ -122,11 +121,6 @@ class VisualCorpus:
     def split(self, name: str) -> VisualSplit:
         """The conversations of ``train`` or ``held_out``."""
         return VisualSplit(self, np.flatnonzero(self.sizes["held_out"] == (name == HELD_OUT)))
-
-    def rows(self, name: str, config: DataConfig) -> VisualRows:
-        """Rows of ``train`` or ``held_out``, which is never augmented."""
-        augment = config.images.augment if name == TRAIN else 0.0
-        return VisualRows(self.split(name), config.sequence_length, patches=config.images.patches, augment=augment)
 
     def grids(self, number: int) -> list[tuple[int, int, int]]:
         """Frames, height and width in patches of the chunks of conversation ``number`` of both splits."""

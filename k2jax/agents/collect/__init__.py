@@ -1,0 +1,1 @@
+"""The rollout manager: episodes of many tasks in worker processes, with leases, a journal and resumption."""

@@ -1,0 +1,1 @@
+"""Environments: files, repositories, tools, other processes."""

@@ -1,0 +1,11 @@
+"""The LLM gateway: black-box agents become scaffolds, and every token that they sample is recorded as it was sampled.
+
+An agent gets a base URL and a key of its own and speaks OpenAI's chat completions or responses or Anthropic's messages.
+Behind them stands a client of the model. What the model sampled keeps its ids, log-probabilities and versions in the
+token tree of the rollout's trajectory; what the agent makes of its history decides where the tree branches.
+"""
+
+from k2jax.agents.gateway.gateway import Gateway, RolloutAccess
+from k2jax.agents.gateway.spec import GatewayRollout
+
+__all__ = ["Gateway", "GatewayRollout", "RolloutAccess"]

@@ -1,0 +1,1 @@
+"""HTML pages of trajectories: the page of an episode, the picture of its token tree, and curves."""

@@ -1,1 +1,0 @@
-"""The built-in datasets with their verifiers, one family in a file."""

@@ -1,0 +1,1 @@
+"""Calls of simulated APIs over several turns (BFCL v3)."""

@@ -1,0 +1,1 @@
+"""Arithmetic and sorting with answers of a few characters."""

@@ -1,0 +1,1 @@
+"""Programs that unit tests judge: records of a file, HumanEval, MBPP."""

@@ -1,0 +1,1 @@
+"""Shell commands that change files, judged by a test command."""

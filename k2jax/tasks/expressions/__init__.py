@@ -1,0 +1,1 @@
+"""Programs that print the value of an expression."""

@@ -1,0 +1,1 @@
+"""Files that must be written with given content."""

@@ -1,0 +1,1 @@
+"""IFBench: constraints that are new to a model."""

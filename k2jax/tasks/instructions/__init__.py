@@ -1,0 +1,1 @@
+"""Instructions whose constraints a program checks."""

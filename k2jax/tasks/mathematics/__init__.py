@@ -1,0 +1,1 @@
+"""Problems with a final answer, compared by math-verify."""

@@ -1,0 +1,1 @@
+"""Tasks that reasoning-gym generates and scores."""

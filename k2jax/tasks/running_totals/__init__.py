@@ -1,0 +1,1 @@
+"""Dialogues of several turns in which a user adds numbers."""

@@ -1,0 +1,1 @@
+"""Questions over a generated world of documents, with search tools."""

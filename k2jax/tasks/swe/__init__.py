@@ -1,0 +1,1 @@
+"""Issues of git repositories, judged by their tests (SWE-bench and relatives)."""

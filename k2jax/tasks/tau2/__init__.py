@@ -1,0 +1,1 @@
+"""Dialogues with a simulated user at a service desk (tau2-bench)."""

@@ -1,0 +1,1 @@
+"""Tasks in a shell, whose result a test program judges."""

@@ -1,0 +1,1 @@
+"""Questions that need a calculator or a store of facts."""
