@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(items):
     emulated.delegate(items)
 
 
-MOST_MAPPINGS = 20_000
+MOST_MAPPINGS = 10_000
 """Memory mappings above which compiled programs are forgotten: the system's limit is 65,530."""
 
 

@@ -23,7 +23,7 @@ def loss_and_stats(params, model):
     return -jnp.where(real, token_logprobs(hidden, parent, jnp.asarray(TOKENS), head_weight(params)), 0).sum(), stats
 
 
-@pytest.mark.parametrize("model", [PLAIN, GQA], ids=["mla", "gqa"])
+@pytest.mark.parametrize("model", [PLAIN, pytest.param(GQA, marks=pytest.mark.slow)], ids=["mla", "gqa"])
 def test_loss_gradients_and_statistics_are_those_of_plain_jax(model):
     results = {}
     for kernels in ("xla", "interpret"):
