@@ -27,8 +27,10 @@ VERDICTS = st.builds(LoggedVerdict, st.just("0" * 16), REWARDS) | LOGGED
 def finished(answer: str, key=(1, 2, 3), status="finished") -> Trajectory:
     ids = np.zeros(1, np.int32)
     message = {"role": "assistant", "content": answer}
-    node = Node(-1, ids, ids == 0, ids.astype(np.float32), ids.astype(np.int64), 0, finish="stop", message=message)
-    return Trajectory("t", "d", key, [node], status)
+    node = Node(
+        -1, ids, ids == 0, ids.astype(np.float32), versions=ids.astype(np.int64), turn=0, finish="stop", message=message
+    )
+    return Trajectory("t", "d", key, nodes=[node], status=status)
 
 
 class CountingPool:

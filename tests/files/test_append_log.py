@@ -164,7 +164,17 @@ def test_a_gateway_s_log_of_an_earlier_version_is_read_and_continued(recorded):
 
 
 def test_a_journal_of_an_earlier_version_is_read_and_continued(recorded):
-    done = Emission((0, 1, 2), "done", RecordPlace(3, 4), "finished", 0.5, 6, 7, 8, 9.0)
+    done = Emission(
+        (0, 1, 2),
+        "done",
+        place=RecordPlace(3, 4),
+        status="finished",
+        reward=0.5,
+        tokens=6,
+        turns=7,
+        calls=8,
+        seconds=9.0,
+    )
     masked = Emission((0, 1, 3), "masked")
     journal = Journal(recorded)
     assert journal.emissions == [done, masked]

@@ -8,10 +8,11 @@ doubles or loses one.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 import struct
-from typing import BinaryIO, NamedTuple, get_args
+from typing import BinaryIO, get_args
 import zlib
 
 from k2jax.agents.collect.lease_table import End
@@ -27,9 +28,11 @@ _ENDS = get_args(End)
 _STATUSES = ("", "unfinished", "finished", "truncated", "masked")
 _RECORD = struct.Struct("<qqqBBiQdIIIdI")
 _CRC_BYTES = 4
+_COUNTS = ("tokens", "turns", "calls", "seconds")  # of an emission, in the order of its record
 
 
-class Emission(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Emission:
     """The end of a task, as the manager hands it on: once for every task.
 
     Attributes:
@@ -46,6 +49,7 @@ class Emission(NamedTuple):
 
     key: Key
     end: End
+    _: dataclasses.KW_ONLY
     place: RecordPlace | None = None
     status: str = ""
     reward: float | None = None
@@ -57,7 +61,8 @@ class Emission(NamedTuple):
     @classmethod
     def of_report(cls, key: Key, report: LeaseReport) -> Emission:
         """The end of a task that is done."""
-        return cls(key, "done", *report[1:8])
+        names = ("place", "status", "reward", *_COUNTS)
+        return cls(key, "done", **{name: getattr(report, name) for name in names})
 
 
 class Journal:
@@ -123,8 +128,9 @@ class _EmissionCodec(Codec[Emission]):
     def encode(self, emission: Emission, index: int) -> bytes:
         shard, offset = (-1, 0) if emission.place is None else emission.place
         reward = math.nan if emission.reward is None else emission.reward
+        counts = [getattr(emission, name) for name in _COUNTS]
         words = _ENDS.index(emission.end), _STATUSES.index(emission.status)
-        fields = _RECORD.pack(*emission.key, *words, shard, offset, reward, *emission[5:], 0)[:-_CRC_BYTES]
+        fields = _RECORD.pack(*emission.key, *words, shard, offset, reward, *counts, 0)[:-_CRC_BYTES]
         return fields + zlib.crc32(fields).to_bytes(_CRC_BYTES, "little")
 
     def decode(self, file: BinaryIO, index: int) -> Emission | None:
@@ -136,4 +142,7 @@ class _EmissionCodec(Codec[Emission]):
             raise DamagedRecordError("the record does not have its checksum")
         place = None if shard < 0 else RecordPlace(shard, offset)
         reward = None if math.isnan(reward) else reward
-        return Emission((step, prompt, sample), _ENDS[end], place, _STATUSES[status], reward, *counts)
+        named = dict(zip(_COUNTS, counts, strict=True))
+        return Emission(
+            (step, prompt, sample), _ENDS[end], place=place, status=_STATUSES[status], reward=reward, **named
+        )

@@ -238,7 +238,7 @@ class RolloutManager:
 
     def _done(self, report: LeaseReport) -> None:
         if self._trace is not None:
-            self._trace.released(report.number, report._asdict())
+            self._trace.released(report.number, vars(report))
         if report.status == "unfinished":
             lease = self._table.leases.get(report.number)
             self._hand_on(self._table.pause(report.number, report.place))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 import contextlib
+import dataclasses
 from pathlib import Path
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from k2jax.agents.sandbox import python_program as worker_program
 from k2jax.agents.sandbox.interpreter import host_python
@@ -27,7 +28,8 @@ _MOST_RECORD, _MOST_REASON = MEBI, 300
 _MOST_VALUES = 50_000  # of a record, which is parsed on the event loop
 
 
-class ToolAnswer(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ToolAnswer:
     """What a call gave.
 
     Attributes:
@@ -44,6 +46,7 @@ class ToolAnswer(NamedTuple):
     output: bytes
     error: str | None
     seconds: float
+    _: dataclasses.KW_ONLY
     timed_out: bool = False
     ended: bool = False
     truncated: bool = False

@@ -88,7 +88,8 @@ class Capabilities(NamedTuple):
     residents: bool = False
 
 
-class ExecResult(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ExecResult:
     """How a command ended.
 
     Attributes:
@@ -105,6 +106,7 @@ class ExecResult(NamedTuple):
     stdout: bytes
     stderr: bytes
     seconds: float
+    _: dataclasses.KW_ONLY
     timed_out: bool = False
     out_of_memory: bool = False
     truncated: bool = False

@@ -59,7 +59,11 @@ def test_orders_survive_the_wire(order):
     assert type(order).unpack(order.pack()) == order
 
 
-@given(st.builds(LeaseReport, numbers, places, statuses, rewards, *[numbers] * 3, *[seconds] * 4))
+counts = dict.fromkeys(("number", "tokens", "turns", "calls"), numbers)
+times = dict.fromkeys(("seconds", "engine", "environment", "scoring"), seconds)
+
+
+@given(st.builds(LeaseReport, place=places, status=statuses, reward=rewards, **counts, **times))
 def test_reports_survive_the_wire(report):
     assert LeaseReport.unpack(report.pack()) == report
 
