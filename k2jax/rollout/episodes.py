@@ -11,9 +11,11 @@ from typing import Any
 
 from k2jax.client import Client, Completion, HTTPClient, Sampling
 from k2jax.env.environment import Environment, Message, Observation, Step
+from k2jax.env.episode_key import EpisodeKey, spawned_seed
 from k2jax.env.registry import environments, toolsets
-from k2jax.env.rollout import run_episode, started_seed
+from k2jax.env.rollout import run_episode
 from k2jax.env.scorer import Scorer
+from k2jax.env.spawning import Spawner
 from k2jax.env.task import Task
 from k2jax.env.verifying import VerifierPool
 from k2jax.env.wiring import EnvironmentMaker
@@ -22,7 +24,6 @@ from k2jax.rollout.messages import Key
 from k2jax.rollout.routed_client import RoutedClient
 from k2jax.rollout.routing import Policy, Router
 from k2jax.rollout.runner import Waits
-from k2jax.rollout.starting import EpisodeStarter
 from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import load_tokenizer
@@ -92,13 +93,11 @@ class EpisodeRunner:
         await self._opened.aclose()
 
     async def run(
-        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, starter: EpisodeStarter
+        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, spawner: Spawner
     ) -> tuple[Trajectory, Waits]:
         """See ``Runner.run``."""
-        seed = self._seed
-        for number in starter.path:
-            seed = started_seed(seed, key, number)
-        client = _TimedClient(self._subagents if starter.path else self._client)
+        episode = EpisodeKey("train", *key)
+        client = _TimedClient(self._subagents if spawner.path else self._client)
         environment = _TimedEnvironment(self._environments.make(task))
         trajectory = await run_episode(
             task,
@@ -106,12 +105,12 @@ class EpisodeRunner:
             self._chat,
             self._tokenizer,
             environment,
-            key=key,
-            seed=seed,
+            key=episode,
+            seed=spawned_seed(self._seed, episode, spawner.path),
             sampling=self._sampling[kind],
             token_cap=self._token_cap,
             trajectory=trajectory,
-            start=starter.start,
+            spawner=spawner,
         )
         began = time.monotonic()
         if self._scorer is not None and task.verifier and trajectory.status in ("finished", "truncated"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from k2jax.env import Task
+from k2jax.env.episode_key import EpisodeKey
 from k2jax.env.errors import VerifierError
 from k2jax.env.registry import verifiers
 from k2jax.env.scorer import Scorer
@@ -18,7 +19,7 @@ from k2jax.sandbox import SandboxError
 from k2jax.trajectory import Node, Reward, Trajectory
 
 TASK = Task("t", "d", ({"role": "user", "content": "?"},), "final_answer", metadata={"answer": "3"})
-KEYS = st.tuples(*[st.integers(0, 3)] * 3)
+KEYS = st.builds(EpisodeKey, st.sampled_from(("train", "eval", "budget")), *[st.integers(0, 3)] * 3)
 REWARDS = st.builds(Reward, st.floats(-9, 9), st.just({"a": 0.1}), st.just({"b": "\n ü"}))
 VERDICTS = st.builds(Verdict, st.just("0" * 16), REWARDS) | st.builds(Verdict, st.just("1" * 16), st.none(), st.text())
 
@@ -60,14 +61,14 @@ def test_a_log_that_is_read_again_holds_the_last_verdict_of_every_key(tmp_path_f
         expected[key, turn, call] = verdict
     for again in (log, VerdictLog(folder)):
         assert all(again.get(key, turn, call) == verdict for (key, turn, call), verdict in expected.items())
-    assert VerdictLog(folder).get((9, 9, 9)) is None
+    assert VerdictLog(folder).get(EpisodeKey("train", 9, 9, 9)) is None
 
 
 def test_a_log_that_was_cut_anywhere_keeps_all_verdicts_before_the_cut_and_goes_on(tmp_path):
     whole = tmp_path / "whole"
     log = VerdictLog(whole)
     for sample in range(3):
-        log.append((0, 0, sample), Verdict("d", Reward(float(sample), info={"text": "a b\u2028c"})))
+        log.append(EpisodeKey("train", 0, 0, sample), Verdict("d", Reward(float(sample), info={"text": "a b\u2028c"})))
     (file,) = whole.iterdir()
     raw = file.read_bytes()
     ends = [i + 1 for i, byte in enumerate(raw) if byte == ord("\n")]
@@ -77,38 +78,39 @@ def test_a_log_that_was_cut_anywhere_keeps_all_verdicts_before_the_cut_and_goes_
         (tmp_path / "cut").mkdir()
         (tmp_path / "cut" / file.name).write_bytes(raw[:cut])
         torn = VerdictLog(tmp_path / "cut")
-        known = [sample for sample in range(3) if torn.get((0, 0, sample))]
+        known = [sample for sample in range(3) if torn.get(EpisodeKey("train", 0, 0, sample))]
         assert known == list(range(sum(end <= cut for end in ends)))
-        torn.append((0, 1, 0), Verdict("e", None, "why"))
+        torn.append(EpisodeKey("train", 0, 1, 0), Verdict("e", None, "why"))
         again = VerdictLog(tmp_path / "cut")
-        assert again.get((0, 1, 0)) == Verdict("e", None, "why")
-        assert [sample for sample in range(3) if again.get((0, 0, sample))] == known
+        assert again.get(EpisodeKey("train", 0, 1, 0)) == Verdict("e", None, "why")
+        assert [sample for sample in range(3) if again.get(EpisodeKey("train", 0, 0, sample))] == known
 
 
 def test_a_damaged_line_before_the_end_is_reported_and_not_skipped(tmp_path):
     log = VerdictLog(tmp_path)
     for sample in range(2):
-        log.append((0, 0, sample), Verdict("d", Reward(1.0)))
+        log.append(EpisodeKey("train", 0, 0, sample), Verdict("d", Reward(1.0)))
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes().replace(b"1.0", b"2.0", 1))
     with pytest.raises(UserError, match=r"line 1 of the verdict log .* is damaged"):
-        VerdictLog(tmp_path).get((0, 0, 1))
+        VerdictLog(tmp_path).get(EpisodeKey("train", 0, 0, 1))
 
 
 def test_verdicts_of_steps_that_nobody_needs_are_deleted(tmp_path):
-    log, steps = VerdictLog(tmp_path), (-4, 0, 1, 20)
-    for step in steps:
-        log.append((step, 0, 0), Verdict("d", Reward(1.0)))
-    log.forget(lambda step: step in (-4, 1))
+    log, steps = VerdictLog(tmp_path), [("eval", 4), ("eval", 1), ("train", 1), ("train", 20)]
+    for purpose, step in steps:
+        log.append(EpisodeKey(purpose, step, 0, 0), Verdict("d", Reward(1.0)))
+    log.forget(lambda purpose, step: (purpose, step) in (("eval", 4), ("train", 1)))
     for each in (log, VerdictLog(tmp_path)):
-        assert [each.get((step, 0, 0)) is None for step in steps] == [True, False, True, False]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000000.jsonl", "step-00000020.jsonl"]
+        gone = [each.get(EpisodeKey(purpose, step, 0, 0)) is None for purpose, step in steps]
+        assert gone == [True, False, True, False]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["eval-00000001.jsonl", "step-00000020.jsonl"]
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write the verdict log"):
-        VerdictLog(tmp_path / "file" / "below").append((0, 0, 0), Verdict("d", None))
+        VerdictLog(tmp_path / "file" / "below").append(EpisodeKey("train", 0, 0, 0), Verdict("d", None))
 
 
 def test_a_verdict_is_asked_for_once_and_replayed_by_a_resumed_run(tmp_path):

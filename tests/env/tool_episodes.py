@@ -5,6 +5,7 @@ import json
 
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.env import Task
+from k2jax.env.episode_key import EpisodeKey
 from k2jax.env.rollout import run_episode
 from k2jax.env.tool_environment import ToolEnvironment
 from k2jax.text import byte_tokenizer, chat_format, configured_chat
@@ -12,7 +13,7 @@ from tests.text import kimi
 
 BYTES = byte_tokenizer()
 COMPACT = configured_chat(BYTES, "compact")
-KEY = (3, 1, 4)
+KEY = EpisodeKey("train", 3, 1, 4)
 
 
 def task(tools=("calculator", "store"), **fields):

@@ -13,6 +13,7 @@ from unittest import mock
 import zlib
 
 from k2jax.client import Sampling, ScriptedClient
+from k2jax.env.episode_key import EpisodeKey
 from k2jax.env.files import FilesEnvironment
 from k2jax.env.rollout import run_episode
 from k2jax.gateway import app
@@ -56,7 +57,7 @@ async def run_agent(name, client, folder=FOLDER, version="", seconds=300):
     sampling = Sampling(max_tokens=500, temperature=0.7)
     with mock.patch.object(app, "read_json", keep):
         trajectory = await run_episode(
-            of, client, CHAT, TOKENIZER, environment, key=(0, 0, 0), seed=0, sampling=sampling
+            of, client, CHAT, TOKENIZER, environment, key=EpisodeKey("train", 0, 0, 0), seed=0, sampling=sampling
         )
     if not trajectory.nodes:
         return trajectory, None, seen

@@ -11,6 +11,7 @@ import pytest
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import replace_keys
 from k2jax.env.environment import OUTCOME
+from k2jax.env.episode_key import EpisodeKey
 from k2jax.env.files import FilesEnvironment
 from k2jax.env.registry import environments, load_tasks, scaffolds
 from k2jax.env.repository import TREE, RepositoryEnvironment
@@ -57,7 +58,11 @@ def environment():
 
 async def episode(client, agent, folder, of=None, **options):
     path = write_agent(folder / "agent.json", agent)
-    options = {"sampling": Sampling(max_tokens=300, temperature=TEMPERATURE), "key": (3, 1, 2), "seed": 5} | options
+    options = {
+        "sampling": Sampling(max_tokens=300, temperature=TEMPERATURE),
+        "key": EpisodeKey("train", 3, 1, 2),
+        "seed": 5,
+    } | options
     of = dataclasses.replace(of or task(), scaffold=f"black_box agent={path} " + options.pop("more", ""))
     return await run_episode(of, client, PLAIN, BYTES, options.pop("environment", environment()), **options)
 
@@ -139,7 +144,7 @@ def test_agents_share_an_engine_in_lockstep_and_repeat_what_they_sampled(tmp_pat
     def run():
         tiny_engine().drop_prefixes()
         client = LockstepClient(tiny_engine())
-        both = [episode(client, agent, tmp_path, sampling=sampling, key=(0, 0, i)) for i in range(2)]
+        both = [episode(client, agent, tmp_path, sampling=sampling, key=EpisodeKey("train", 0, 0, i)) for i in range(2)]
         return asyncio.run(client_gather(client, both))
 
     first, second = run(), run()
@@ -268,6 +273,8 @@ def test_the_same_task_is_solved_by_a_white_box_scaffold_with_tools(tmp_path):
     client = ScriptedClient(answers(f"!shell {MEND}", "Done."))
     sampling = Sampling(max_tokens=300)
     trajectory = asyncio.run(
-        run_episode(of, client, PLAIN, BYTES, environment(), key=(0, 0, 0), seed=0, sampling=sampling)
+        run_episode(
+            of, client, PLAIN, BYTES, environment(), key=EpisodeKey("train", 0, 0, 0), seed=0, sampling=sampling
+        )
     )
     assert trajectory.status == "finished" and trajectory.answer == "Done."

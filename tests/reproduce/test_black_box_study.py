@@ -9,6 +9,7 @@ import pytest
 
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import resolve
+from k2jax.env.episode_key import EpisodeKey
 from k2jax.env.files import FilesEnvironment
 from k2jax.env.registry import load_tasks
 from k2jax.env.rollout import run_episode
@@ -81,7 +82,9 @@ async def episode(task, commands):
     task = dataclasses.replace(task, scaffold=f"black_box agent={study.AGENT} folder={FOLDER} seconds=60")
     environment = FilesEnvironment(lambda: backend("bubblewrap"))
     sampling = Sampling(max_tokens=64)
-    return await run_episode(task, client, COMPACT, BYTES, environment, key=(0, 0, 0), seed=1, sampling=sampling)
+    return await run_episode(
+        task, client, COMPACT, BYTES, environment, key=EpisodeKey("train", 0, 0, 0), seed=1, sampling=sampling
+    )
 
 
 def tokens_of(messages):

@@ -8,7 +8,7 @@ import pytest
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.loading import load_study
-from k2jax.rl.rewards.toggle import Toggle
+from k2jax.rl.methods.toggle import Toggle
 from k2jax.rl.tasks import TaskMixture
 
 toggle = load_study("toggle")

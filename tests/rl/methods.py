@@ -44,9 +44,9 @@ def config_of(name, folder, setattr):
         lenient.install(setattr)
         return lenient.critic_config()
     if name == "turns":
-        from k2jax.rl import rollouts
+        from k2jax.rl import episodes
 
-        setattr(rollouts, "Sampling", lenient.STOPS)  # an untrained policy hardly ever ends a turn
+        setattr(episodes, "Sampling", lenient.STOPS)  # an untrained policy hardly ever ends a turn
         add_noise(setattr)
     config = tiny_config()
     config.update_from_flattened_dict(METHODS[name])
@@ -74,7 +74,7 @@ def teachers_in(folder):
 
 def write_teachers(folder):
     """Two untrained teachers, the worse one of another architecture."""
-    from k2jax.rl.setup import open_chat
+    from k2jax.rl.inputs import open_chat
     from k2jax.train.program import Program
     from k2jax.train.run import Run
 

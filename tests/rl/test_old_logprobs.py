@@ -11,7 +11,7 @@ from k2jax.model import model_specs
 from k2jax.params import initialize
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
-from k2jax.rl.old_logprobs import OldLogprobs
+from k2jax.rl.methods.mcla import MCLA
 from k2jax.rl.packing.repacking import repacked
 from k2jax.rl.packing.rows import empty_row, pack
 from k2jax.rl.packing.training_paths import TrainingSample
@@ -41,7 +41,7 @@ def passes_of(score, passes, notes=None, **mcla):
     config = tiny()
     loss = PolicyLossConfig(old="recompute", mcla=MCLAConfig(passes, **mcla))
     config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, loss=loss))
-    return OldLogprobs(config, score, ([] if notes is None else notes).append)
+    return MCLA(config, score, ([] if notes is None else notes).append)
 
 
 def sampled(rows, values):
@@ -114,8 +114,10 @@ def test_the_packing_of_a_pass_is_a_function_of_seed_and_step(rows, scores):
 def test_the_current_policy_is_averaged_too_and_anew_for_every_update(rows, scores):
     old_logprobs = passes_of(scores[0.5], 2, current=True)
     (filled,), _ = old_logprobs.fill(1, [rows])
+    assert old_logprobs.before_update(1, 0, filled) is filled  # under the weights of log pi_old
+    old_logprobs.after_update(1, 0, None)
     np.testing.assert_array_equal(leaf(filled, "current_logprob"), leaf(filled, "old_logprob"))
-    moved = old_logprobs.refresh(1, 1, filled)
+    moved = old_logprobs.before_update(1, 1, filled)
     np.testing.assert_array_equal(leaf(moved, "old_logprob"), leaf(filled, "old_logprob"))
     assert (leaf(moved, "current_logprob") != leaf(filled, "current_logprob")).any()
 

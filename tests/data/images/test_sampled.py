@@ -14,6 +14,7 @@ from k2jax.data.images.placement import PatchRows
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.training_data import ImageShape, prepare_data
 from k2jax.data.vocabulary import MEDIA_TOKENS
+from k2jax.env.episode_key import EpisodeKey
 from k2jax.env.rollout import run_episode
 from k2jax.errors import UserError
 from k2jax.inference.media_reader import ImageReader
@@ -38,7 +39,7 @@ class Seeing(ScriptedClient):
 def episode(first, second, sample=0, value=1.0):
     about = two_pictures(first, second)
     client = Seeing(lambda prompt, sampling: [*ANSWER, 80 + sample, CHAT.end])
-    options = {"key": (0, first, sample), "seed": 0, "sampling": Sampling(8)}
+    options = {"key": EpisodeKey("train", 0, first, sample), "seed": 0, "sampling": Sampling(8)}
     options["media"] = ImageReader(PROCESSOR, TOKENIZER)
     trajectory = asyncio.run(run_episode(about, client, CHAT, TOKENIZER, TwoPictures(), **options))
     assert trajectory.status == "finished", trajectory.error

@@ -8,6 +8,7 @@ from k2jax.config import resolve
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
+from k2jax.rl.methods.critic import Critic
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.critic import lenient
@@ -100,6 +101,4 @@ def test_the_name_of_the_judge_s_class_is_taken_and_a_run_without_a_critic_has_n
     config.rl.tasks.critic = config.rl.tasks.low.copy_and_resolve_references()
     with pytest.raises(UserError, match="'critic' is the class of the judge's own tasks"):
         train(resolve(config), tmp_path / "refused")
-    from k2jax.rl.critic.setup import rubrics_identity, uses_critic
-
-    assert not uses_critic(tiny().rl) and not rubrics_identity(tiny())
+    assert not Critic.used(tiny())

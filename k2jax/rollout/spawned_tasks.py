@@ -8,12 +8,11 @@ started it, and an episode that runs again starts the same ones, with the same r
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 from pathlib import Path
 
 from k2jax.env.errors import SubEpisodeError
-from k2jax.env.task import Task
+from k2jax.env.spawning import Run, SubEpisode
 from k2jax.rollout.journal import shard_path, stored_trajectory
 from k2jax.rollout.messages import LEASE_AND_NUMBER, RecordPlace, Said, StartedEnd, StartOrder
 from k2jax.rollout.queue_file import FILE, WrittenTask
@@ -21,8 +20,8 @@ from k2jax.rollout.wire import FrameConnection
 from k2jax.trajectory import Trajectory
 
 
-class StartedTasks:
-    """Started tasks of a worker's leases.
+class SpawnedTasks:
+    """The sub-episodes of a worker's leases.
 
     Args:
         folder: of the collection.
@@ -35,17 +34,18 @@ class StartedTasks:
         self._file: int | None = None
         self._waiting: dict[tuple[int, int], asyncio.Future[RecordPlace]] = {}
 
-    def starter(self, lease: int, written: WrittenTask) -> EpisodeStarter:
-        """What the episode of a lease starts others with."""
-        return EpisodeStarter(self, lease, written)
+    def of(self, lease: int) -> Run:
+        """What the ``Spawner`` of a lease's episode runs its sub-episodes with."""
+        return lambda spawned: self._run(lease, spawned)
 
-    async def run(self, lease: int, number: int, written: WrittenTask) -> Trajectory:
-        """Waits for the end of a task that a lease starts; cancelling the coroutine cancels the task.
+    async def _run(self, lease: int, spawned: SubEpisode) -> Trajectory:
+        """Waits for the end of a task that a lease spawns; cancelling the coroutine cancels the task.
 
         Raises:
             SubEpisodeError: it has no trajectory.
         """
-        name = lease, number
+        name = lease, number = lease, spawned.path[-1]
+        written = WrittenTask(spawned.kind, spawned.task, spawned.path)
         done = self._waiting[name] = asyncio.get_running_loop().create_future()
         self._connection.send(Said.START, StartOrder(lease, number, self._write(written)).pack())
         try:
@@ -55,10 +55,7 @@ class StartedTasks:
             raise
         finally:
             del self._waiting[name]
-        trajectory = stored_trajectory(self._folder, place)
-        if trajectory.status == "masked":
-            raise SubEpisodeError(trajectory.error)
-        return trajectory
+        return stored_trajectory(self._folder, place)
 
     def settle(self, ended: StartedEnd) -> None:
         """The scheduler says that a task has ended."""
@@ -85,22 +82,3 @@ class StartedTasks:
             os.ftruncate(self._file, offset)
             raise OSError(28, os.strerror(28), str(self._path))
         return offset
-
-
-class EpisodeStarter:
-    """Starts the sub-episodes of one episode.
-
-    Attributes:
-        path: numbers of the started tasks from the collection's task to this episode; empty for the former.
-    """
-
-    def __init__(self, tasks: StartedTasks, lease: int, written: WrittenTask):
-        self.path = written.path
-        self._tasks, self._lease, self._kind = tasks, lease, written.kind
-        self._numbers = itertools.count()
-
-    async def start(self, task: Task, kind: str = "") -> Trajectory:
-        """Runs a task to its end; see ``Rollout.spawn``."""
-        number = next(self._numbers)  # now, so that those that are started together are numbered in their order
-        written = WrittenTask(kind or self._kind, task, (*self.path, number))
-        return await self._tasks.run(self._lease, number, written)

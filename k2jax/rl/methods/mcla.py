@@ -14,16 +14,21 @@ import numpy as np
 
 from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
+from k2jax.rl.groups import PromptGroup
+from k2jax.rl.methods.base import Method, Methods, Parts, refuse_images
 from k2jax.rl.packing.repacking import repacked
-from k2jax.rl.packing.rows import padding_like
+from k2jax.rl.packing.rows import PackedRows, padding_like
+from k2jax.train.step import StepMetrics
 
 Score = Callable[[Sequence[PackedBatch]], np.ndarray]
 ROUNDING = 1e-5
 """Standard deviation across passes up to which they differ by float32's rounding alone [nats]."""
 
 
-class OldLogprobs:
+class MCLA(Method):
     """Fills ``old_logprob`` (and with ``mcla.current`` ``current_logprob``) of an iteration's rows.
+
+    All updates of an iteration get theirs before the first one: log pi_old is that of the weights that sampled.
 
     Args:
         config: the experiment.
@@ -34,6 +39,49 @@ class OldLogprobs:
     def __init__(self, config: Config, score: Score, note: Callable[[str], None]):
         self._seed, self._mcla, self._said = config.train.seed, config.rl.loss.mcla, False
         self._score, self._note = score, note
+        self._record: Mapping[str, float] = {}
+        self._moved = False  # whether the iteration has changed the weights
+
+    @staticmethod
+    def used(config: Config) -> bool:
+        """Whether log pi_old is recomputed."""
+        return config.rl.loss.old != "rollout"
+
+    @staticmethod
+    def check(config: Config) -> None:
+        """Passes with other packings are not built for images; raises UserError."""
+        mcla = config.rl.loss.mcla
+        refuse_images(config, "rl.loss.mcla.passes", mcla.passes > 1)
+        refuse_images(config, "rl.loss.mcla.current", mcla.current)
+
+    @classmethod
+    def open(cls, parts: Parts, methods: Methods) -> MCLA:
+        """See ``Method``."""
+        return cls(parts.config, parts.score, lambda line: parts.run.note(line))
+
+    def prepare(self, step: int, updates: Mapping[int, PackedRows]) -> Mapping[int, PackedRows]:
+        """The updates with log pi_old; see ``fill``."""
+        self._record, self._moved = {}, False
+        if not updates:
+            return updates
+        filled, self._record = self.fill(step, [packed.rows for packed in updates.values()])
+        pairs = zip(updates.items(), filled, strict=True)
+        return {number: packed._replace(rows=rows) for (number, packed), rows in pairs}
+
+    def before_update(self, step: int, number: int, rows: list[PackedBatch]) -> list[PackedBatch]:
+        """With ``mcla.current`` and weights that have moved since log pi_old, the rows with log pi averaged anew."""
+        if not (self._mcla.current and self._moved):
+            return rows
+        logprobs, _ = self._averaged(rows, (step, number))
+        return [_with(row, scores, ("current_logprob",)) for row, scores in zip(rows, logprobs, strict=True)]
+
+    def after_update(self, step: int, number: int, metrics: StepMetrics) -> None:
+        """The weights have moved."""
+        self._moved = True
+
+    def record(self, step: int, groups: Sequence[PromptGroup]) -> Mapping[str, float]:
+        """Metrics of ``prepare``."""
+        return self._record
 
     def fill(
         self, step: int, updates: Sequence[Sequence[PackedBatch]]
@@ -60,11 +108,6 @@ class OldLogprobs:
         filled = iter([_with(row, scores, leaves) for row, scores in zip(every, logprobs, strict=True)])
         record["recompute_seconds"] = time.perf_counter() - began
         return [[next(filled) for _ in rows] for rows in updates], record
-
-    def refresh(self, step: int, number: int, rows: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """The rows of update ``number``, above 0, with log pi averaged under the weights as they are by now."""
-        logprobs, _ = self._averaged(rows, (step, number))
-        return [_with(row, scores, ("current_logprob",)) for row, scores in zip(rows, logprobs, strict=True)]
 
     def _averaged(self, rows: Sequence[PackedBatch], key: tuple[int, int]) -> tuple[np.ndarray, float]:
         """Means ``[rows, S]`` over passes, and the standard deviation across passes of sampled tokens."""
