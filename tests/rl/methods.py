@@ -17,6 +17,7 @@ LOGPROBS = {  # forward passes of the trainer, with the experts of the sampling
     "rl.rollout.routing": "replay",
 }
 METHODS = LOGPROBS | {
+    "rl.rollout.routing": "record",
     "rl.toggle.period": 1,
     "rl.toggle.accuracy": 0.0,
     "rl.correct_reward": 0.0,
