@@ -33,7 +33,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["k2jax", "k2jax.*", "pallas_kernels", "pallas_kernels.*"]),
-    package_data={"k2jax.env.critic": ["*.yaml"]},
+    package_data={"k2jax.agents.judges": ["*.yaml"]},
     install_requires=[
         "absl-py>=2.1",
         "jax>=0.10.2",

@@ -24,12 +24,12 @@ from pathlib import Path
 from absl import flags
 
 from k2jax import cli
+from k2jax.agents.viewer.viewer import MOST_TOKENS, write_page
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 from k2jax.trajectory import Trajectory, TrajectoryStore, demonstrations, exported, verify, write_jsonl
 from k2jax.trajectory.store import FOLDER
-from k2jax.trajectory.viewer import MOST_TOKENS, write_page
 
 PROBLEMS = 1
 """Exit code of a check that has found some."""

@@ -42,7 +42,7 @@ WORKDIR = Path(os.environ.get("K2JAX_NOTEBOOK_WORKDIR", "runs/agents")).absolute
 import contextlib
 
 from k2jax import runtime
-from k2jax.env.episode_key import EpisodeKey
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.rl.event_loop import EventLoop
 
 runtime.prepare()
@@ -66,8 +66,8 @@ PACKAGE = '''
 
 import random
 
-from k2jax.env import Budget, Task
-from k2jax.env.toolsets.functions import FunctionTools
+from k2jax.agents import Budget, Task
+from k2jax.agents.toolsets.functions import FunctionTools
 from k2jax.trajectory import Reward
 
 
@@ -205,8 +205,8 @@ print(json.dumps(json.loads(task.to_json()), indent=1))
 # call is answered, whatever is wrong with it. It never ends the run.
 
 # %%
-from k2jax.env.scripted import called, called_all, said
-from k2jax.env.wiring import EnvironmentMaker
+from k2jax.agents.scripted import called, called_all, said
+from k2jax.agents.wiring import EnvironmentMaker
 
 maker = EnvironmentMaker(experiment.rl.rollout.sandbox)
 
@@ -310,11 +310,11 @@ print("the program that was left behind runs on:", runs(SURVIVOR))
 # The tests run in one process and the answer in another, so neither trick helps.
 
 # %%
-from k2jax.env.registry import load_tasks
-from k2jax.env.scorer import Scorer
-from k2jax.env.scripted import play as play_policy
-from k2jax.env.verifying import VerifierPool
-from k2jax.sandbox.backends import make_backend
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.scripted import play as play_policy
+from k2jax.agents.verifier_pool.pool import VerifierPool
 
 [program] = load_tasks("expressions", ("count=1",))
 right, wrong, _ = program.metadata["readings"]
@@ -353,8 +353,8 @@ with VerifierPool(workers=1, timeout=30.0, retries=1) as pool:
 # in which it was sampled; in the branch it is repeated as context, and not trained on again.
 
 # %%
+from k2jax.agents.episode import run_episode
 from k2jax.client import Sampling, ScriptedClient
-from k2jax.env.rollout import run_episode
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
 
@@ -381,7 +381,7 @@ print(f"{episode.status}: {episode.sampled_tokens} sampled tokens, {len(episode.
 # %%
 import matplotlib.pyplot as plt
 
-from k2jax.trajectory.tree_picture import outline_of
+from k2jax.agents.viewer.tree_picture import outline_of
 
 BLUE, GREY, ORANGE, GREEN = "#2f7fa3", "#b9c2cd", "#d98324", "#2f9270"
 outline = outline_of(episode)
@@ -455,7 +455,7 @@ train(resolve(config), WORKDIR / "sft")
 # %%
 import time
 
-from k2jax.rollout.journal import read_journal
+from k2jax.agents.collect.journal import read_journal
 
 EPISODES = 400
 command = [sys.executable, "-m", "k2jax.rollout", f"--config={WORKDIR / 'experiment.py'}"]
@@ -550,8 +550,8 @@ from html import escape
 
 from IPython.display import HTML, display
 
+from k2jax.agents.viewer.viewer import write_page
 from k2jax.trajectories import decoder
-from k2jax.trajectory.viewer import write_page
 
 groups = {}
 for trajectory in episodes[1]:

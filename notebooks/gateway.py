@@ -134,7 +134,7 @@ for request in trajectory.metadata["requests"]:
 # %%
 import matplotlib.pyplot as plt
 
-from k2jax.trajectory.tree_picture import outline_of
+from k2jax.agents.viewer.tree_picture import outline_of
 
 outline = outline_of(trajectory)
 figure, axis = plt.subplots(figsize=(9, 0.6 + 0.55 * outline.path_count), layout="constrained")
@@ -214,8 +214,8 @@ from html import escape
 
 from IPython.display import HTML, display
 
+from k2jax.agents.viewer.viewer import write_page
 from k2jax.trajectories import decoder
-from k2jax.trajectory.viewer import write_page
 
 page = write_page(WORKDIR / "page.html", [trajectory], decoder(tokenizer), title="An agent behind the gateway")
 inside = escape(page.read_text().replace("<head>", '<head><base href="about:srcdoc">'))  # links stay in the frame

@@ -50,7 +50,7 @@ runtime.prepare()
 # all problems, chosen by a hash of the prompt, is held out: it never occurs in training.
 
 # %%
-from k2jax.env.registry import load_tasks
+from k2jax.agents.registry import load_tasks
 
 OPTIONS = ("kinds=add3+sum6+sort6", "count=20000")
 tasks = load_tasks("characters", OPTIONS)
@@ -67,7 +67,7 @@ for task in tasks[:3]:
 # %%
 import json
 
-from k2jax.env.tasks.teacher import demonstrations, pretraining_texts
+from k2jax.tasks.characters.teacher import demonstrations, pretraining_texts
 
 easier = load_tasks("characters", ("kinds=add2+sub2+sum4+sort4+rev4", "count=20000"))
 texts = list(pretraining_texts(easier))
@@ -207,7 +207,7 @@ display(Image(WORKDIR / "rl/plots/responses.png"))
 # often: from 37 % to 68 % and from 69 % to 98 %. Sorting, of which it could do 82 % at once, it answers at once.
 
 # %%
-from k2jax.env.tasks.teacher import style_of
+from k2jax.tasks.characters.teacher import style_of
 from k2jax.trajectory.store import TrajectoryStore
 
 store = TrajectoryStore(WORKDIR / "rl/trajectories")
@@ -229,9 +229,9 @@ for step in (store.steps()[0], store.steps()[-1]):
 # %%
 from html import escape
 
+from k2jax.agents.viewer.viewer import write_page
 from k2jax.text.tokenizer import load_tokenizer
 from k2jax.trajectories import decoder
-from k2jax.trajectory.viewer import write_page
 
 groups = {}
 for trajectory in store.read(store.steps()[0]):

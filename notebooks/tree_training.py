@@ -76,9 +76,9 @@ params = program.init().params
 # the engine reads the whole path to it, and the new tokens become a node below.
 
 # %%
+from k2jax.agents.episode import Rollout
+from k2jax.agents.task import Task
 from k2jax.client import Sampling
-from k2jax.env.rollout import Rollout
-from k2jax.env.task import Task
 from k2jax.inference import LockstepClient
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
@@ -278,8 +278,8 @@ from html import escape
 
 from IPython.display import HTML, display
 
+from k2jax.agents.viewer.viewer import write_page
 from k2jax.trajectories import decoder
-from k2jax.trajectory.viewer import write_page
 
 WORKDIR.mkdir(parents=True, exist_ok=True)
 page = write_page(WORKDIR / "trees.html", trees, decoder(tokenizer), title="Four trees")

@@ -29,7 +29,7 @@ ARGUMENTS = {  # positional arguments that are names of the code
 }
 
 
-WORDS = {"k2jax.sandbox": {"check"}}
+WORDS = {"k2jax.agents.sandbox": {"check"}}
 """What commands without flags take."""
 
 

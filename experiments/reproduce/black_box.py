@@ -20,16 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
+from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.file_teacher import file_demonstrations
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, curve, spread
 from k2jax.reproduce.figures import seed_bars, seed_curves
-from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
+from k2jax.reproduce.study_file import load_study
+from k2jax.tasks.file_answers.teacher import file_demonstrations
 
 base = load_study("nano_post_training")
 AGENT = Path(__file__).parents[1] / "rl/agents/mini_compact.json"

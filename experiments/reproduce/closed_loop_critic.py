@@ -17,15 +17,13 @@ import json
 from pathlib import Path
 import random
 
+from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.judges.judge_formats import JUDGE_FORMATS, Comparison, question_of
+from k2jax.agents.judges.refinement import VerifiedPair, draw_pairs, verified_pairs
+from k2jax.agents.judges.verdict_metrics import verdict_metrics
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.task import Task
 from k2jax.config import resolve, source, task
-from k2jax.env.critic.judge_formats import JUDGE_FORMATS, Comparison, question_of
-from k2jax.env.critic.refinement import VerifiedPair, draw_pairs, verified_pairs
-from k2jax.env.critic.verdict_metrics import verdict_metrics
-from k2jax.env.episode_key import EpisodeKey
-from k2jax.env.registry import load_tasks
-from k2jax.env.task import Task
-from k2jax.env.tasks.characters import LETTERS
-from k2jax.env.tasks.teacher import demonstrations
 from k2jax.report.files import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
@@ -33,6 +31,8 @@ from k2jax.reproduce import RunResult, Summary
 from k2jax.reproduce.figures import seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
+from k2jax.tasks.characters.dataset import LETTERS
+from k2jax.tasks.characters.teacher import demonstrations
 
 SEEDS = (0, 1, 2)
 KINDS, COUNT = "sort6", 20_000

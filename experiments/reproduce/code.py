@@ -13,10 +13,10 @@ Expected: 64 to 69 points of held-out success over a start of 33 %, in three see
 
 from pathlib import Path
 
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.expressions import FORMS, expression_demonstrations
+from k2jax.agents.registry import load_tasks
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.turns import Turns
+from k2jax.tasks.expressions.dataset import FORMS, expression_demonstrations
 
 DEMONSTRATIONS, DIRECT = 24_000, 0.7
 """Conversations of the teacher, and the share of those without a test."""

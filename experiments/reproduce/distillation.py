@@ -18,17 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
+from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.teacher import demonstrations, pretraining_texts
 from k2jax.report.files import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, spread
 from k2jax.reproduce.figures import seed_bars, seed_curves
-from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds, seeds_of
+from k2jax.reproduce.study_file import load_study
+from k2jax.tasks.characters.teacher import demonstrations, pretraining_texts
 
 base = load_study("nano_post_training")
 KINDS = {"letters": "sort6", "numbers": "sum5"}  # of the tasks, by class

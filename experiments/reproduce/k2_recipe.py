@@ -22,8 +22,8 @@ from k2jax.report.style import PALETTE, legend, new_figure, reference_line, styl
 from k2jax.report.table import markdown_table, percent
 from k2jax.reproduce import RunResult, Summary, curve
 from k2jax.reproduce.figures import seed_bars, seed_curves
-from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
+from k2jax.reproduce.study_file import load_study
 
 base = load_study("nano_post_training")
 get_config, prepare = base.get_config, base.prepare

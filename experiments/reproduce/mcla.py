@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
+from k2jax.agents.registry import load_tasks
 from k2jax.config import source, task
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.teacher import demonstrations
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, curve, relative_spread
 from k2jax.reproduce.figures import seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
+from k2jax.tasks.characters.teacher import demonstrations
 
 SEEDS = (0, 1, 2)
 KINDS, COUNT, DIRECT = "add2+sort4", 6000, 0.5  # problems, and the share of the teacher's answers without working

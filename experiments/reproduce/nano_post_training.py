@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
+from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.teacher import demonstrations, pretraining_texts, style_of
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, curve, spread
 from k2jax.reproduce.figures import seed_bars, seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
+from k2jax.tasks.characters.teacher import demonstrations, pretraining_texts, style_of
 
 SEEDS = (0, 1, 2)
 KINDS = "add4+sum7+sort7"

@@ -20,16 +20,16 @@ import random
 
 import numpy as np
 
+from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.characters import ANSWER_MARK
-from k2jax.env.tasks.teacher import CHECK_MARK, checked_solution, solution
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary
 from k2jax.reproduce.figures import seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords
+from k2jax.tasks.characters.dataset import ANSWER_MARK
+from k2jax.tasks.characters.teacher import CHECK_MARK, checked_solution, solution
 
 SEEDS = (0, 1, 2)
 KIND, DEMONSTRATIONS, PROMPTS = "add3", 24_000, 4000

@@ -13,10 +13,10 @@ Expected: 20 points and more of held-out success over a start of 20 to 60 % (doc
 
 from pathlib import Path
 
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.commands import COMMANDS, command_demonstrations
+from k2jax.agents.registry import load_tasks
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.turns import Turns
+from k2jax.tasks.commands.dataset import COMMANDS, command_demonstrations
 
 DEMONSTRATIONS, DIRECT = 24_000, 0.7
 """Conversations of the teacher, and the share of those in which it does not look."""

@@ -14,10 +14,10 @@ Expected: 20 points and more of held-out success over a start of 20 to 60 %; doc
 
 from pathlib import Path
 
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.tool_teacher import tool_demonstrations
+from k2jax.agents.registry import load_tasks
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.turns import Turns
+from k2jax.tasks.tool_use.teacher import tool_demonstrations
 
 DEMONSTRATIONS, DIRECT = 24_000, 0.7
 """Conversations of the teacher on the problems, and the share of those without a call."""

@@ -20,9 +20,8 @@ import numpy as np
 
 from k2jax.config import source
 from k2jax.data.images.frames import Clip
-from k2jax.data.images.synthetic_clips import CLIP_KINDS, ClipSample, synthetic_clip
 from k2jax.data.images.video_process import SAMPLED_PER_SECOND
-from k2jax.env.tasks.pictures import data_url
+from k2jax.drawings.clips import CLIP_KINDS, ClipSample, synthetic_clip
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, curve
@@ -31,6 +30,7 @@ from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.scenes import conversation
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
 from k2jax.reproduce.visual import checkpoint_answers, visual_config
+from k2jax.tasks.pictures.dataset import data_url
 
 SEEDS = (0, 1, 2)
 STEPS = 1000

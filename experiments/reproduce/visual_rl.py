@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
+from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
 from k2jax.config.experiments import load_experiment
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.teacher import demonstrations
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary, curve
 from k2jax.reproduce.micro import BY_REWARDS, write_data
 from k2jax.reproduce.results import points, spread
+from k2jax.tasks.characters.teacher import demonstrations
 
 SEEDS = (0, 1, 2)
 DESCRIBE_STEPS, SFT_STEPS, ITERATIONS = 1200, 1900, 100

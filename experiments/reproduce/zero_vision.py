@@ -20,8 +20,7 @@ import re
 import numpy as np
 
 from k2jax.config import source
-from k2jax.data.images.synthetic_drawing import COLOURS, SHAPES
-from k2jax.env.tasks.pictures import data_url
+from k2jax.drawings.canvas import COLOURS, SHAPES
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Summary
@@ -30,6 +29,7 @@ from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.scenes import Scene, captions, conversation, draw_scene
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
 from k2jax.reproduce.visual import checkpoint_answers, visual_config
+from k2jax.tasks.pictures.dataset import data_url
 
 SEEDS = (0, 1, 2)
 JOINT_STEPS, SFT_STEPS = 600, 120

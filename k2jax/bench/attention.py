@@ -17,7 +17,7 @@ from k2jax.model import model_specs
 from k2jax.parallel.accumulate import accumulate
 from k2jax.parallel.gradients import make_objective
 from k2jax.params import initialize
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 from pallas_kernels.mla_attention import mla_attention
 
 SIZES = ((8, 256), (4, 512), (1, 2048))

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from k2jax.analysis import topology
-from k2jax.analysis.hlo.collectives import Collective, collectives
-from k2jax.analysis.hlo.module import HloModule
+from k2jax.aot import topology
+from k2jax.aot.hlo.collective_ops import Collective, collectives
+from k2jax.aot.hlo.module import HloModule
 from k2jax.bench.timing import Row
 from k2jax.config import Config, model_preset, replace_keys
 from k2jax.config.schema import OptimizerConfig, ParallelConfig, TrainConfig

@@ -22,7 +22,7 @@ from k2jax.convert.loading import load_pretrained
 from k2jax.inference.engine import Engine
 from k2jax.model import model_specs
 from k2jax.params import initialize
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 
 LENGTHS = (256, 4096, 32_768)
 BATCHES = (1, 16)

@@ -22,7 +22,7 @@ from k2jax.inference.engine import Engine
 from k2jax.model import model_specs
 from k2jax.model.attention import attention_of
 from k2jax.params import initialize
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 
 PROMPT, NEW = 64, 64  # tokens
 SLOTS, MAX_LENGTH = 16, 4096  # the defaults of ``k2jax.serve``

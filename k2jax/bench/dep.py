@@ -25,12 +25,12 @@ import time
 import jax
 import numpy as np
 
-from k2jax.analysis import topology
-from k2jax.analysis.compiling import for_tpu
-from k2jax.analysis.cost.estimate import Estimator, place
-from k2jax.analysis.cost.expert_rows import BFLOAT16
-from k2jax.analysis.cost.roofline import device_seconds
-from k2jax.analysis.cost.tower import residual_bytes
+from k2jax.aot import topology
+from k2jax.aot.compiling import for_tpu
+from k2jax.aot.cost.estimate import Estimator, place
+from k2jax.aot.cost.expert_rows import BFLOAT16
+from k2jax.aot.cost.roofline import device_seconds
+from k2jax.aot.cost.tower_cost import residual_bytes
 from k2jax.batch import Media, PackedBatch, pack_row, stack_rows
 from k2jax.bench.timing import Row, interleaved
 from k2jax.config import Config, defaults, resolve
@@ -40,8 +40,8 @@ from k2jax.data.images.packing import GROUP, PatchChunk, pack_rows
 from k2jax.data.images.placement import PatchRows, chunk_load, place_chunks
 from k2jax.losses import NLL
 from k2jax.parallel.schedule import Schedule, build_pipeline_schedule
+from k2jax.runtime import device_name
 from k2jax.train.program import Program
-from k2jax.train.report import device_name
 
 TOPOLOGY = "v5p:8x8x16"
 LARGEST = 4096  # patches of the largest image

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from k2jax.bench.timing import Row, interleaved, time_row
 from k2jax.config import ModelConfig, model_preset
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 from pallas_kernels.routed_experts import expert_counts, routed_experts
 
 TOKENS = 2048

@@ -33,7 +33,7 @@ from k2jax.errors import UserError
 from k2jax.inference import Engine
 from k2jax.model import model_specs
 from k2jax.params import initialize
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 
 ROLLOUTS, TURNS, MAX_LENGTH = 64, 4, 4096
 SCORED = 8

@@ -15,15 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from k2jax.api import ModelCard
+from k2jax.agents.api import ModelCard
+from k2jax.agents.gateway.app import make_gateway_app
+from k2jax.agents.web.http import json_response
+from k2jax.agents.web.server import open_socket, run_server
 from k2jax.client import Completion, OnToken, Sampling, new_completion
 from k2jax.client.keys import ApiKeys
 from k2jax.convert.loading import tokenizer_of
 from k2jax.gateway import Gateway
-from k2jax.gateway.app import make_gateway_app
 from k2jax.text import chat_format
-from k2jax.web.http import json_response
-from k2jax.web.server import open_socket, run_server
 
 OPERATOR = "operator"
 ANSWER = "I look at the file. ```bash\ncat src/main.py\n```"

@@ -25,7 +25,7 @@ from k2jax.checkpoint import Checkpoints
 from k2jax.data.blocks import BLOCK
 from k2jax.data.manifest import FORMAT, HELD_OUT, TRAIN, write_manifest
 from k2jax.data.shards import TokenStream, open_shards
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 
 _LEAVES, _SHAPE = 8, (16, 1024, 1024)  # 64 MiB each, in 64 chunks
 _SHARD_BYTES, _DOCUMENT = 128 * 2**20, 2048

@@ -20,7 +20,7 @@ import numpy as np
 from k2jax.bench import attention, experts
 from k2jax.bench.timing import Row, interleaved, time_row
 from k2jax.config import ModelConfig, model_preset
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 from pallas_kernels import newton_schulz as ns
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.mla_attention import mla_attention

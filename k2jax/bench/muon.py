@@ -13,7 +13,7 @@ from k2jax.config.schema import OptimizerConfig
 from k2jax.model import model_specs
 from k2jax.optim import group_of, scale_by_muon
 from k2jax.params import ParamSpec, initialize, is_spec, named_specs
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 from pallas_kernels.newton_schulz import coefficients
 
 RATE, DECAY = 1e-3, 0.1

@@ -18,8 +18,8 @@ from k2jax.bench.baseline import torch_model
 from k2jax.bench.timing import Row, interleaved, rate_row
 from k2jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig, model_preset
 from k2jax.errors import UserError
+from k2jax.runtime import device_name
 from k2jax.train.program import Program
-from k2jax.train.report import device_name
 
 ROWS, SEQUENCE = 8, 256
 EXPERT_IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")

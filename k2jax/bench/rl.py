@@ -23,8 +23,8 @@ from k2jax.bench.timing import Row, interleaved, rate_row, time_row
 from k2jax.config import Config
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.inference import LockstepClient
+from k2jax.runtime import device_name
 from k2jax.text.chat import configured_chat
-from k2jax.train.report import device_name
 
 LENGTHS = {"random lengths": 192, "cut at 24": 24}  # most tokens of a response
 MODELS = ("micro",)

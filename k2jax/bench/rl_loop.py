@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 from pathlib import Path
 
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.verdicts import VerdictLog
+from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.bench.rl_tasks import DATASET
 from k2jax.config import Config, defaults, resolve, task
-from k2jax.env.scorer import Scorer
-from k2jax.env.verdicts import VerdictLog
-from k2jax.env.verifying import VerifierPool
 from k2jax.inference import LockstepClient
 from k2jax.losses.registry import make_policy_loss
 from k2jax.rl.episodes import Episodes

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import random
 import string
 
-from k2jax.env.registry import datasets, verifiers
-from k2jax.env.split import Split
-from k2jax.env.task import Task
+from k2jax.agents.registry import datasets, verifiers
+from k2jax.agents.split import Split
+from k2jax.agents.task import Task
 from k2jax.trajectory import Reward
 
 DATASET = "bench_letters"

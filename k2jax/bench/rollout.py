@@ -22,14 +22,14 @@ import tempfile
 import time
 from typing import Any
 
+from k2jax.agents.collect.engine_client import EngineSocketClient
+from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
+from k2jax.agents.collect.loops import run
+from k2jax.agents.collect.manager import RolloutManager
+from k2jax.agents.collect.queue_file import queued_samples, write_tasks
+from k2jax.agents.collect.simulated import Simulation
+from k2jax.agents.task import Budget, Task
 from k2jax.bench.timing import Row
-from k2jax.env.task import Budget, Task
-from k2jax.rollout.engine_client import EngineSocketClient
-from k2jax.rollout.journal import Emission, read_journal, stored_trajectory
-from k2jax.rollout.loops import run
-from k2jax.rollout.manager import RolloutManager
-from k2jax.rollout.queue_file import queued_samples, write_tasks
-from k2jax.rollout.simulated import Simulation
 from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.trajectory import verify
 
@@ -112,13 +112,17 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
         "seed": 0,
         "sampling": {"simulated": {"max_tokens": 400}},
         "engines": [record["socket"]],
-        "added": [("toolset", "simulated", "k2jax.rollout.simulated:SimulatedTools")],
+        "added": [("toolset", "simulated", "k2jax.agents.collect.simulated:SimulatedTools")],
     }
-    argv = [sys.executable, "-m", "k2jax.rollout.engine_process", json.dumps(record)]
+    argv = [sys.executable, "-m", "k2jax.serve.engine_process", json.dumps(record)]
     engine = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)  # see the workers'
     workers = -(-tasks // CAPACITY)
     manager = RolloutManager(
-        folder, runner="k2jax.rollout.episodes:EpisodeRunner", options=options, workers=workers, capacity=CAPACITY
+        folder,
+        runner="k2jax.agents.collect.episodes:EpisodeRunner",
+        options=options,
+        workers=workers,
+        capacity=CAPACITY,
     )
     watch, watcher = _Watch(engine.pid, record["socket"]), None
     began, emissions, used = time.monotonic(), [], _processor_seconds()

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from k2jax.agents.collect.journal import Emission
+from k2jax.agents.collect.routing import BLOCK, KnownBlocks, Policy, Router, chained_blocks
+from k2jax.agents.collect.streaming import GroupStream
 from k2jax.bench.timing import Row
-from k2jax.rollout.journal import Emission
-from k2jax.rollout.routing import BLOCK, KnownBlocks, Policy, Router, chained_blocks
-from k2jax.rollout.streaming import GroupStream
 
 ENGINES, SLOTS, CACHE = 4, 32, 400_000  # engines, sequences of each, tokens of its cache
 PREFILL = 10_000.0  # tokens/s

@@ -22,15 +22,15 @@ import sys
 import time
 from typing import Any
 
+from k2jax.agents.sandbox import Limits, SandboxSpec
+from k2jax.agents.sandbox.arguments import HOST_FOLDERS
+from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
+from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.namespaces import NamespaceSandbox
+from k2jax.agents.sandbox.python_worker import ToolWorker
 from k2jax.bench.timing import Row, rate_row
-from k2jax.env.tasks.human_eval import human_eval_records
 from k2jax.errors import UserError
-from k2jax.sandbox import Limits, SandboxSpec
-from k2jax.sandbox.arguments import HOST_FOLDERS
-from k2jax.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
-from k2jax.sandbox.interpreter import host_python
-from k2jax.sandbox.namespaces import NamespaceSandbox
-from k2jax.sandbox.worker import ToolWorker
+from k2jax.tasks.code.human_eval import human_eval_records
 
 STARTS = 80
 """Cold starts of one round."""

@@ -22,7 +22,7 @@ from k2jax.client import HTTPClient, Sampling
 from k2jax.convert.loading import tokenizer_of
 from k2jax.convert.packaged import packaged_file
 from k2jax.errors import UserError
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 
 NAME, NEW = "smollm2", 64
 TEXT = "Number {} of the letters that she wrote from the harbour in that winter begins with the weather, and goes on"

@@ -26,7 +26,7 @@ from k2jax.client import HTTPClient, Sampling
 from k2jax.convert.loading import tokenizer_of
 from k2jax.errors import UserError
 from k2jax.report.metrics import FILE
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 
 CONFIG = Path(__file__).parents[2] / "experiments" / "pretrain" / "nano.py"
 

@@ -19,8 +19,8 @@ from k2jax.config import Config, defaults, resolve
 from k2jax.config.schema import RolloutConfig
 from k2jax.rl.sync.checkpoint_engine import SHARED_MEMORY, CheckpointEngine
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
+from k2jax.runtime import device_name
 from k2jax.train.program import Program
-from k2jax.train.report import device_name
 
 
 def measure(rounds: int = 10) -> list[Row]:

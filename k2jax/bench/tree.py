@@ -29,8 +29,8 @@ from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.losses.registry import make_policy_loss
 from k2jax.rl.packing.rows import PackedRows, pack, parts_of
 from k2jax.rl.packing.training_paths import TrainingSample
+from k2jax.runtime import device_name
 from k2jax.train.program import Program
-from k2jax.train.report import device_name
 from k2jax.train.step import make_gradient_step
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.types import ROOT

@@ -27,7 +27,7 @@ from k2jax.data.images.placement import PatchRows, place_chunks
 from k2jax.model.vision.specs import vision_specs
 from k2jax.model.vision.tower import vision_features
 from k2jax.params import initialize
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 
 IMAGES, LENGTH = 64, 4096  # patches of a row, and of the largest image
 DEVICES = 1, 2, 4  # numbers of devices that have equally many rows, of both kinds of images

@@ -13,11 +13,11 @@ import numpy as np
 
 from k2jax.config.schema import DataConfig
 from k2jax.data.conversation_rows import marked
-from k2jax.data.records import json_lines
 from k2jax.data.sources import CorruptRecords, files
 from k2jax.data.split import document_hash
 from k2jax.data.tokenised import Tokenised, outside_vocabulary
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.readers import json_lines
 from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat, render_history
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.messages import split_reasoning

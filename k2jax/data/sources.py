@@ -15,8 +15,8 @@ from typing import get_args
 
 from k2jax.config.fields import check_fields
 from k2jax.config.schema import OnCorrupt, SourceConfig
-from k2jax.data import records
 from k2jax.errors import UserError
+from k2jax.files import readers as records
 
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 LINES_SHOWN = 10

@@ -7,8 +7,8 @@ import re
 
 import numpy as np
 
-from k2jax.data.images.synthetic_drawing import VisualSample
-from k2jax.env.tasks.visual_rewards import (
+from k2jax.drawings.canvas import VisualSample
+from k2jax.tasks.pictures.verifier import (
     MalformedAnswerError,
     box_f1,
     click_inside,

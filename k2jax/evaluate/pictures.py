@@ -24,8 +24,8 @@ from k2jax.convert.image_limits import processor_limits
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.images.measuring import picture_size
 from k2jax.data.images.processor import ImageProcessor
-from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
-from k2jax.data.images.synthetic_drawing import VisualSample
+from k2jax.drawings.canvas import VisualSample
+from k2jax.drawings.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.errors import UserError, nearest
 from k2jax.evaluate.picture_scores import score_answer
 from k2jax.inference import Engine

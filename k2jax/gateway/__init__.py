@@ -5,7 +5,7 @@ Behind them stands a client of the model. What the model sampled keeps its ids, 
 token tree of the rollout's trajectory; what the agent makes of its history decides where the tree branches.
 """
 
-from k2jax.gateway.gateway import Gateway, RolloutAccess
-from k2jax.gateway.spec import GatewayRollout
+from k2jax.agents.gateway.gateway import Gateway, RolloutAccess
+from k2jax.agents.gateway.spec import GatewayRollout
 
 __all__ = ["Gateway", "GatewayRollout", "RolloutAccess"]

@@ -42,21 +42,21 @@ def main(values: flags.FlagValues) -> None:
     cli.require(values, "checkpoint", "workdir")
     runtime.prepare()
     try:
-        from k2jax.gateway.app import make_gateway_app
-        from k2jax.web.server import open_socket, run_server
+        from k2jax.agents.gateway.app import make_gateway_app
+        from k2jax.agents.web.server import open_socket, run_server
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
-    from k2jax.api.model_card import ModelCard
+    from k2jax.agents.api.model_card import ModelCard
+    from k2jax.agents.gateway.gateway import Gateway
     from k2jax.checkpoint import run_folder
     from k2jax.client import Sampling
     from k2jax.client.keys import ApiKeys, kept_key
     from k2jax.convert.loading import tokenizer_of
-    from k2jax.gateway.gateway import Gateway
     from k2jax.inference.client import EngineClient
     from k2jax.inference.loading import load_engine
     from k2jax.inference.worker import Worker
+    from k2jax.serve.media_readers import media_reader
     from k2jax.text import chat_format
-    from k2jax.web.readers import media_reader
 
     folder = Path(values.workdir)
     keys = ApiKeys([kept_key(folder / KEY_FILE)])

@@ -9,8 +9,8 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from k2jax.data.images.synthetic_drawing import CELL, Split, draw_shapes, kind_of_shape
-from k2jax.env.tasks.pictures import data_url
+from k2jax.drawings.canvas import CELL, Split, draw_shapes, kind_of_shape
+from k2jax.tasks.pictures.dataset import data_url
 
 BETWEEN = ","
 

@@ -16,8 +16,8 @@ from k2jax.errors import UserError
 from k2jax.report.files import write_atomic
 from k2jax.report.metrics import read_metrics
 from k2jax.report.style import save_figure
-from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.results import RunResult
+from k2jax.reproduce.study_file import load_study
 from k2jax.rl.loop import train as train_policy
 from k2jax.rl.tasks import TaskMixture
 from k2jax.train.loop import train

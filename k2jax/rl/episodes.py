@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import json
 
 from k2jax import processes
+from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey, spawned_seed
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.spawning import Run, Spawner, SubEpisode
+from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.client import Sampling
 from k2jax.config.schema import Config
-from k2jax.env.episode_key import EpisodeKey, spawned_seed
-from k2jax.env.rollout import run_episode
-from k2jax.env.scorer import Scorer
-from k2jax.env.spawning import Run, Spawner, SubEpisode
-from k2jax.env.wiring import EnvironmentMaker
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.rl.groups import PromptGroup, class_of

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.judges.verdict_metrics import JudgedPair
 from k2jax.config.schema import RLConfig, TaskConfig
-from k2jax.env.critic.verdict_metrics import JudgedPair
-from k2jax.env.episode_key import EpisodeKey
 from k2jax.rl.advantages import group_advantages
 from k2jax.rl.packing.training_paths import TrainingSample
 from k2jax.rl.tasks import DrawnTask, class_config

@@ -7,16 +7,16 @@ import contextlib
 from pathlib import Path
 
 from k2jax import processes
+from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.task import Task
+from k2jax.agents.verdicts import VerdictLog
+from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.config.schema import Config, ImagesConfig, ModelConfig
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.vocabulary import prepare_tokenizer
-from k2jax.env.scorer import Scorer
-from k2jax.env.task import Task
-from k2jax.env.verdicts import VerdictLog
-from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.rl.event_loop import EventLoop
-from k2jax.sandbox.backends import make_backend
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer

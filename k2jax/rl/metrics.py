@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from k2jax.agents.verifier import FAILED
 from k2jax.config.schema import Config
-from k2jax.env.verifier import FAILED
 from k2jax.inference.engine import EngineStats
 from k2jax.rl.groups import PromptGroup, total_reward, verdict_terms
 from k2jax.rl.tasks import CRITIC

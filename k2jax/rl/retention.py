@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from k2jax import processes
+from k2jax.agents.verdicts import VerdictLog
 from k2jax.checkpoint import committed_steps
-from k2jax.env.verdicts import VerdictLog
 from k2jax.trajectory.types import Purpose
 
 

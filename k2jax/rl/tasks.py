@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from k2jax.agents.registry import load_tasks
+from k2jax.agents.task import Task
+from k2jax.agents.wiring import Wiring, wired
 from k2jax.config.schema import RLConfig, TaskConfig
 from k2jax.data.mixture import MixturePlan
-from k2jax.env.registry import load_tasks
-from k2jax.env.task import Task
-from k2jax.env.wiring import Wiring, wired
 from k2jax.errors import UserError
 
 CRITIC = "critic"

@@ -58,10 +58,10 @@ def main(values: flags.FlagValues) -> int:
     if values.url is not None:
         cli.require(values, "model", "tokenizer")
     runtime.prepare()
-    from k2jax.rollout.collection import AnswerSource, Collection
-    from k2jax.rollout.loops import run
-    from k2jax.rollout.monitoring import ChromeTrace, serve_metrics
-    from k2jax.rollout.progress import CollectionProgress
+    from k2jax.agents.collect.collection import AnswerSource, Collection
+    from k2jax.agents.collect.loops import run
+    from k2jax.agents.collect.monitoring import ChromeTrace, serve_metrics
+    from k2jax.agents.collect.progress import CollectionProgress
 
     config, folder = cli.config_of(values), Path(values.workdir)
     source = AnswerSource(values.checkpoint or "", values.url or "", values.model or "")
@@ -110,7 +110,7 @@ def main(values: flags.FlagValues) -> int:
 
 def _verify(folder: str) -> int:
     """Compares the journal with what is stored; returns the exit code."""
-    from k2jax.rollout.monitoring import verify_collection
+    from k2jax.agents.collect.monitoring import verify_collection
 
     count, problems = verify_collection(folder)
     for problem in problems:

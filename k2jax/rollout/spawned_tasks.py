@@ -11,12 +11,12 @@ import asyncio
 import os
 from pathlib import Path
 
-from k2jax.env.errors import SubEpisodeError
-from k2jax.env.spawning import Run, SubEpisode
-from k2jax.rollout.journal import shard_path, stored_trajectory
-from k2jax.rollout.messages import LEASE_AND_NUMBER, RecordPlace, Said, StartedEnd, StartOrder
-from k2jax.rollout.queue_file import FILE, WrittenTask
-from k2jax.rollout.wire import FrameConnection
+from k2jax.agents.collect.journal import shard_path, stored_trajectory
+from k2jax.agents.collect.queue_file import FILE, WrittenTask
+from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire_messages import LEASE_AND_NUMBER, RecordPlace, Said, StartedEnd, StartOrder
+from k2jax.agents.errors import SubEpisodeError
+from k2jax.agents.spawning import Run, SubEpisode
 from k2jax.trajectory import Trajectory
 
 

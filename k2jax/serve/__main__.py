@@ -22,7 +22,7 @@ from k2jax import cli, runtime
 from k2jax.errors import UserError
 
 if TYPE_CHECKING:
-    from k2jax.api.model_card import ModelCard
+    from k2jax.agents.api.model_card import ModelCard
     from k2jax.data.images.urls import URL
     from k2jax.inference.worker import Worker
 
@@ -61,7 +61,7 @@ def main(values: flags.FlagValues) -> None:
     runtime.pause_collection()
     runtime.prepare()
     try:
-        from k2jax.web.server import open_socket, run_server
+        from k2jax.agents.web.server import open_socket, run_server
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed: pip install -e ".[serve]"') from None
     from k2jax.client.keys import check_exposure, read_keys
@@ -73,9 +73,9 @@ def main(values: flags.FlagValues) -> None:
     urls = urls_of_hosts(values.image_hosts)
     sock = open_socket(values.host, values.port)
     engine, card = _open_model(values, urls)
+    from k2jax.agents.web.arrivals import longest_body
     from k2jax.serve.app import make_app
     from k2jax.serve.service import Service
-    from k2jax.web.arrivals import longest_body
 
     service = Service(engine, card, values.max_queue)
     app = make_app(service, keys, longest_body(values.max_body_bytes, card.media is not None))
@@ -97,14 +97,14 @@ def _open_model(values: flags.FlagValues, urls: tuple[URL, ...]) -> tuple[Worker
     mesh = make_engine_mesh(values.data, values.expert)
     sizes = {"slots": values.slots, "max_length": values.max_length}
     with open_engine(values.checkpoint, values.dtype, mesh, vision=True, **sizes) as engine:
-        from k2jax.api.model_card import ModelCard, chat_format_or_none
+        from k2jax.agents.api.model_card import ModelCard, chat_format_or_none
         from k2jax.checkpoint import run_folder
         from k2jax.client import Sampling
         from k2jax.convert.loading import tokenizer_of
         from k2jax.data.images.download import DownloadLimits
         from k2jax.inference.worker import Worker
         import k2jax.serve.app  # noqa: F401
-        from k2jax.web.readers import media_reader
+        from k2jax.serve.media_readers import media_reader
 
         tokenizer = tokenizer_of(values.checkpoint)
         name = values.model_name or run_folder(values.checkpoint).name

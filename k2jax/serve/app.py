@@ -13,15 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from k2jax.api import DIALECTS, ApiError, Delta, Dialect, DialectResponse, anthropic
+from k2jax.agents.api import DIALECTS, ApiError, Delta, Dialect, DialectResponse, anthropic
+from k2jax.agents.web.arrivals import Arrivals
+from k2jax.agents.web.error_responses import EXCEPTION_HANDLERS
+from k2jax.agents.web.http import EventStream, json_response, on_disconnect
+from k2jax.agents.web.models import list_models, show_model
 from k2jax.client.keys import ApiKeys, given_key
 from k2jax.serve.metrics import Metrics
 from k2jax.serve.middleware import AuthMiddleware, MetricsMiddleware
 from k2jax.serve.service import Job, Service
-from k2jax.web.arrivals import Arrivals
-from k2jax.web.errors import EXCEPTION_HANDLERS
-from k2jax.web.http import EventStream, json_response, on_disconnect
-from k2jax.web.models import list_models, show_model
 
 PUBLIC_PATHS = ("/health",)  # these need no API key
 

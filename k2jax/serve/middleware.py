@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from k2jax.api.errors import ApiError
+from k2jax.agents.api.api_error import ApiError
+from k2jax.agents.web.http import error_response
 from k2jax.client.keys import ApiKeys, given_key
 from k2jax.serve.metrics import Metrics
-from k2jax.web.http import error_response
 
 
 class MetricsMiddleware:

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 
-from k2jax.api import (
+from k2jax.agents.api import (
     ApiError,
     Delta,
     Detokenizer,
@@ -18,8 +18,8 @@ from k2jax.api import (
     PromptLogprobs,
     PromptUsage,
 )
-from k2jax.api.errors import bad_request, unavailable
-from k2jax.api.media import check_media_room
+from k2jax.agents.api.api_error import bad_request, unavailable
+from k2jax.agents.api.media_parts import check_media_room
 from k2jax.errors import UserError
 from k2jax.inference.engine import EngineStats
 from k2jax.inference.request import Request

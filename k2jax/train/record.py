@@ -18,7 +18,7 @@ from k2jax.config.schema import Config, MoEConfig
 from k2jax.model import training_flops_per_token
 from k2jax.optim import qk_clip_gamma
 from k2jax.parallel.objective import LossShares
-from k2jax.train.report import device_name
+from k2jax.runtime import device_name
 from k2jax.train.step import StepMetrics
 
 UNBALANCED, UNBALANCED_STEPS = 0.75, 50

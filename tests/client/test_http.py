@@ -12,7 +12,7 @@ import pytest
 from k2jax.client import UNKNOWN_VERSION, HTTPClient, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.text import byte_tokenizer
-from tests.api.sample import NAME
+from tests.agents.api.sample import NAME
 from tests.serve.fakes import FakeEngine, live
 
 

@@ -15,7 +15,7 @@ from k2jax.convert.image_limits import CLIPS_FILE, IMAGES_FILE, PROCESSOR_FILE, 
 from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, ResizeLimits
 from k2jax.data.images.processor import ImageProcessor, run_processor
 from k2jax.errors import UserError
-from k2jax.web.readers import media_reader
+from k2jax.serve.media_readers import media_reader
 from tests.text.kimi import thinking_tokenizer
 
 VISION = VisionConfig(layers=1, patch=14)

@@ -2,8 +2,8 @@
 
 import json
 
-from k2jax.data.records import huggingface
-from k2jax.env.registry import load_tasks
+from k2jax.agents.registry import load_tasks
+from k2jax.files.readers import huggingface
 from tests.data.images.counting import HITS, counting_server
 
 CARD = """---

@@ -3,7 +3,7 @@
 import pytest
 
 from k2jax.config import defaults, source
-from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, synthetic_sample
+from k2jax.drawings.synthetic import BASIC_KINDS, KINDS, synthetic_sample
 from k2jax.errors import UserError
 from k2jax.evaluate import pictures
 from k2jax.evaluate.picture_scores import score_answer

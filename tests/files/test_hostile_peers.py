@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-from k2jax.env.tasks.code_scoring import verdict_of
-from k2jax.env.toolsets.mcp_transport import MOST_VALUES, _read
-from k2jax.env.toolsets.store import LARGEST, StoreTools
-from k2jax.env.toolsets.types import ToolError
-from k2jax.env.verifier_process import frames
+from k2jax.agents.sandbox.e2b import _events
+from k2jax.agents.sandbox.python_worker import _Channel
+from k2jax.agents.toolsets.mcp_transport import MOST_VALUES, _read
+from k2jax.agents.toolsets.store import LARGEST, StoreTools
+from k2jax.agents.toolsets.types import ToolError
+from k2jax.agents.verifier_pool import frames
 from k2jax.processes import rendezvous
-from k2jax.sandbox.e2b import _events
-from k2jax.sandbox.worker import _Channel
+from k2jax.tasks.code.verifier import verdict_of
 
 DEEP = b"[" * 100_000
 WIDE = b"[" + b"[]," * 600_000 + b"[]]"

@@ -6,7 +6,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from k2jax.analysis import topology
+from k2jax.aot import topology
 from k2jax.config import model_preset, replace_keys
 from k2jax.config.activations import ACTIVATIONS
 from k2jax.config.schema import Config, TrainConfig

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from k2jax.analysis import topology
+from k2jax.aot import topology
 from k2jax.config import defaults, replace_keys, resolve
 from k2jax.config.activations import ACTIVATIONS, BY_NAME, POLICIES, present
 from k2jax.config.schema import Config, TrainConfig

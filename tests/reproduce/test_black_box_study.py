@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from k2jax.agents.environments.files import FilesEnvironment
+from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.gateway.agents import read_agent
+from k2jax.agents.registry import load_tasks
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import resolve
-from k2jax.env.episode_key import EpisodeKey
-from k2jax.env.files import FilesEnvironment
-from k2jax.env.registry import load_tasks
-from k2jax.env.rollout import run_episode
-from k2jax.env.tasks.file_answers import EXPECTED, texts_left
-from k2jax.env.tasks.file_teacher import file_demonstrations
 from k2jax.errors import UserError
-from k2jax.gateway.agents import read_agent
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.study import _placed
+from k2jax.reproduce.study_file import load_study
+from k2jax.tasks.file_answers.dataset import EXPECTED, texts_left
+from k2jax.tasks.file_answers.teacher import file_demonstrations
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.text.chat import ChatBuilder
-from tests.gateway.forced_agents import FOLDER
-from tests.sandbox.backends import backend
+from tests.agents.gateway.forced_agents import FOLDER
+from tests.agents.sandbox.backends import backend
 
 study = load_study("black_box")
 BYTES = byte_tokenizer()

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve
-from k2jax.env.registry import load_tasks
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.loading import load_study
+from k2jax.reproduce.study_file import load_study
 
 study = load_study("closed_loop_critic")
 

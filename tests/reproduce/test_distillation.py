@@ -4,8 +4,8 @@ import pytest
 
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.study import _placed
+from k2jax.reproduce.study_file import load_study
 
 distillation = load_study("distillation")
 

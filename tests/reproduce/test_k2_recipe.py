@@ -7,7 +7,7 @@ import pytest
 
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult, study
-from k2jax.reproduce.loading import load_study
+from k2jax.reproduce.study_file import load_study
 
 recipe = load_study("k2_recipe")
 

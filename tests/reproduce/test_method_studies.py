@@ -8,8 +8,8 @@ import pytest
 from k2jax.config import resolve
 from k2jax.model import feed_forward
 from k2jax.reproduce import RunResult, relative_spread
-from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.study import check_held_out
+from k2jax.reproduce.study_file import load_study
 from k2jax.rl.scoring_pass import ScoringPass
 
 mcla, turns = load_study("mcla"), load_study("turn_level_gspo")

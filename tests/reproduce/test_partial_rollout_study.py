@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve
-from k2jax.env.registry import load_tasks
-from k2jax.env.tasks.characters import final_answer
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.study import check_held_out
+from k2jax.reproduce.study_file import load_study
+from k2jax.tasks.characters.dataset import final_answer
 
 partial = load_study("partial_rollout")
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 
-from k2jax.data.images.synthetic_drawing import COLOURS
+from k2jax.drawings.canvas import COLOURS
 from k2jax.reproduce.scenes import CELL, captions, draw_scene
 
 

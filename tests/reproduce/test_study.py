@@ -7,7 +7,8 @@ import pytest
 
 from k2jax.config import Config, defaults, replace_keys, resolve, task, to_json
 from k2jax.errors import UserError
-from k2jax.reproduce import RunResult, loading, study
+from k2jax.reproduce import RunResult, study
+from k2jax.reproduce import study_file as loading
 
 muon_vs_adamw, qk_clip, sparsity = (loading.load_study(name) for name in ("muon_vs_adamw", "qk_clip", "sparsity"))
 

@@ -7,7 +7,7 @@ import pytest
 
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.loading import load_study
+from k2jax.reproduce.study_file import load_study
 from k2jax.rl.methods.toggle import Toggle
 from k2jax.rl.tasks import TaskMixture
 

@@ -8,10 +8,10 @@ import pytest
 from k2jax.client import ScriptedClient
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.study import _placed
+from k2jax.reproduce.study_file import load_study
 from k2jax.reproduce.turns import AVERAGE, PASS, calls_of
-from tests.env.tool_episodes import BYTES, episode, task
+from tests.agents.tool_episodes import BYTES, episode, task
 
 STUDIES = {name: load_study(name) for name in ("tools", "code", "terminal")}
 PLAIN = {"tools": 2, "code": 2, "terminal": 4}

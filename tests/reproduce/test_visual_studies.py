@@ -13,8 +13,8 @@ from k2jax.data.images.places import NOWHERE
 from k2jax.data.images.reading import ReadLimits
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.loading import load_study
 from k2jax.reproduce.study import _placed, check_held_out
+from k2jax.reproduce.study_file import load_study
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import Reward
 

@@ -2,10 +2,10 @@
 
 import json
 
+from k2jax.agents.environments.files import FilesEnvironment
+from k2jax.agents.registry import datasets, environments
+from k2jax.agents.task import Budget, Task
 from k2jax.config import task
-from k2jax.env.files import FilesEnvironment
-from k2jax.env.registry import datasets, environments
-from k2jax.env.task import Budget, Task
 from tests.rl.critic.lenient import STOPS
 from tests.rl.tiny import tiny_config
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from k2jax.env.registry import verifiers
-from tests.env import hostile
+from k2jax.agents.registry import verifiers
+from tests.agents import hostile
 from tests.rl.tiny import LowBytes, share_of_low_bytes
 
 WAYS = (hostile.loop, hostile.flood, hostile.fork_many, hostile.open_socket)

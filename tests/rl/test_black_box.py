@@ -4,15 +4,15 @@ import importlib.util
 
 import pytest
 
+from k2jax.agents.environment import OUTCOME
+from k2jax.agents.gateway.agents import read_agent
 from k2jax.config import resolve
-from k2jax.env.environment import OUTCOME
-from k2jax.gateway.agents import read_agent
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
 from k2jax.trajectory import verify
 from k2jax.trajectory.store import TrajectoryStore
+from tests.agents.gateway.repository import small_agent, write_agent
 from tests.emulated import ROOT
-from tests.gateway.repository import small_agent, write_agent
 from tests.rl.tiny import tiny_config
 
 

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from k2jax.env.registry import datasets
+from k2jax.agents.registry import datasets
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.evaluation import HeldOutTasks
 from k2jax.rl.loop import train

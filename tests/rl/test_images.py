@@ -13,22 +13,21 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from k2jax.agents.environment import Observation, Step
+from k2jax.agents.environments.files import FilesEnvironment, NamedFilesEnvironment
+from k2jax.agents.environments.single_turn import SingleTurn
+from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.registry import load_tasks, verifiers
+from k2jax.agents.task import Task
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import resolve, source, task
 from k2jax.config.schema import PackingConfig
 from k2jax.convert.loading import load_pretrained
 from k2jax.data.images.processor import ImageProcessor
-from k2jax.data.images.synthetic import BASIC_KINDS, synthetic_sample
-from k2jax.data.images.synthetic_drawing import COLOURS
 from k2jax.data.vocabulary import MEDIA_TOKENS
-from k2jax.env.environment import Observation, Step
-from k2jax.env.episode_key import EpisodeKey
-from k2jax.env.files import FilesEnvironment, NamedFilesEnvironment
-from k2jax.env.registry import load_tasks, verifiers
-from k2jax.env.rollout import run_episode
-from k2jax.env.single_turn import SingleTurn
-from k2jax.env.task import Task
-from k2jax.env.tasks.pictures import data_url
+from k2jax.drawings.canvas import COLOURS
+from k2jax.drawings.synthetic import BASIC_KINDS, synthetic_sample
 from k2jax.errors import UserError
 from k2jax.inference import Engine, LockstepClient
 from k2jax.inference.media import content_digest
@@ -40,6 +39,7 @@ from k2jax.rl.packing.images import batch_of, image_batches
 from k2jax.rl.packing.rows import ImageSource, pack, padding_like
 from k2jax.rl.packing.training_paths import TrainingSample, training_responses
 from k2jax.rl.scoring_pass import ScoringPass
+from k2jax.tasks.pictures.dataset import data_url
 from k2jax.text.chat import configured_chat
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.tokenizer import byte_tokenizer
@@ -47,10 +47,10 @@ from k2jax.train.program import Program
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode
 from k2jax.trajectory.store import TrajectoryStore
-from tests.gateway.repository import SMALL_AGENT, small_agent, write_agent
-from tests.gateway.repository import task as repository_task
+from tests.agents.gateway.repository import SMALL_AGENT, small_agent, write_agent
+from tests.agents.gateway.repository import task as repository_task
+from tests.agents.sandbox.backends import backend
 from tests.rl.tiny import register, tiny_config
-from tests.sandbox.backends import backend
 
 TOWER = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "grid": 4}
 TOKENIZER = byte_tokenizer(MEDIA_TOKENS)

@@ -12,13 +12,13 @@ import time
 
 import pytest
 
+from k2jax.agents.sandbox import cgroup
 from k2jax.checkpoint import committed_steps
-from k2jax.sandbox import cgroup
 from k2jax.trajectory.store import TrajectoryStore
+from tests.agents.sandbox.backends import processes_below
 from tests.rl import sandboxed
 from tests.rl.runs import assert_equal_runs, run_to_the_end
 from tests.rl.test_kills import MOMENTS, killed_in
-from tests.sandbox.backends import processes_below
 
 KILLS = int(os.environ.get("K2JAX_TEST_KILLS", "5"))
 PATIENCE = 10.0  # seconds in which what a run has started has to end after it

@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
+from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.checkpoint import committed_steps
 from k2jax.convert.loading import from_pretrained
-from k2jax.env.verifying import VerifierPool
 from k2jax.errors import UserError
 from k2jax.inference.decode import STEPS
 from k2jax.report.metrics import read_metrics

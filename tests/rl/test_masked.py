@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from k2jax.env.environment import Observation, Step
-from k2jax.env.errors import EnvironmentFailedError
-from k2jax.env.registry import environments
+from k2jax.agents.environment import Observation, Step
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.registry import environments
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.failures import PATIENCE, FailureGuard, masked_words

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from k2jax.env.verifier import FAILED
+from k2jax.agents.verifier import FAILED
 from k2jax.inference.engine import EngineStats
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.metrics import engine_record, iteration_record, stale_share

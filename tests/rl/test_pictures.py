@@ -2,8 +2,8 @@
 
 import pytest
 
-from k2jax.data.images.synthetic import KINDS, synthetic_sample
-from k2jax.env.registry import load_tasks, verifiers
+from k2jax.agents.registry import load_tasks, verifiers
+from k2jax.drawings.synthetic import KINDS, synthetic_sample
 from k2jax.errors import UserError
 
 WRONG = {

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k2jax.env.episode_key import EpisodeKey
-from k2jax.env.verdicts import Verdict, VerdictLog
+from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.verdicts import Verdict, VerdictLog
 from k2jax.rl.retention import VerdictRetention
 from k2jax.trajectory import Reward
 

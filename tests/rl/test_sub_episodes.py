@@ -4,22 +4,22 @@ import asyncio
 
 import pytest
 
+from k2jax.agents.environment import Step
+from k2jax.agents.environments.single_turn import SingleTurn
+from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import spawned_seed, turn_seed
+from k2jax.agents.registry import environments
+from k2jax.agents.spawning import SPAWNED, Spawner
+from k2jax.agents.task import Task
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import resolve
-from k2jax.env.environment import Step
-from k2jax.env.episode_key import spawned_seed, turn_seed
-from k2jax.env.registry import environments
-from k2jax.env.rollout import run_episode
-from k2jax.env.single_turn import SingleTurn
-from k2jax.env.spawning import SPAWNED, Spawner
-from k2jax.env.task import Task
 from k2jax.errors import UserError
 from k2jax.rl import episodes
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.loop import train
 from k2jax.trajectory import Reward
 from k2jax.trajectory.store import TrajectoryStore
-from tests.env.tool_episodes import BYTES, COMPACT, KEY, compact_client
+from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client
 from tests.rl.critic.lenient import STOPS
 from tests.rl.tiny import register, tiny_config
 

@@ -1,9 +1,9 @@
 """Reinforcement learning small enough for tests: a two-layer model of bytes, and rewards for even digits."""
 
+from k2jax.agents.environment import Observation, Step
+from k2jax.agents.registry import verifiers
+from k2jax.agents.task import Task
 from k2jax.config import Config, defaults, resolve, task
-from k2jax.env.environment import Observation, Step
-from k2jax.env.registry import verifiers
-from k2jax.env.task import Task
 from k2jax.trajectory import Reward
 
 CONFIG_FILE = """
@@ -92,7 +92,7 @@ def tiny(**overrides) -> Config:
 
 def register() -> None:
     """Makes the dataset and its environment known to this process."""
-    from k2jax.env.registry import datasets, environments
+    from k2jax.agents.registry import datasets, environments
 
     datasets.add("low_bytes", "tests.rl.tiny:LowBytes")
     environments.add("echo", "tests.rl.tiny:Echo")

@@ -11,15 +11,15 @@ import httpx
 import openai
 import uvicorn
 
-from k2jax.api.model_card import ModelCard, chat_format_or_none
+from k2jax.agents.api.model_card import ModelCard, chat_format_or_none
+from k2jax.agents.web.server import server_config
 from k2jax.client.keys import ApiKeys
 from k2jax.inference.engine import EngineStats
 from k2jax.inference.request import Request, State
 from k2jax.inference.worker import Worker
 from k2jax.serve.app import make_app
 from k2jax.serve.service import Service
-from k2jax.web.server import server_config
-from tests.api.sample import NAME
+from tests.agents.api.sample import NAME
 
 
 def alternatives(request: Request) -> tuple[tuple[int, float], ...]:

@@ -5,7 +5,7 @@ import json
 import anthropic
 import pytest
 
-from tests.api.sample import CALL_CONTENT, CALLING, CALLS, NAME, TEXT, TOKENIZER, answer_ids, call_ids
+from tests.agents.api.sample import CALL_CONTENT, CALLING, CALLS, NAME, TEXT, TOKENIZER, answer_ids, call_ids
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
 

@@ -9,12 +9,12 @@ import time
 import pytest
 import uvicorn
 
-from k2jax.api.errors import ApiError
-from k2jax.web import arrivals
-from k2jax.web.arrivals import SHORT_BODY, Arrivals, SharedRoom
-from k2jax.web.http import json_response
-from k2jax.web.protocol import ConnectionLimits
-from k2jax.web.server import server_config
+from k2jax.agents.api.api_error import ApiError
+from k2jax.agents.web import arrivals
+from k2jax.agents.web.arrivals import SHORT_BODY, Arrivals, SharedRoom
+from k2jax.agents.web.http import json_response
+from k2jax.agents.web.protocol import ConnectionLimits
+from k2jax.agents.web.server import server_config
 
 SECONDS = 0.3
 BODY = b'{"a": 1}'

@@ -12,7 +12,7 @@ from k2jax.config.schema import GQAConfig, ModelConfig
 from k2jax.inference.engine import Engine
 from k2jax.model import K2, model_specs
 from k2jax.params import initialize
-from tests.api.sample import NAME
+from tests.agents.api.sample import NAME
 from tests.serve.fakes import live
 from tests.text import kimi
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from tests.api.sample import CALLING, NAME, TEXT, TOKENIZER, TOOLS, answer_ids
+from tests.agents.api.sample import CALLING, NAME, TEXT, TOKENIZER, TOOLS, answer_ids
 from tests.serve.fakes import FakeEngine, live
 
 JSON = st.recursive(

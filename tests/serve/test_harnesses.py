@@ -16,7 +16,7 @@ from k2jax.inference.engine import Engine
 from k2jax.model import K2, model_specs
 from k2jax.params import initialize
 from k2jax.text.tokenizer import byte_tokenizer
-from tests.api.sample import NAME
+from tests.agents.api.sample import NAME
 from tests.serve.fakes import live
 from tests.serve.test_engine import TINY
 from tests.text import kimi

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from k2jax.api import media as media_module
+from k2jax.agents.api import media_parts as media_module
 from k2jax.client import PromptTooLongError, Sampling
 from k2jax.config.schema import GQAConfig, ModelConfig, VisionConfig
 from k2jax.data.images.download import DownloadLimits, download
@@ -27,7 +27,7 @@ from k2jax.inference.media_reader import ImageReader, MediaLimits
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.text.media import MEDIA_PAD
-from tests.api.sample import NAME
+from tests.agents.api.sample import NAME
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
 

@@ -12,7 +12,7 @@ import pytest
 from k2jax.client.keys import ApiKeys, check_exposure, read_keys
 from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer
-from tests.api.sample import NAME, TOKENIZER, USER
+from tests.agents.api.sample import NAME, TOKENIZER, USER
 from tests.serve.fakes import FakeEngine, live
 
 KEYS = ("sk-first-0123456789", "sk-second-0123456789")
@@ -219,7 +219,7 @@ def test_an_engine_that_fails(caplog):
 
 
 def test_tokens_that_cannot_be_decoded_fail_their_own_request_only(server, monkeypatch):
-    monkeypatch.setattr("k2jax.api.detokenize.StopStrings.feed", lambda self, text: 1 / 0)
+    monkeypatch.setattr("k2jax.agents.api.detokenize.StopStrings.feed", lambda self, text: 1 / 0)
     check_error(server.post("completions", prompt="a", max_tokens=2), 500)
     monkeypatch.undo()
     assert server.post("completions", prompt="a", max_tokens=2).status_code == 200

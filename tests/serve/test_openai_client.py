@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 
-from tests.api.sample import CALLING, NAME, TEXT, TOKENIZER, TOOLS, answer_ids, special
+from tests.agents.api.sample import CALLING, NAME, TEXT, TOKENIZER, TOOLS, answer_ids, special
 from tests.serve.fakes import FakeEngine, live
 
 

@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from tests.api.sample import CALL_CONTENT, CALLING, CALLS, NAME, TEXT, TOKENIZER, answer_ids
+from tests.agents.api.sample import CALL_CONTENT, CALLING, CALLS, NAME, TEXT, TOKENIZER, answer_ids
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
 

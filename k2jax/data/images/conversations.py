@@ -22,15 +22,15 @@ from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.chat import branches, messages_and_tools
 from k2jax.data.images.augment import IN_PLACE, OPERATIONS, Augmentation, draw_augmentation, has_direction
 from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
-from k2jax.data.images.labels import is_label, label_points, label_text
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.packing import PatchChunk
 from k2jax.data.images.places import MediaPlaces, read_media
 from k2jax.data.images.processor import MEDIA_TYPES, PreparedMessages, feature_index, run_processor
 from k2jax.data.images.reading import ReadLimits, read_image
 from k2jax.data.images.sampled import SampledConversation
-from k2jax.data.images.synthetic import PICTURE_KINDS
-from k2jax.data.images.synthetic_drawing import VisualSample
+from k2jax.drawings.canvas import VisualSample
+from k2jax.drawings.labels import is_label, label_points, label_text
+from k2jax.drawings.synthetic import PICTURE_KINDS
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD, content_ids

@@ -25,10 +25,10 @@ from k2jax.data.images.places import MediaPlaces
 from k2jax.data.images.reading import MediaUnavailableError, ReadLimits
 from k2jax.data.images.records import visual_records
 from k2jax.data.images.sampled import SampledConversation, sampled_conversation
-from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.data.manifest import HELD_OUT, TRAIN
 from k2jax.data.sources import files
 from k2jax.data.split import document_hash
+from k2jax.drawings.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.errors import UserError
 from k2jax.trajectory.filters import demonstrated_paths
 from k2jax.trajectory.store import read_trajectories

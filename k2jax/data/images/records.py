@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from k2jax.data.images.processor import MEDIA_TYPES
 from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.tar_samples import TarSample, tar_samples
-from k2jax.data.records import first_line, lines_of_json, parquet_rows
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.readers import first_line, lines_of_json, parquet_rows
 
 _MESSAGES, _DOCUMENT = "messages", "document"
 _OTHERS = ("tools", "augment")

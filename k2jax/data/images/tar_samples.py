@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from k2jax.data.images.reading import ReadLimits
-from k2jax.data.records import first_line
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.readers import first_line
 
 _RECORD, _CAPTION = "json", "txt"
 _IMAGES = ("png", "jpg", "jpeg", "webp", "gif", "bmp", "tif", "tiff", "mp4", "mov", "webm", "mkv", "avi")

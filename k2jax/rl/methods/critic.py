@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 import contextlib
 
 from k2jax import processes
+from k2jax.agents.episode_key import pairs_seed
+from k2jax.agents.judges.judge import Judge, JudgeAnswer, Place
+from k2jax.agents.judges.judge_formats import OTHER, Comparison
+from k2jax.agents.judges.pairwise import Bout, Contest, Said
+from k2jax.agents.judges.refinement import VerifiedPair, draw_pairs, judge_tasks, verified_pairs
+from k2jax.agents.judges.rubrics import Rubric, fingerprint, rubrics_for
+from k2jax.agents.judges.verdict_metrics import JudgedPair, Judgement, verdict_metrics
+from k2jax.agents.task import Task
 from k2jax.config.schema import Config
-from k2jax.env.critic.judge import Judge, JudgeAnswer, Place
-from k2jax.env.critic.judge_formats import OTHER, Comparison
-from k2jax.env.critic.pairwise import Bout, Contest, Said
-from k2jax.env.critic.refinement import VerifiedPair, draw_pairs, judge_tasks, verified_pairs
-from k2jax.env.critic.rubrics import Rubric, fingerprint, rubrics_for
-from k2jax.env.critic.verdict_metrics import JudgedPair, Judgement, verdict_metrics
-from k2jax.env.episode_key import pairs_seed
-from k2jax.env.task import Task
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.rl.evaluation import open_policy
 from k2jax.rl.event_loop import EventLoop

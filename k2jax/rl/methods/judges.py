@@ -10,13 +10,13 @@ import re
 from typing import Any
 
 from k2jax import processes
+from k2jax.agents.judges.judge import Judge
+from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
+from k2jax.agents.judges.rubrics import Rubric, load_rubrics
+from k2jax.agents.verdicts import VerdictLog
 from k2jax.client import HTTPClient
 from k2jax.config.schema import Config, RLConfig
 from k2jax.convert.loading import tokenizer_of
-from k2jax.env.critic.judge import Judge
-from k2jax.env.critic.judge_formats import JUDGE_FORMATS
-from k2jax.env.critic.rubrics import Rubric, load_rubrics
-from k2jax.env.verdicts import VerdictLog
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.rl.event_loop import EventLoop

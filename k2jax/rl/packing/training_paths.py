@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from k2jax.agents.paths import path_media
 from k2jax.batch import NO_EXPERTS
 from k2jax.config.schema import Config, SharedTokens
-from k2jax.env.paths import path_media
 from k2jax.inference.media import PlacedChunk
 from k2jax.text.media_reading import MediaReader
 from k2jax.trajectory import Trajectory

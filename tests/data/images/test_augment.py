@@ -7,7 +7,7 @@ from PIL import Image
 import pytest
 
 from k2jax.data.images.augment import OPERATIONS, Augmentation, draw_augmentation, has_direction
-from k2jax.data.images.labels import label_points, label_text
+from k2jax.drawings.labels import label_points, label_text
 from k2jax.errors import UserError
 
 SIDE = 200

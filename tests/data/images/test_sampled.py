@@ -6,6 +6,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import defaults, resolve, source
 from k2jax.config.presets import vision_preset
@@ -14,8 +16,6 @@ from k2jax.data.images.placement import PatchRows
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.training_data import ImageShape, prepare_data
 from k2jax.data.vocabulary import MEDIA_TOKENS
-from k2jax.env.episode_key import EpisodeKey
-from k2jax.env.rollout import run_episode
 from k2jax.errors import UserError
 from k2jax.inference.media_reader import ImageReader
 from k2jax.text.chat import ChatBuilder, configured_chat

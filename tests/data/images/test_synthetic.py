@@ -13,10 +13,10 @@ from scipy import ndimage
 
 from k2jax.data.images.augment import Augmentation, draw_augmentation
 from k2jax.data.images.conversations import drawn_conversation
-from k2jax.data.images.labels import is_label, label_text
 from k2jax.data.images.resize import to_patches
-from k2jax.data.images.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
-from k2jax.data.images.synthetic_drawing import COLOURS, draw_shapes, kind_of_shape, random_word
+from k2jax.drawings.canvas import COLOURS, draw_shapes, kind_of_shape, random_word
+from k2jax.drawings.labels import is_label, label_text
+from k2jax.drawings.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.errors import UserError
 
 SIZES = st.sampled_from([(112, 112), (160, 90), (64, 64)])

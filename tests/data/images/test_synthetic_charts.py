@@ -14,9 +14,9 @@ from matplotlib.font_manager import FontProperties
 import numpy as np
 from scipy import ndimage
 
-from k2jax.data.images import synthetic_charts
-from k2jax.data.images.synthetic import synthetic_sample
-from k2jax.data.images.synthetic_drawing import COLOURS, font_folder
+from k2jax.drawings import charts as synthetic_charts
+from k2jax.drawings.canvas import COLOURS, font_folder
+from k2jax.drawings.synthetic import synthetic_sample
 
 LINE, INK = 80, 20
 SHIFTS = 16

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from k2jax.data.images.frames import read_clip
-from k2jax.data.images.synthetic_clips import CLIP_KINDS, WAYS, encode_clip, synthetic_clip
-from k2jax.data.images.synthetic_drawing import COLOURS
+from k2jax.drawings.canvas import COLOURS
+from k2jax.drawings.clips import CLIP_KINDS, WAYS, encode_clip, synthetic_clip
 
 SAMPLES = {"seed": st.integers(0, 10**6), "index": st.integers(0, 10**6), "frames": st.integers(2, 17)}
 

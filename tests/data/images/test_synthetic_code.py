@@ -11,7 +11,7 @@ import pytest
 from scipy import ndimage
 
 from k2jax.data.images.conversations import drawn_conversation
-from k2jax.data.images.synthetic import synthetic_sample
+from k2jax.drawings.synthetic import synthetic_sample
 
 SVG = "{http://www.w3.org/2000/svg}"
 CSS = {"gray": (128, 128, 128), "red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255), "orange": (255, 165, 0)}

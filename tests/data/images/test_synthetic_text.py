@@ -14,10 +14,10 @@ from PIL import Image, ImageDraw
 import pytest
 from scipy import ndimage
 
-from k2jax.data.images.synthetic import synthetic_sample
-from k2jax.data.images.synthetic_drawing import FONTS, LEAST_POINTS, SYLLABLES, font_of, random_word
-from k2jax.data.images.synthetic_screens import WIDTH
-from k2jax.data.images.synthetic_text import COLUMN
+from k2jax.drawings.canvas import FONTS, LEAST_POINTS, SYLLABLES, font_of, random_word
+from k2jax.drawings.screens import WIDTH
+from k2jax.drawings.synthetic import synthetic_sample
+from k2jax.drawings.text import COLUMN
 
 RULE, FACE, INK = (60, 60, 60), (215, 215, 220), (20, 20, 20)
 

@@ -2,12 +2,12 @@
 
 import asyncio
 
+from k2jax.agents.judges.judge import Judge
+from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
+from k2jax.agents.task import Task
 from k2jax.client import ScriptedClient
 from k2jax.config import replace_keys
 from k2jax.config.schema import CriticConfig, RLConfig, RolloutConfig, TaskConfig
-from k2jax.env.critic.judge import Judge
-from k2jax.env.critic.judge_formats import JUDGE_FORMATS
-from k2jax.env.task import Task
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.methods.critic import Critic
 from k2jax.rl.tasks import DrawnTask

@@ -5,10 +5,10 @@ Loaded by verifier processes, and therefore without jax.
 
 import functools
 
+from k2jax.agents.judges import judge, refinement
+from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
+from k2jax.agents.registry import verifiers
 from k2jax.client import Sampling
-from k2jax.env.critic import judge, refinement
-from k2jax.env.critic.judge_formats import JUDGE_FORMATS
-from k2jax.env.registry import verifiers
 from k2jax.trajectory import Reward
 
 STOPS = functools.partial(Sampling, stop_tokens=tuple(range(0, 256, 4)))
@@ -44,7 +44,7 @@ def install(setattr):
     setattr(judge, "Sampling", stopping_often)
     setattr(refinement, "VERIFIER", "lenient_verdict")
     styles = JUDGE_FORMATS | {"compact": JUDGE_FORMATS["compact"]._replace(read=read)}
-    for name in ("k2jax.env.critic.refinement", "k2jax.rl.methods.judges"):
+    for name in ("k2jax.agents.judges.refinement", "k2jax.rl.methods.judges"):
         module = __import__(name, fromlist=["JUDGE_FORMATS"])
         setattr(module, "JUDGE_FORMATS", styles)
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.judges.refinement import known_verdict
+from k2jax.agents.judges.rubrics import Rubric
+from k2jax.agents.verdicts import COMPARED, VerdictLog
 from k2jax.client import HTTPClient, ServerFailedError
-from k2jax.env.critic.refinement import known_verdict
-from k2jax.env.critic.rubrics import Rubric
-from k2jax.env.episode_key import EpisodeKey
-from k2jax.env.verdicts import COMPARED, VerdictLog
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.methods.critic import refinement_metrics
 from k2jax.rl.metrics import iteration_record

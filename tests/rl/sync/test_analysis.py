@@ -4,18 +4,18 @@ import math
 
 import pytest
 
-from k2jax.analysis import topology
+from k2jax.aot import topology
 
 topology.prepare()
 
-from k2jax.analysis.compiling import COMPILER_OPTIONS, for_tpu  # noqa: E402
+from k2jax.aot.compiling import COMPILER_OPTIONS, for_tpu  # noqa: E402
+from k2jax.aot.report.weight_sync import phases_json, phases_table  # noqa: E402
+from k2jax.aot.weight_sync import compile_phases, compile_switch  # noqa: E402
 from k2jax.config import Config, defaults, resolve  # noqa: E402
 from k2jax.errors import UserError  # noqa: E402
 from k2jax.model import model_specs  # noqa: E402
 from k2jax.params import named_specs  # noqa: E402
-from k2jax.rl.sync.analysis import compile_phases, compile_switch  # noqa: E402
-from k2jax.rl.sync.report import phases_json, phases_table  # noqa: E402
-from tests.analysis.test_serving import MODEL  # noqa: E402
+from tests.aot.test_serving import MODEL  # noqa: E402
 
 TOPOLOGY = "v5p:2x2x2"
 

@@ -1,0 +1,204 @@
+"""Anthropic's messages: bodies of ``/v1/messages`` and ``/v1/messages/count_tokens`` as conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+from typing import Any
+
+from k2jax.agents.api.anthropic_response import MessagesResponse, error_event, messages_error
+from k2jax.agents.api.api_error import bad_request, unsupported
+from k2jax.agents.api.conversation import Conversation, read_shared, render, text_of_parts
+from k2jax.agents.api.dialect import Dialect
+from k2jax.agents.api.fields import Fields, invalid_value
+from k2jax.agents.api.model_card import ModelCard
+from k2jax.agents.api.requests import GenerationRequest, api_errors
+from k2jax.errors import abbreviate
+from k2jax.text.messages import to_json
+
+# Hints about prices, places and caches, and settings of features that these models do not have.
+_IGNORED = frozenset({"metadata", "service_tier", "cache_control", "context_management", "inference_geo", "speed"})
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a system block of Claude Code that differs from call to call and is not for the model."""
+_PARAGRAPH = "\n\n"
+"""Between text blocks of one message, which are texts of their own."""
+
+
+def parse_messages(body: Any, card: ModelCard) -> GenerationRequest:
+    """Parses the body of a messages request.
+
+    Raises:
+        ApiError: a field is wrong, unknown or not supported; the error names it.
+    """
+    return render(read_messages(body, card), card)
+
+
+def count_tokens(body: Any, card: ModelCard) -> dict[str, int]:
+    """Returns the answer to a request of ``/v1/messages/count_tokens``: the tokens of its prompt.
+
+    Raises:
+        ApiError: as ``parse_messages``.
+    """
+    return {"input_tokens": len(parse_messages(body, card).prompts[0])}
+
+
+def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
+    """Reads the conversation in the body of a messages request; see ``ReadConversation``.
+
+    Raises:
+        ApiError: a field is wrong, unknown or not supported; the error names it.
+    """
+    with api_errors():
+        fields = Fields(body, lenient=lenient)
+        max_tokens = None if lenient else fields.integer("max_tokens", None, 1)
+        options, asked = read_shared(fields, card, "/v1/completions", stop_field="stop_sequences")
+        if options.n != 1:
+            raise unsupported("n")
+        thinking, (tools, left_out) = _read_thinking(fields, card), _read_tools(fields)
+        system, listed = fields.take("system"), fields.take("messages")
+        output = fields.take("output_config", {})
+        if not isinstance(output, dict) or (output.get("format") and not lenient):
+            raise unsupported("output_config", "output_config must not ask for a format")
+        left_out += fields.finish(_IGNORED, {})
+        if not isinstance(listed, list) or not listed:
+            raise invalid_value("messages", "a list with at least one message", listed)
+        messages, origins = [], []
+        if system := _read_system(system):
+            messages, origins = [{"role": "system", "content": system}], ["system"]
+        for index, message in enumerate(listed):
+            origin = f"messages[{index}]"
+            for part in _read_message(message, origin):
+                messages.append(part)
+                origins.append(origin)
+        options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
+        return Conversation(tuple(messages), tuple(origins), tools, options, asked, left_out)
+
+
+def _read_thinking(fields: Fields, card: ModelCard) -> bool:
+    """Whether the answer begins with reasoning: where the model can and the client does not turn it off."""
+    assert card.chat is not None
+    value = fields.take("thinking", {})
+    if not isinstance(value, dict) or value.get("type", "adaptive") not in ("enabled", "disabled", "adaptive"):
+        raise invalid_value("thinking", "an object of the type enabled, adaptive or disabled", value)
+    return card.chat.thinks and value.get("type") != "disabled"
+
+
+def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    """The tools to declare to the model, none if the client wants no calls; and the kinds that were left out."""
+    listed, choice = fields.take("tools", []), fields.take("tool_choice", {"type": "auto"})
+    if not isinstance(listed, list):
+        raise invalid_value("tools", "a list", listed)
+    tools, left_out = [], []
+    for tool in listed:
+        kind = tool.get("type") or "custom" if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "custom":  # a tool that Anthropic's servers or clients define
+            if not fields.lenient:
+                raise unsupported("tools", f"tools of the type {abbreviate(kind, 60)} are not supported by this server")
+            left_out.append(kind[:40])
+            continue
+        if not (isinstance(kind, str) and isinstance(tool.get("name"), str) and tool["name"]):
+            raise invalid_value("tools", "tools with a name", tool)
+        function = {"name": tool["name"], "description": tool.get("description") or ""}
+        function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
+        tools.append({"type": "function", "function": function})
+    wanted = choice.get("type") if isinstance(choice, dict) else None
+    if wanted not in ("auto", "none"):
+        if not fields.lenient:
+            raise unsupported("tool_choice", "tool_choice must have the type auto or none")
+        left_out.append("tool_choice")
+    return tuple(tools) if wanted != "none" else (), tuple(left_out)
+
+
+def _read_system(system: Any) -> str:
+    if isinstance(system, list):
+        texts = [part.get("text") for part in system if isinstance(part, dict)]
+        kept = [not (isinstance(text, str) and text.startswith(_BILLING)) for text in texts]
+        if len(texts) == len(system):
+            system = [part for part, keep in zip(system, kept, strict=True) if keep]
+    return text_of_parts(system, ("text",), "system", _PARAGRAPH)
+
+
+def _read_message(message: Any, origin: str) -> Iterator[dict[str, Any]]:
+    """The messages that a message of Anthropic's stands for: results of tools are messages of their own."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if role not in ("user", "assistant", "system"):
+        raise invalid_value(origin, "a message of the user, the assistant or the system", message)
+    content = message.get("content")
+    if isinstance(content, str) or content is None:
+        yield {"role": role, "content": content or ""}
+    elif not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise invalid_value(origin, "a message whose content is text or a list of blocks", message)
+    elif role == "assistant":
+        yield _read_answer(content, origin)
+    else:
+        yield from _read_blocks(content, role, origin)
+
+
+def _read_blocks(blocks: list[dict[str, Any]], role: str, origin: str) -> Iterator[dict[str, Any]]:
+    pending: list[dict[str, Any]] = []  # parts of text or images that belong to one message
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            if pending:
+                yield {"role": role, "content": _joined(pending)}
+            pending = []
+            yield _read_result(block, origin)
+        else:
+            pending.append(_read_part(block, origin))
+    if pending or not blocks:
+        yield {"role": role, "content": _joined(pending)}
+
+
+def _read_part(block: dict[str, Any], origin: str) -> dict[str, Any]:
+    """A text or an image as a part of a message in OpenAI's format."""
+    if block.get("type") == "text" and isinstance(block.get("text"), str):
+        return {"type": "text", "text": block["text"]}
+    source = block.get("source")
+    if block.get("type") == "image" and isinstance(source, dict):
+        url = source.get("url")
+        if source.get("type") == "base64":
+            url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        if isinstance(url, str):
+            return {"type": "image_url", "image_url": {"url": url}}
+    kind = abbreviate(block.get("type"), 60)
+    raise bad_request(origin, f"{origin} has a block that this server does not read: {kind}")
+
+
+def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Parts as one text; a list where images are among them."""
+    if all(part["type"] == "text" for part in parts):
+        return _PARAGRAPH.join(part["text"] for part in parts)
+    return parts
+
+
+def _read_result(block: dict[str, Any], origin: str) -> dict[str, Any]:
+    call, content = block.get("tool_use_id"), block.get("content")
+    if not isinstance(call, str):
+        raise invalid_value(origin, "results with a tool_use_id", block)
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        content = _joined([_read_part(part, origin) for part in content])
+    elif content is not None and not isinstance(content, str):
+        raise invalid_value(origin, "results that are text or a list of blocks", block)
+    return {"role": "tool", "tool_call_id": call, "content": content or ""}
+
+
+def _read_answer(blocks: list[dict[str, Any]], origin: str) -> dict[str, Any]:
+    """An assistant's message; blocks of redacted thinking say nothing that this model has written."""
+    texts, thoughts, calls = [], [], []
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "text" and isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif kind == "thinking" and isinstance(block.get("thinking"), str):
+            thoughts.append(block["thinking"])
+        elif kind == "tool_use" and isinstance(block.get("name"), str) and isinstance(block.get("id"), str):
+            function = {"name": block["name"], "arguments": to_json(block.get("input", {}))}
+            calls.append({"id": block["id"], "type": "function", "function": function})
+        elif kind != "redacted_thinking":
+            raise bad_request(origin, f"{origin} has a block that this server does not read: {abbreviate(kind, 60)}")
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+DIALECT = Dialect("/v1/messages", parse_messages, MessagesResponse, read_messages, messages_error, error_event)

@@ -1,0 +1,189 @@
+"""The chat dialect: ``/v1/chat/completions`` in OpenAI's format, with tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any, ClassVar
+
+from k2jax.agents.api.api_error import bad_request, unsupported
+from k2jax.agents.api.conversation import Conversation, read_shared, render
+from k2jax.agents.api.detokenize import Delta, ScoredToken, ToolCallDelta
+from k2jax.agents.api.dialect import Dialect
+from k2jax.agents.api.fields import Fields, invalid_value
+from k2jax.agents.api.model_card import ModelCard
+from k2jax.agents.api.requests import IGNORED, NEUTRAL, GenerationRequest, api_errors
+from k2jax.agents.api.response_builder import ResponseBuilder, ResponseChoice, finite
+from k2jax.client import MAX_TOP_LOGPROBS
+from k2jax.errors import abbreviate
+
+_NEUTRAL: Mapping[str, Any] = {
+    **NEUTRAL,
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "store": False,
+    "audio": None,
+    "prediction": None,
+    "reasoning_effort": None,
+    "verbosity": None,
+    "web_search_options": None,
+    "functions": None,
+    "function_call": None,
+}
+_UNSUPPORTED_MESSAGE_FIELDS = ("function_call", "audio")
+
+
+def parse_chat(body: Any, card: ModelCard) -> GenerationRequest:
+    """Parses the body of a chat request.
+
+    Raises:
+        ApiError: a field is wrong, unknown or not supported; the error names it.
+    """
+    conversation = read_chat(body, card)
+    new_name = "max_completion_tokens"
+    return render(conversation, card, new_name if body.get(new_name) is not None else "max_tokens")
+
+
+def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
+    """Reads the conversation in the body of a chat request; see ``ReadConversation``.
+
+    Raises:
+        ApiError: a field is wrong, unknown or not supported; the error names it.
+    """
+    with api_errors():
+        fields = Fields(body, lenient=lenient)
+        logprobs = fields.flag("logprobs")
+        top_logprobs = fields.integer("top_logprobs", None, 0, MAX_TOP_LOGPROBS)
+        if top_logprobs is not None and not logprobs:
+            raise bad_request("top_logprobs", "top_logprobs needs logprobs: true")
+        if not lenient:
+            max_tokens = _read_max_tokens(fields)
+        options, asked = read_shared(fields, card, "/v1/completions", top_logprobs=top_logprobs or 0)
+        messages, (tools, left_out) = fields.take("messages"), _read_tools(fields)
+        thinking, passed_over = _read_thinking(fields, card)
+        left_out += passed_over + fields.finish(IGNORED, _NEUTRAL)
+        if not isinstance(messages, list) or not messages:
+            raise invalid_value("messages", "a list with at least one message", messages)
+        origins = tuple(f"messages[{index}]" for index in range(len(messages)))
+        options = dataclasses.replace(
+            options, max_tokens=None if lenient else max_tokens, logprobs=logprobs, thinking=thinking
+        )
+        messages = tuple(map(_normalize, messages, origins))
+        return Conversation(messages, origins, tuple(tools), options, asked, left_out)
+
+
+class ChatResponse(ResponseBuilder):
+    """Builds the response to a chat request."""
+
+    ID_PREFIX, OBJECT, CHUNK_OBJECT = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    EMPTY_DELTA: ClassVar[dict[str, Any]] = {"delta": {}}
+    PROMPT_IDS_IN_CHOICES = False
+
+    def _message(self, choice: ResponseChoice) -> dict[str, Any]:
+        text, calls = "".join(choice.texts), _join_calls(choice.calls)
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
+        if reasoning := "".join(choice.reasoning):
+            message["reasoning_content"] = reasoning
+        return {"message": message | ({"tool_calls": calls} if calls else {})}
+
+    def _message_delta(self, delta: Delta, is_first: bool) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": delta.text} if is_first else {}
+        if delta.reasoning:
+            message["reasoning_content"] = delta.reasoning
+        if delta.text:
+            message["content"] = delta.text
+        if delta.calls:
+            message["tool_calls"] = [_call_chunk(call) for call in delta.calls]
+        return {"delta": message}
+
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        content = []
+        for token in tokens:
+            top = [self._token_entry(candidate, logprob) for candidate, logprob in token.top or ()]
+            content.append(self._token_entry(token.id, token.logprob) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token_entry(self, token: int, logprob: float | None) -> dict[str, Any]:
+        text, raw = self._card.token_text(token), self._card.token_bytes(token)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
+
+
+def _call_chunk(call: ToolCallDelta) -> dict[str, Any]:
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _join_calls(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+    """Complete tool calls: the first piece of a call has its id and name, every piece some of its arguments."""
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if delta.id is not None:
+            function = {"name": delta.name, "arguments": ""}
+            calls.append({"id": delta.id, "type": "function", "function": function})
+        calls[delta.index]["function"]["arguments"] += delta.arguments
+    return calls
+
+
+def _read_max_tokens(fields: Fields) -> int | None:
+    """The limit under its old name or its new one."""
+    old, new = fields.integer("max_tokens", None, 1), fields.integer("max_completion_tokens", None, 1)
+    if None not in (old, new) and old != new:
+        raise bad_request("max_tokens", "max_tokens and max_completion_tokens disagree")
+    return old if new is None else new
+
+
+def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The tools to declare to the model, none if the client wants no calls; and the kinds that were left out."""
+    tools, choice = fields.take("tools", []), fields.take("tool_choice", "auto")
+    if not isinstance(tools, list):
+        raise invalid_value("tools", "a list", tools)
+    functions, left_out = [], []
+    for tool in tools:
+        if fields.lenient and isinstance(tool, dict) and tool.get("type", "function") != "function":
+            kind = tool["type"]
+            left_out.append(kind[:40] if isinstance(kind, str) else abbreviate(kind, 40))
+            continue
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):
+            raise invalid_value("tools", "functions with a name", tool)
+        functions.append(tool)
+    if choice not in ("auto", "none"):
+        if not fields.lenient:
+            raise unsupported("tool_choice", "tool_choice must be auto or none")
+        left_out.append("tool_choice")
+    return functions if choice != "none" else [], tuple(left_out)
+
+
+def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, tuple[str, ...]]:
+    """Whether the answer begins with reasoning, and what a lenient reader passed over.
+
+    ``{"chat_template_kwargs": {"thinking": false}}`` turns the reasoning off.
+    """
+    assert card.chat is not None
+    options = fields.take("chat_template_kwargs", {})
+    others = isinstance(options, dict) and options.keys() - {"thinking"}
+    passed_over = ("chat_template_kwargs",) if fields.lenient and others else ()
+    if (others and not passed_over) or not (
+        isinstance(options, dict) and isinstance(options.get("thinking", True), bool)
+    ):
+        raise invalid_value("chat_template_kwargs", "an object with the key thinking alone, true or false", options)
+    thinking = options.get("thinking", card.chat.thinks)
+    if thinking and not card.chat.thinks:
+        raise unsupported("chat_template_kwargs", "this model's chat format has no reasoning")
+    return thinking, passed_over
+
+
+def _normalize(message: Any, origin: str) -> Mapping[str, Any]:
+    """Renames OpenAI's ``developer`` role to ``system``; rejects fields that would be lost."""
+    if not isinstance(message, dict):
+        raise invalid_value(origin, "a message", message)
+    lost = next((name for name in _UNSUPPORTED_MESSAGE_FIELDS if message.get(name)), None)
+    if lost:
+        raise bad_request(origin, f"{lost} of a chat message is not supported by this server")
+    return message | {"role": "system"} if message.get("role") == "developer" else message
+
+
+DIALECT = Dialect("/v1/chat/completions", parse_chat, ChatResponse, read_chat)

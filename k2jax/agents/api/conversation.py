@@ -1,0 +1,201 @@
+"""A conversation as every chat dialect parses to it: messages and tools in OpenAI's chat format, and options.
+
+A server renders it to token ids anew for every request. A gateway finds out how it goes on from what it has recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+from k2jax.agents.api.api_error import bad_request, unsupported
+from k2jax.agents.api.encoding import dump_json
+from k2jax.agents.api.fields import Fields
+from k2jax.agents.api.lengths import check_text, check_texts
+from k2jax.agents.api.model_card import ModelCard
+from k2jax.agents.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
+from k2jax.errors import UserError, abbreviate
+from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.text.chat import ChatBuilder
+from k2jax.text.media_reading import start_reading
+from k2jax.text.messages import without_old_reasoning
+
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "max_output_tokens",
+    "frequency_penalty", "presence_penalty", "reasoning_effort",
+)  # fmt: skip
+MALFORMED = "malformed_arguments"
+"""Key under which arguments that are not a JSON object are given to clients that read nothing else."""
+
+MAX_DEPTH = 64
+"""Arguments of calls that are nested deeper count as malformed."""
+MOST_ARGUMENT_VALUES = 50_000
+"""Arguments of a call with more values count as malformed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """What a client of a chat dialect sends.
+
+    Attributes:
+        messages: in OpenAI's chat format; ``reasoning_content`` holds the reasoning of the assistant.
+        origins: for each message the field that it came from, for errors, such as ``messages[3]``.
+        tools: functions to declare, in OpenAI's chat format; none if the client wants no calls.
+        options: how to answer: a request without prompts.
+        asked: sampling parameters that a lenient reader took out of the body unread.
+        left_out: what a lenient reader passed over: kinds of tools that are no functions, and names of fields.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    origins: tuple[str, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    options: GenerationRequest
+    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    def check_length(self, card: ModelCard) -> None:
+        """Raises ApiError if there is more text than the model's longest sequence holds, before it is encoded."""
+        check_texts(self.messages, self.origins, self.tools, card)
+
+
+ReadConversation = Callable[..., Conversation]
+"""``read(body, card, lenient=False)``. A lenient reader serves agents whose sampling is decided elsewhere: it takes out
+sampling parameters unread, passes over fields that it does not know, and takes any model name and tool choice."""
+
+
+def read_shared(
+    fields: Fields, card: ModelCard, path: str, stop_field: str = "stop", top_logprobs: int = 0
+) -> tuple[GenerationRequest, dict[str, Any]]:
+    """Reads what the chat dialects share.
+
+    Args:
+        fields: of the body.
+        card: the served model.
+        path: route of a dialect that needs no chat format, for the error.
+        stop_field: name of the field with the stop strings.
+        top_logprobs: alternatives per token.
+
+    Returns:
+        Options without prompts, and the sampling parameters that a lenient reader took out.
+
+    Raises:
+        ApiError: a field is wrong, or the model has no chat format.
+        UserError: a sampling parameter is out of range.
+    """
+    name = fields.text("model")
+    if not fields.lenient:
+        card.check_name(name)
+    if card.chat is None:
+        raise unsupported("model", f"{card.name} has no chat format; use {path}")
+    asked = {name: fields.take(name) for name in SAMPLING_FIELDS} if fields.lenient else {}
+    stop_tokens = tuple(dict.fromkeys((card.chat.end, card.tokenizer.eos)))
+    options = read_options(fields, card, stop_tokens=stop_tokens, top_logprobs=top_logprobs, stop_field=stop_field)
+    reasoning = {"reasoning": card.chat.thinks, "thinking": card.chat.thinks}
+    return dataclasses.replace(options, **reasoning), {k: v for k, v in asked.items() if v is not None}
+
+
+def render(conversation: Conversation, card: ModelCard, limit_field: str = "max_tokens") -> GenerationRequest:
+    """Returns the request of a conversation whose every message is encoded anew.
+
+    Args:
+        conversation: of a reader.
+        card: the served model.
+        limit_field: name of the field with the most tokens of the answer, for the error.
+
+    Raises:
+        ApiError: a message or tool is wrong, or the conversation is too long, alone or with the longest answer that
+            it asks for; the error names it.
+    """
+    with api_errors():
+        conversation.check_length(card)
+        prompt, media = _render(conversation, card)
+        rendered = {"prompts": (prompt,), "media": media, "tools": bool(conversation.tools)}
+        return check_room(limit_field, dataclasses.replace(conversation.options, **rendered), card)
+
+
+def start_builder(tools: tuple[Mapping[str, Any], ...], card: ModelCard) -> ChatBuilder:
+    """Returns a conversation's beginning, with its tools declared.
+
+    Raises:
+        ApiError: the model has no tools, or these cannot be declared or are too long.
+    """
+    assert card.chat is not None
+    if tools and not card.tokenizer.is_byte_level:
+        raise unsupported("tools", f"{card.name} does not support tools")
+    try:
+        if tools:
+            check_text("tools", card.chat.tools_text(tools), card)
+        return ChatBuilder(card.chat, tools)
+    except UserError as error:
+        raise unsupported("tools", str(error)) from None
+
+
+def text_of_parts(parts: Any, kinds: tuple[str, ...], where: str, separator: str = "") -> str:
+    """Returns the text of content that is text or a list of text parts.
+
+    Args:
+        parts: the content.
+        kinds: types of parts that hold text.
+        where: the field, for errors.
+        separator: between the texts of parts.
+
+    Raises:
+        ApiError: it is neither, or a part is of another kind.
+    """
+    if parts is None or isinstance(parts, str):
+        return parts or ""
+    if not isinstance(parts, list):
+        raise bad_request(where, f"{where} must be text or a list of text parts")
+    for part in parts:
+        if not (isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise bad_request(where, f"{where} has a part that is no text: {abbreviate(kind, 60)}")
+    return separator.join(part["text"] for part in parts)
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """Returns a call's arguments as a JSON object; those that are none as text under ``MALFORMED``."""
+    try:
+        value = parse_bounded_json(text, MOST_ARGUMENT_VALUES)
+        if _is_deep(value):  # wherever the interpreter's own limit is
+            return {MALFORMED: text}
+        dump_json(value)  # refuses what no strict reader takes back: infinities and unpaired surrogates
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {MALFORMED: text}
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether a JSON value is nested deeper than MAX_DEPTH."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for parent in level
+            if isinstance(parent, dict | list)
+            for item in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+    return bool(level)
+
+
+def _render(conversation: Conversation, card: ModelCard) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """Token ids of a conversation, up to the beginning of the assistant's next message, and its images."""
+    assert card.chat is not None
+    builder, reading = start_builder(conversation.tools, card), start_reading(card.media)
+    messages = conversation.messages
+    if card.chat.thinks:
+        try:
+            messages = without_old_reasoning(messages)
+        except UserError as error:
+            raise bad_request(conversation.origins[0].partition("[")[0], str(error)) from None
+    for message, origin in zip(messages, conversation.origins, strict=True):
+        try:
+            builder.add(reading.read(message))
+        except UserError as error:
+            raise bad_request(origin, str(error)) from None
+        # Checked here so that the rest of a conversation that is too long is not encoded.
+        check_prompt_length(origin.partition("[")[0], len(builder.tokens), card)
+    builder.open_assistant(conversation.options.thinking)
+    check_prompt_length(conversation.origins[-1].partition("[")[0], len(builder.tokens), card)
+    return tuple(builder.tokens), reading.place(builder.tokens)

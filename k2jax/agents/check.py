@@ -1,0 +1,122 @@
+"""Plays a dataset's tasks with its oracle, which must earn 1, and with a policy that does nothing, which must earn 0.
+
+Example:
+    python -m k2jax.env.check tool_use --options=count=50
+    python -m k2jax.env.check human_eval --split=test
+
+It needs no model: it shows that the tasks, their environment, sandboxes and verifier work on this machine. The exit
+code is 1 where an episode earns something else, or its machine fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+import os
+import time
+from typing import NamedTuple
+
+from absl import flags
+
+from k2jax import cli
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.scripted import Policy, null_policy, play
+from k2jax.agents.task import Task
+from k2jax.agents.verifier_pool.pool import VerifierPool
+from k2jax.agents.wiring import EnvironmentMaker
+from k2jax.trajectory import Trajectory
+
+_SHOWN = 5
+"""Episodes that are named where their reward is not what it should be."""
+
+
+class Played(NamedTuple):
+    """Episodes of two policies.
+
+    Attributes:
+        oracle: scored episodes of the oracle, in the order of the tasks.
+        null: those of the policy that does nothing.
+        seconds: wall time.
+    """
+
+    oracle: list[Trajectory]
+    null: list[Trajectory]
+    seconds: float
+
+
+async def played(
+    tasks: Sequence[Task], oracle: Policy, maker: EnvironmentMaker, scorer: Scorer, at_once: int
+) -> Played:
+    """Plays every task twice.
+
+    Args:
+        tasks: to play.
+        oracle: that should solve all of them.
+        maker: of the environments.
+        scorer: of the episodes.
+        at_once: episodes at a time.
+    """
+    room = asyncio.Semaphore(at_once)
+
+    async def episode(task: Task, policy: Policy) -> Trajectory:
+        async with room:
+            trajectory = await play(task, maker.make(task), policy)
+            if trajectory.status != "masked":
+                await scorer.judge(task, trajectory)
+            return trajectory
+
+    begun = time.perf_counter()
+    episodes = await asyncio.gather(*(episode(task, policy) for policy in (oracle, null_policy) for task in tasks))
+    return Played(episodes[: len(tasks)], episodes[len(tasks) :], time.perf_counter() - begun)
+
+
+def check(tasks: Sequence[Task], oracle: Policy, sandbox: str = "bubblewrap", images: str = "") -> Played:
+    """Plays and scores every task with its oracle and with a policy that does nothing; see ``played``.
+
+    Args:
+        tasks: of data sets that were loaded here.
+        oracle: that should solve all of them.
+        sandbox: name of the backend of environments and verifiers.
+        images: see ``make_backend``.
+
+    Raises:
+        UserError: a task names what is not there, or this machine lacks what its sandboxes need.
+    """
+    cores = os.cpu_count() or 1
+    maker = EnvironmentMaker(sandbox, images=images, repositories=None)
+    with VerifierPool(workers=min(4, cores), timeout=60.0, retries=1) as pool:
+        scorer = Scorer(pool, backend=make_backend(sandbox, images=images))
+        return asyncio.run(played(tasks, oracle, maker, scorer, 2 * cores))
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    to = {"flag_values": values}
+    flags.DEFINE_list("options", [], "Options of the dataset, each name=value.", **to)
+    flags.DEFINE_enum("split", "train", ["train", "test"], "Split of the dataset.", **to)
+    flags.DEFINE_integer("count", 0, "Play the first so many tasks; 0 plays all.", **to, lower_bound=0)
+    flags.DEFINE_string("sandbox", "bubblewrap", "Backend of sandboxes.", **to)
+    flags.DEFINE_string("images", "", "What tasks may choose their images from: a folder; empty refuses all.", **to)
+
+
+def main(values: flags.FlagValues, dataset: str) -> int:
+    """Runs the command; the exit code is 1 where a reward is not what it should be."""
+    oracle = oracles.get(dataset)
+    tasks = load_tasks(dataset, values.options, values.split)[: values.count or None]
+    result = check(tasks, oracle, values.sandbox, values.images)
+    wrong = False
+    for name, episodes, expected in (("oracle", result.oracle, 1.0), ("null", result.null, 0.0)):
+        missed = [e for e in episodes if e.reward is None or e.reward.value != expected]
+        earning = f"{len(episodes) - len(missed)} of {len(episodes)}"
+        print(f"{dataset}: {earning} episodes of the {name} policy earn {expected:g}")
+        for episode in missed[:_SHOWN]:
+            print(f"  {episode.task}: {episode.error or (episode.reward.value, dict(episode.reward.info))}")
+        wrong |= bool(missed)
+    print(f"{2 * len(tasks)} episodes in {result.seconds:.1f} s")
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__, positional=("dataset",))

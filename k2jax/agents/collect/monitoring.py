@@ -1,0 +1,159 @@
+"""What a collection shows of itself: a trace for Chrome, metrics for Prometheus, and a check of what it stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import heapq
+import json
+from pathlib import Path
+import time
+from typing import TYPE_CHECKING, Any
+
+from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
+from k2jax.errors import UserError
+from k2jax.report.files import write_atomic
+from k2jax.trajectory import verify
+
+if TYPE_CHECKING:
+    from k2jax.agents.collect.manager import RolloutManager
+
+MOST_EVENTS = 200_000
+"""Events that a trace keeps: browsers show no more."""
+_COUNTERS = {
+    "ended": "Episodes that have ended",
+    "masked": "Episodes without a trajectory, or masked",
+    "truncated": "Episodes cut by a budget",
+    "tokens": "Sampled tokens",
+    "turns": "Calls of the model",
+    "calls": "Calls of tools",
+    "right": "Episodes whose reward counts as a success",
+    "judged": "Episodes with a reward",
+}
+
+
+class ChromeTrace:
+    """Leases over time in the trace event format: a process for each worker, a row for each of its coroutines."""
+
+    def __init__(self):
+        self._began = time.monotonic()
+        self._events: list[dict[str, Any]] = []
+        self._open: dict[int, tuple[int, int, float]] = {}  # by lease: worker, row, begin [s]
+        self._rows: dict[int, list[int]] = {}
+        self._used: dict[int, int] = {}
+
+    def leased(self, number: int, worker: int) -> None:
+        """A worker gets a lease."""
+        free = self._rows.setdefault(worker, [])
+        if not free:
+            free.append(self._used.get(worker, 0))
+            self._used[worker] = free[0] + 1
+        self._open[number] = worker, heapq.heappop(free), self._now()
+
+    def released(self, number: int, details: dict[str, Any]) -> None:
+        """A lease is over; ``details`` say what came of it, and what its episode waited for."""
+        if number not in self._open:
+            return
+        worker, row, begin = self._open.pop(number)
+        heapq.heappush(self._rows[worker], row)
+        span = {"ts": begin * 1e6, "dur": (self._now() - begin) * 1e6}
+        self._add({"ph": "X", "name": "episode", "pid": worker, "tid": row, "args": details} | span)
+
+    def count(self, **values: float) -> None:
+        """Values at this moment, drawn as curves."""
+        self._add({"ph": "C", "name": "scheduler", "pid": -1, "tid": 0, "ts": self._now() * 1e6, "args": values})
+
+    def write(self, path: Path) -> None:
+        """Writes the trace, which chrome://tracing and ui.perfetto.dev open."""
+        names = [
+            {"ph": "M", "name": "process_name", "pid": worker, "args": {"name": f"worker {worker}"}}
+            for worker in sorted(self._rows)
+        ]
+        write_atomic(path, json.dumps({"traceEvents": [*names, *self._events]}).encode())
+
+    def _add(self, event: dict[str, Any]) -> None:
+        if len(self._events) < MOST_EVENTS:
+            self._events.append(event)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+
+class RolloutMetrics:
+    """Metrics of a collection, for a Prometheus registry.
+
+    Args:
+        manager: whose numbers are shown.
+        counts: totals by name, as ``CollectionProgress.record`` has them.
+    """
+
+    def __init__(self, manager: RolloutManager, counts: Any):
+        self._manager, self._counts = manager, counts
+
+    def collect(self) -> Iterator[Any]:
+        """Yields the metrics; the registry calls it."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        manager, counts = self._manager, self._counts()
+        for name, meaning in _COUNTERS.items():
+            yield CounterMetricFamily(f"k2jax_rollout_{name}", meaning, counts[name])
+        yield CounterMetricFamily("k2jax_rollout_lost_workers", "Workers that died", manager.lost_workers)
+        yield GaugeMetricFamily("k2jax_rollout_running", "Episodes that workers have", manager.running)
+        yield GaugeMetricFamily("k2jax_rollout_waiting", "Episodes that no worker has yet", manager.waiting)
+        lag = manager.probe.lag
+        for name, value in (("p50", lag.p50), ("p99", lag.p99), ("most", lag.most)):
+            meaning = "How late the scheduler is [s]"
+            yield GaugeMetricFamily(f"k2jax_rollout_lag_{name}_seconds", meaning, value)
+
+
+def serve_metrics(manager: RolloutManager, counts: Any, port: int) -> None:
+    """Serves the metrics on 127.0.0.1 from a thread of its own.
+
+    Raises:
+        UserError: prometheus_client is not installed, or the port is taken.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ModuleNotFoundError:
+        raise UserError('prometheus_client is not installed: pip install -e ".[serve]"') from None
+    registry = CollectorRegistry()
+    registry.register(RolloutMetrics(manager, counts))
+    try:
+        start_http_server(port, "127.0.0.1", registry)
+    except OSError as error:
+        raise UserError(f"metrics cannot be served on port {port}: {error.strerror}; choose another") from None
+
+
+def verify_collection(folder: Path | str) -> tuple[int, list[str]]:
+    """Reads every trajectory that the journal names and compares the two.
+
+    Returns:
+        How many there are, and what is wrong, a line each.
+
+    Raises:
+        UserError: the journal is damaged.
+    """
+    problems, seen, count = [], set(), 0
+    for emission in read_journal(folder):
+        if emission.key in seen:
+            problems.append(f"{emission.key}: it ended twice")
+        seen.add(emission.key)
+        if emission.place is not None:
+            count += 1
+            problems += [f"{emission.key}: {problem}" for problem in _problems(folder, emission)]
+    return count, problems
+
+
+def _problems(folder: Path | str, emission: Emission) -> list[str]:
+    try:
+        trajectory = stored_trajectory(folder, emission.place)
+    except UserError as error:
+        return [str(error)]
+    reward = None if trajectory.reward is None else trajectory.reward.value
+    pairs = {
+        "key": (trajectory.key, emission.key),
+        "status": (trajectory.status, emission.status),
+        "reward": (reward, emission.reward),
+        "number of tokens": (trajectory.sampled_tokens, emission.tokens),
+    }
+    wrong = [f"its {name} is {there}, the journal's {said}" for name, (there, said) in pairs.items() if there != said]
+    return [*wrong, *verify(trajectory)]

@@ -1,0 +1,119 @@
+"""Workers as actors of a Ray cluster (extra ``ray``). All of its nodes see the collection's folder under one path.
+
+An actor connects to the scheduler over TCP and proves with a random key that it is the one that was started. From then
+on it is a worker like any other: Ray carries no task and no trajectory. When it dies, Ray does not start it again; the
+scheduler starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+from pathlib import Path
+import secrets
+import socket
+import struct
+import sys
+from typing import Any
+
+from k2jax.agents.collect.loops import run
+from k2jax.agents.collect.worker import work
+from k2jax.errors import UserError
+
+PATIENCE = 180.0
+"""Time for an actor to be there: a node may have to be added first [s]."""
+_KEY_BYTES = 32
+_PID = struct.Struct("<Q")
+
+
+class RayLauncher:
+    """Starts actors, spread over the nodes.
+
+    Args:
+        address: of a cluster, ``auto`` for the one that this node belongs to, or ``local`` for a new one on this
+            machine, which listens on 127.0.0.1 and has no dashboard.
+
+    Raises:
+        UserError: Ray is not installed, or there is no such cluster.
+    """
+
+    def __init__(self, address: str):
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise UserError('Ray is not installed: pip install -e ".[ray]"') from None
+        self._ray = ray
+        local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == "local" else {}
+        try:
+            if address.rpartition(":")[2].isdecimal():  # Ray itself tries for minutes
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=10.0).close()
+            ray.init(address=address, ignore_reinit_error=True, **local)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"there is no Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None
+        self._actor = ray.remote(_Actor).options(num_cpus=1, scheduling_strategy="SPREAD", max_restarts=0)
+
+    async def start(self, folder: Path, shard: int) -> _RayWorker:
+        """See ``WorkerLauncher.start``."""
+        key = secrets.token_bytes(_KEY_BYTES)
+        with socket.create_server((self._ray.util.get_node_ip_address(), 0)) as listener:
+            listener.setblocking(False)
+            actor = self._actor.remote()
+            working = actor.work.remote(str(folder.absolute()), listener.getsockname()[:2], key, shard, sys.path)
+            arriving = asyncio.ensure_future(_arrived(listener, key))
+            failing = asyncio.wrap_future(working.future())
+            try:
+                await asyncio.wait([arriving, failing], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not arriving.done():
+                    arriving.cancel()
+                    self._ray.kill(actor)
+        if arriving.cancelled() or not arriving.done():
+            reason = failing.exception() if failing.done() and not failing.cancelled() else None
+            raise UserError(f"an actor of the Ray cluster did not connect: {reason or 'is a processor free?'}")
+        failing.add_done_callback(lambda done: done.cancelled() or done.exception())  # its death is the socket's end
+        return _RayWorker(self._ray, actor, *arriving.result())
+
+
+class _RayWorker:
+    """See ``launchers.WorkerHandle``."""
+
+    def __init__(self, ray: Any, actor: Any, sock: socket.socket, pid: int):
+        self._ray, self._actor = ray, actor
+        self.socket, self.pid = sock, pid
+
+    def end(self) -> None:
+        self._ray.kill(self._actor)
+
+
+class _Actor:
+    """A worker in the process of an actor."""
+
+    def work(self, folder: str, address: tuple[str, int], key: bytes, shard: int, paths: list[str]) -> None:
+        """Works until the scheduler closes the connection."""
+        sys.path += [path for path in paths if path not in sys.path]  # where packages of the user are
+        with socket.create_connection(address) as connection:
+            connection.sendall(key + _PID.pack(os.getpid()))
+            run(work(Path(folder), connection, shard))
+
+
+async def _arrived(listener: socket.socket, key: bytes) -> tuple[socket.socket, int]:
+    """The first connection that knows the key, and the process id that it names."""
+    loop = asyncio.get_running_loop()
+    while True:
+        sock, _ = await loop.sock_accept(listener)
+        sock.setblocking(False)
+        said = b""
+        try:
+            async with asyncio.timeout(10.0):
+                while len(said) < _KEY_BYTES + _PID.size:
+                    part = await loop.sock_recv(sock, _KEY_BYTES + _PID.size - len(said))
+                    if not part:
+                        break
+                    said += part
+        except (OSError, TimeoutError):
+            said = b""
+        if hmac.compare_digest(said[:_KEY_BYTES], key):
+            return sock, *_PID.unpack(said[_KEY_BYTES:])
+        sock.close()

@@ -1,0 +1,143 @@
+"""Environments of tasks about files: some to begin with, and an archive or the texts of what the agent leaves."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+import contextlib
+import json
+from typing import Any
+
+from k2jax.agents.environments.tools import ToolEnvironment
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.sandbox import HostPaths, Sandbox, SandboxError, SandboxSpec
+from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.task import Task
+from k2jax.errors import UserError
+
+FILES = "files"
+"""Key of a task's metadata: ``{path: {"text": ..., "mode": ...}}`` below ``/work``; modes are octal texts. What is no
+text stands in Base64 under ``base64`` instead."""
+OUTPUTS = "outputs"
+"""Key of a task's metadata: paths below ``/work``, whose texts ``NamedFilesEnvironment`` keeps."""
+LARGEST = 256 << 10
+"""Bytes of the archive, compressed."""
+LARGEST_TEXTS = 6 << 20
+"""Bytes of the texts of named files as JSON: they fit into a message of a remote environment."""
+_WRITING = 60.0  # wall time that writing the files may take, on a machine where many agents start [s]
+_UNPACK = """
+import base64, json, os, sys
+for path, file in json.load(sys.stdin).items():
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "wb") as opened:
+        opened.write(base64.b64decode(file["base64"]) if "base64" in file else file["text"].encode())
+    os.chmod(path, int(file.get("mode", "644"), 8))
+"""
+_PACK = """
+import gzip, sys, tarfile
+def packed(item):
+    item.mtime = 0
+    return item if item.isreg() or item.isdir() or item.issym() else None
+with gzip.GzipFile("", "wb", fileobj=sys.stdout.buffer, mtime=0) as compressed:
+    with tarfile.open(fileobj=compressed, mode="w|") as archive:
+        archive.add("/work", ".", filter=packed)
+"""
+
+
+class FilesEnvironment(ToolEnvironment):
+    """Tools in a sandbox whose ``/work`` begins with the files of the task.
+
+    The outcome is ``{"archive": text, "too_large": bool}``: all regular files, folders and links below ``/work`` as a
+    compressed tar archive in Base64. It has no times, so that an episode that is repeated leaves the same bytes.
+    """
+
+    def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
+        """With this program's own Python, where the task has no image."""
+        shown = read_only if task.image else tuple(dict.fromkeys((*read_only, *host_python().read_only)))
+        return SandboxSpec(image=task.image, read_only=shown)
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Writes the files.
+
+        Raises:
+            UserError: the task has no tool that needs a sandbox.
+            EnvironmentFailedError: they cannot be written.
+        """
+        if sandbox is None:
+            raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
+        files = json.dumps(task.metadata.get(FILES, {})).encode()
+        result = await sandbox.exec([*isolated_python(task), "-c", _UNPACK], stdin=files, timeout=_WRITING)
+        if result.code:
+            reason = "time" if result.timed_out else result.stderr[-200:].decode(errors="replace").strip()
+            raise EnvironmentFailedError(f"the files of the task {task.id!r} cannot be written: {reason}")
+
+    async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
+        """The archive; empty where the agent's files cannot be packed, or are too many."""
+        result = await sandbox.exec([*isolated_python(task), "-c", _PACK], output_limit=LARGEST, timeout=30.0)
+        if result.code or result.truncated:
+            return {"archive": "", "too_large": result.truncated}
+        return {"archive": base64.b64encode(result.stdout).decode(), "too_large": False}
+
+
+class NamedFilesEnvironment(ToolEnvironment):
+    """Tools in a sandbox whose ``/work`` begins with the files of the task, of which a few named ones are kept.
+
+    It costs no process of its own: files are written and read from outside. The outcome is ``{"texts": {path: text}}``,
+    of the regular files that the task names under ``OUTPUTS`` and that are there; of none of them, with ``too_large``,
+    where they are larger than ``LARGEST_TEXTS``.
+    """
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Writes the files.
+
+        Raises:
+            UserError: the task has no tool that needs a sandbox, or a file has a mode.
+            SandboxError: they cannot be written.
+        """
+        if sandbox is None:
+            raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
+        for path, content in plain_files(task).items():
+            await sandbox.write(f"/work/{path}", content)
+
+    async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
+        """The texts of the named files.
+
+        Raises:
+            SandboxError: the sandbox has failed.
+        """
+        texts, size, outputs = {}, 0, task.metadata.get(OUTPUTS, ())
+        for path in outputs:
+            with contextlib.suppress(SandboxError):  # there is no regular file
+                texts[path] = (await sandbox.read(f"/work/{path}")).decode(errors="replace")
+                size += len(json.dumps(texts[path], ensure_ascii=False).encode())
+                if size > LARGEST_TEXTS:
+                    return {"texts": {}, "too_large": True}
+        if len(texts) < len(outputs):  # is it the agent who left none, or the sandbox that is gone?
+            await sandbox.exec(["/bin/sh", "-c", ":"], cwd="/")
+        return {"texts": texts}
+
+
+def plain_files(task: Task) -> dict[str, bytes]:
+    """Contents of a task's files by path.
+
+    Raises:
+        UserError: one of them has a mode, which takes the environment ``files``.
+    """
+    files = task.metadata.get(FILES, {})
+    if any("mode" in file for file in files.values()):
+        raise UserError(f"a file of the task {task.id!r} has a mode; its environment must be 'files'")
+    try:
+        return {path: _content(file) for path, file in files.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"a file of the task {task.id!r} has neither text nor base64 of its bytes: {error}") from None
+
+
+def _content(file: Mapping[str, str]) -> bytes:
+    if "base64" in file:
+        return base64.b64decode(file["base64"], validate=True)
+    return file["text"].encode()
+
+
+def isolated_python(task: Task) -> list[str]:
+    """The Python of a task's sandboxes, which imports nothing from their folders unasked."""
+    return ["python3" if task.image else host_python().executable, "-I", "-S"]

@@ -1,0 +1,214 @@
+"""The environment of tasks in a git repository: the agent works on a base commit, and its patch is the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable, Mapping
+import contextlib
+import functools
+from importlib import metadata
+import io
+import json
+from pathlib import Path
+import tarfile
+import threading
+from typing import Any
+
+from k2jax.agents.environments import repository_program
+from k2jax.agents.environments.git_history import LARGEST_PACK, checked_id, packed_history
+from k2jax.agents.environments.tools import ToolEnvironment
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxBackend, SandboxSpec
+from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.types import MEBI, ExecResult
+from k2jax.agents.task import Task
+from k2jax.errors import UserError, abbreviate
+
+TREE = "/work/repo"
+"""The agent's work tree."""
+FOLDER = "repositories"
+"""Key of a task's metadata: the folder below which its data set has looked for its repository."""
+PACKAGES = "/work/packages"
+"""Where the agent's sandbox has pytest, if the task has no image."""
+_PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
+_LEXERS = ("__init__", "_mapping", "diff", "python")  # the others are most of what there is
+LARGEST_PATCH = MEBI
+"""Bytes of a patch that counts."""
+LIMITS = Limits(memory=2048 * MEBI, processes=128, disk=1024 * MEBI, files=100_000, open_files=1024)
+"""Of the sandboxes in which an agent works on a repository, and of those in which its patch is tested."""
+_TIMEOUT = 120.0
+_PROGRAM = Path(repository_program.__file__).read_text(encoding="utf-8")
+
+
+class RepositoryEnvironment(ToolEnvironment):
+    """Tools in a sandbox with a work tree at ``TREE`` and its history up to the base commit, and nothing after it.
+
+    The outcome is ``{"patch": text, "too_large": bool}``: all that differs from the base when the agent is done, new
+    files too, whether or not it was committed.
+    """
+
+    folder = TREE
+
+    def __init__(self, backend: Callable[[], SandboxBackend] | None = None, repositories: str | None = ""):
+        """Opens nothing.
+
+        Args:
+            backend: where sandboxes come from.
+            repositories: the folder below which the tasks' repositories must be, whatever the tasks say; empty refuses
+                all. None is the folder that each task names, which only tasks of a data set may choose that was loaded
+                here: whoever writes a task could name any repository of this machine.
+        """
+        super().__init__(backend)
+        self._repositories = repositories
+
+    def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
+        """A larger sandbox, in which pytest can be imported where the task has no image."""
+        return repository_spec(task, read_only)
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Unpacks the base commit.
+
+        Raises:
+            UserError: the task has no tool that needs a sandbox, or its repository cannot be read.
+            EnvironmentFailedError: git failed inside.
+        """
+        if sandbox is None:
+            raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
+        packages = "" if task.image else base64.b64encode(packed_pytest()).decode()
+        header = {"mode": "checkout", "tree": TREE, "packages": packages, "folder": PACKAGES}
+        await run_program(sandbox, task, header, repositories=self._repositories)
+
+    async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
+        """The agent's patch; empty where it cannot be had, because the agent has left no work tree."""
+        try:
+            header = {"mode": "diff", "tree": TREE}
+            result = await run_program(sandbox, task, header, LARGEST_PATCH, repositories=self._repositories)
+        except EnvironmentFailedError as error:
+            return {"patch": "", "too_large": False, "error": str(error)}
+        patch = "" if result.truncated else result.stdout.decode(errors="surrogateescape")
+        return {"patch": patch.encode("utf-8", "replace").decode(), "too_large": result.truncated}
+
+
+def repository_spec(task: Task, read_only: HostPaths = ()) -> SandboxSpec:
+    """A sandbox for a task's repository: its image, or the host's Python."""
+    if task.image:
+        return SandboxSpec(image=task.image, read_only=read_only, limits=LIMITS)
+    paths = dict.fromkeys((*read_only, *host_python().read_only))
+    return SandboxSpec(read_only=tuple(paths), limits=LIMITS, env={"PYTHONPATH": PACKAGES})
+
+
+@functools.cache
+def packed_pytest() -> bytes:
+    """A tar archive of the host's pytest and what it imports, for sandboxes without an image.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name in _PYTEST:
+            try:
+                files = metadata.files(name) or ()
+            except metadata.PackageNotFoundError:
+                raise UserError("tasks in repositories without an image need pytest here: pip install pytest") from None
+            for file in files:
+                module = file.name.partition(".")[0]
+                unused = file.parts[:2] == ("pygments", "lexers") and module not in _LEXERS
+                if file.suffix in (".py", ".pyc") and ".." not in file.parts and not unused:
+                    archive.add(file.locate(), str(file))
+    return packed.getvalue()
+
+
+async def run_program(
+    sandbox: Sandbox,
+    task: Task,
+    header: Mapping[str, Any],
+    output_limit: int = MEBI,
+    payload: bytes | None = None,
+    *,
+    repositories: str | None = None,
+) -> ExecResult:
+    """Runs ``repository_program`` inside a sandbox.
+
+    Args:
+        sandbox: where.
+        task: with a repository.
+        header: what to do, see the program; the base commit is added.
+        output_limit: bytes of output that are kept.
+        payload: what follows the header; the pack of the task's repository unless it is given.
+        repositories: see ``RepositoryEnvironment``.
+
+    Raises:
+        EnvironmentFailedError: the program failed, or the history could not be packed in time.
+        SandboxError: the sandbox failed.
+        UserError: the repository or its base commit is refused.
+    """
+    header = {**header, "base": checked_id(str(task.metadata["base"]))}
+    if payload is not None:
+        return await _run_with(sandbox, task, header, output_limit, _line(header) + payload)
+    folder = _chosen(task, repositories)
+    pack = await packed_history(str(task.metadata["repository"]), header["base"], folder)
+    async with _on_their_way.take(pack.size):
+        stdin = await asyncio.to_thread(pack.after, _line({**header, "shallow": pack.shallow}))
+        return await _run_with(sandbox, task, header, output_limit, stdin)
+
+
+def _chosen(task: Task, repositories: str | None) -> str:
+    """The folder below which a task's repository must be."""
+    if repositories is None:
+        repositories = str(task.metadata.get(FOLDER, ""))
+    if not repositories:
+        raise UserError(
+            f"the task {abbreviate(task.id)} names a repository of this machine, and no folder of repositories is "
+            "chosen: choose one with --repositories=FOLDER"
+        )
+    return repositories
+
+
+def _line(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header).encode() + b"\n"
+
+
+async def _run_with(
+    sandbox: Sandbox, task: Task, header: Mapping[str, Any], output_limit: int, stdin: bytes | bytearray
+) -> ExecResult:
+    python = "python3" if task.image else host_python().executable
+    result = await sandbox.exec(
+        [python, "-I", "-S", "-c", _PROGRAM],
+        stdin=stdin,
+        env={"PYTHONPATH": ""},
+        timeout=header.get("timeout", _TIMEOUT),
+        output_limit=output_limit,
+    )
+    if header["mode"] != "run" and result.code and not result.truncated:
+        reason = "time" if result.timed_out else result.stderr[-300:].decode(errors="replace").strip()
+        raise EnvironmentFailedError(f"{header['mode']} of the task {task.id!r} failed: {reason}")
+    return result
+
+
+class _Room:
+    """Bytes of histories that are in memory at a time, over all event loops of this process."""
+
+    def __init__(self, most: int):
+        self._free, self._lock = most, threading.Lock()
+
+    @contextlib.asynccontextmanager
+    async def take(self, size: int) -> AsyncIterator[None]:
+        """Waits until there is room for so many bytes, which are free again after the block."""
+        while not self._taken(size):
+            await asyncio.sleep(0.05)  # a lock that several loops can wait for is none of asyncio's
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._free += size
+
+    def _taken(self, size: int) -> bool:
+        with self._lock:
+            fits = size <= self._free
+            self._free -= size if fits else 0
+            return fits
+
+
+_on_their_way = _Room(LARGEST_PACK)

@@ -1,0 +1,151 @@
+"""The environment of tasks with tools: it carries out the calls of every answer and shows their results."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+from typing import Any
+
+from k2jax.agents.environment import Message, Observation, Step
+from k2jax.agents.environments.workspace import joined_spec
+from k2jax.agents.registry import toolsets
+from k2jax.agents.sandbox import HostPaths, Sandbox, SandboxBackend, SandboxSpec
+from k2jax.agents.task import Task
+from k2jax.agents.toolsets.calling import Toolbox
+from k2jax.agents.toolsets.types import Toolset, Workplace
+from k2jax.errors import UserError
+from k2jax.trajectory import Trajectory
+
+USER_TURNS = "user_turns"
+"""Key of a task's metadata: texts that the user says, one after each answer that calls no tool."""
+
+
+class ToolEnvironment:
+    """Shows the instruction, then the results of calls.
+
+    An answer that calls no tool is followed by the user's next scripted turn, or ends the episode.
+
+    Calls of one answer are carried out in order. A wrong call shows an error message. What a tool runs on may fail: the
+    error is typed, and the episode is rebuilt or masked.
+
+    An agent that brings its own tools works in the same sandbox; see ``k2jax.agents.environments.workspace``.
+
+    Attributes:
+        tools: declarations of all tools of the task, in OpenAI's format; known after ``reset``.
+        folder: where the task's files are, inside.
+    """
+
+    folder = "/work"
+
+    def __init__(self, backend: Callable[[], SandboxBackend] | None = None):
+        """Opens nothing.
+
+        Args:
+            backend: where sandboxes come from; it is called if a toolset needs one.
+        """
+        self._backend = backend
+        self._toolsets: list[Toolset] = []
+        self._task: Task | None = None
+        self._sandbox: Sandbox | None = None
+        self._toolbox = Toolbox(())
+        self._turns: list[str] = []
+        self._spawn: Callable[[Task], Awaitable[Trajectory]] | None = None
+
+    def attach(self, spawn: Callable[[Task], Awaitable[Trajectory]]) -> None:
+        """Lets the toolsets start sub-episodes; ``spawn`` is ``Rollout.spawn``."""
+        self._spawn = spawn
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """See the class."""
+        return self._toolbox.tools
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """The instruction, with new toolsets and a new sandbox where one of them needs it.
+
+        Raises:
+            UserError: a toolset is unknown or cannot be used here, or two tools have one name.
+            InfrastructureError: a toolset or the sandbox cannot be opened.
+        """
+        await self.close()
+        made = [toolsets.make(text) for text in task.tools]
+        self._task, self._sandbox = task, await self._open_sandbox(task, made)
+        await self.prepare(task, self._sandbox)
+        for toolset in made:
+            self._toolsets.append(toolset)  # closed even if it opens halfway
+            await toolset.open(Workplace(task, seed, self._sandbox, self._spawn))
+        self._toolbox = Toolbox(made)
+        self._turns = [str(turn) for turn in task.metadata.get(USER_TURNS, ())]
+        return Observation(task.instruction)
+
+    async def step(self, action: Message) -> Step:
+        """The results of the answer's calls, or the user's next turn, or the end.
+
+        Raises:
+            InfrastructureError: a tool failed through no fault of the model.
+        """
+        calls = action.get("tool_calls") or ()
+        if calls:
+            return Step(Observation(tuple([await self._result(call) for call in calls])))
+        if self._turns:
+            return Step(Observation(({"role": "user", "content": self._turns.pop(0)},)))
+        return Step(Observation(), terminated=True, info=await self.outcome(self._task, self._sandbox))
+
+    async def open_workspace(self, task: Task, needs: SandboxSpec) -> Sandbox:
+        """See ``Workspace.open_workspace``."""
+        await self.close()
+        if self._backend is None:
+            raise UserError(f"the environment {task.environment!r} needs a sandbox; name a backend")
+        spec = joined_spec(self.spec(task, needs.read_only), needs)
+        self._task, self._sandbox = task, await self._backend().open(spec)
+        await self.prepare(task, self._sandbox)
+        return self._sandbox
+
+    async def collect(self) -> Mapping[str, Any]:
+        """See ``Workspace.collect``."""
+        assert self._task is not None
+        return await self.outcome(self._task, self._sandbox)
+
+    def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
+        """What the episode's sandbox is made of; ``read_only`` is what the toolsets need of the host."""
+        return SandboxSpec(image=task.image, read_only=read_only)
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Fills the sandbox before the toolsets are opened; nothing here.
+
+        Raises:
+            InfrastructureError: it cannot be filled.
+        """
+
+    async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
+        """What the verifier needs of the sandbox, read when the agent is done: JSON values; nothing here.
+
+        Raises:
+            InfrastructureError: it cannot be read.
+        """
+        return {}
+
+    async def close(self) -> None:
+        """Closes the toolsets and the sandbox; everything is closed, whatever fails."""
+        opened, sandbox = self._toolsets, self._sandbox
+        self._toolsets, self._sandbox = [], None
+        async with contextlib.AsyncExitStack() as stack:
+            if sandbox is not None:
+                stack.push_async_callback(sandbox.close)
+            for toolset in opened:
+                stack.push_async_callback(toolset.close)
+
+    async def _open_sandbox(self, task: Task, made: Sequence[Toolset]) -> Sandbox | None:
+        needing = [text for text, toolset in zip(task.tools, made, strict=True) if toolset.needs_sandbox]
+        if not needing:
+            return None
+        if self._backend is None:
+            raise UserError(f"the toolset {needing[0]!r} of the task {task.id!r} needs a sandbox; name a backend")
+        shown = dict.fromkeys(path for toolset in made for path in toolset.read_only)
+        return await self._backend().open(self.spec(task, tuple(shown)))
+
+    async def _result(self, call: Mapping[str, Any]) -> Message:
+        result = await self._toolbox.call(call)
+        name = (call.get("function") or {}).get("name") or "tool"
+        message = {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": result.content}
+        return message | ({"is_error": True} if result.is_error else {})

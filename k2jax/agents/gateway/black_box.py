@@ -1,0 +1,238 @@
+"""The black-box scaffold: an agent that nobody changed works in a sandbox, and its only way out is its rollout.
+
+For every episode a gateway serves one rollout on a Unix socket, which the sandbox shows the agent. What the model
+sampled is recorded at the wire and becomes the episode's token tree; what the agent leaves in its folder is collected
+by the environment for the verifier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+import contextlib
+import os
+from pathlib import Path
+import tempfile
+import time
+from typing import Any
+
+from k2jax.agents.api import ModelCard
+from k2jax.agents.environment import OUTCOME, Environment
+from k2jax.agents.environments.workspace import Workspace
+from k2jax.agents.episode import Rollout
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.gateway.agent_entries import AGENTS
+from k2jax.agents.gateway.agents import HOME, BlackBoxAgent, read_agent, shown_folders
+from k2jax.agents.gateway.app import make_gateway_app
+from k2jax.agents.gateway.episode_client import EpisodeClient, EpisodeMedia
+from k2jax.agents.gateway.gateway import Gateway, RolloutAccess
+from k2jax.agents.gateway.socket import rollout_socket
+from k2jax.agents.gateway.spec import GatewayRollout
+from k2jax.agents.gateway.trees import joined_nodes
+from k2jax.agents.sandbox import Limits, SandboxSpec
+from k2jax.agents.sandbox.forward import forwarded
+from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.types import MEBI, ExecResult, SandboxError
+from k2jax.agents.task import Task
+from k2jax.client import PromptTooLongError, Sampling
+from k2jax.errors import UserError, nearest
+from k2jax.trajectory import Trajectory
+from k2jax.trajectory.types import Status
+
+FOLDER_VARIABLE = "K2JAX_AGENTS"
+"""Environment variable with the folder where agents are installed."""
+PORT = 8080
+"""Where an agent finds the gateway, on the loopback of its own sandbox."""
+ROLLOUT = "episode"
+"""Name of the rollout in the agent's URL, the same in every episode so that prompts are."""
+_SOCKETS = "/var/tmp"  # folders of sockets; shown at the same place, which a sandbox's own /tmp would hide
+_LONGEST = 7 * 86400.0  # wall time of a command [s]; what ends an agent is its own time
+_KEPT_OUTPUT = 2000  # characters of an agent's output in the metadata
+
+
+def black_box(
+    agent: str, folder: str = "", version: str = "", seconds: float = 600.0, context: int = 1 << 20
+) -> BlackBoxScaffold:
+    """Makes the scaffold of an agent.
+
+    Args:
+        agent: a name of ``AGENTS``, or the path of a JSON file; see ``read_agent``.
+        folder: where it is installed; by default what the variable K2JAX_AGENTS says.
+        version: that is installed, if not the one for which the agent is described.
+        seconds: that it may work without waiting for the model [s].
+        context: longest prompt with its answer [tokens]; the engine's own limit holds beside it.
+
+    Raises:
+        UserError: there is no such agent, or it is not installed in this version.
+    """
+    if agent.endswith(".json"):
+        described = read_agent(agent)
+    elif agent in AGENTS:
+        described = AGENTS[agent]
+    else:
+        raise UserError(f"no agent {agent!r}{nearest(agent, sorted(AGENTS))}; one's own is a file that ends in .json")
+    described = described.pinned_to(version) if version else described
+    folder = folder or os.environ.get(FOLDER_VARIABLE, "")
+    described.check_installed(folder)
+    if seconds <= 0 or context < 1:
+        raise UserError(f"the scaffold of {agent} needs seconds and context above 0")
+    return BlackBoxScaffold(described, folder, seconds, context)
+
+
+class BlackBoxScaffold:
+    """Runs an agent to its end; see ``Scaffold``.
+
+    The episode is ``truncated`` where the agent's own time, the task's budget or the model's context was used up. An
+    agent that makes no request has failed as a machine does. An episode that fails begins anew.
+
+    Args:
+        agent: the agent.
+        folder: where it is installed; empty where it needs none.
+        seconds: that it may work without waiting for the model [s].
+        context: longest sequence [tokens].
+    """
+
+    def __init__(self, agent: BlackBoxAgent, folder: str = "", seconds: float = 600.0, context: int = 1 << 20):
+        self.agent = agent
+        self._folder, self._seconds, self._context = folder, seconds, context
+
+    async def run(self, rollout: Rollout, environment: Environment, sampling: Sampling) -> None:
+        """See ``Scaffold.run``.
+
+        Raises:
+            InfrastructureError: the sandbox failed, or the agent did not start.
+            UserError: the environment has no workspace, the agent's first request is too long for the model, or the run
+                asks for what no black box can do.
+        """
+        if rollout.may_pause:
+            raise UserError("a black-box agent cannot pause in its midst; set config.rl.rollout.token_cap to 0")
+        if not hasattr(environment, "open_workspace"):
+            raise UserError(
+                f"the environment {rollout.task.environment!r} of the task {rollout.task.id!r} has no folder in which "
+                "an agent could work; 'files' and 'repository' have"
+            )
+        client = EpisodeClient(rollout.client)
+        sizes = rollout.tokenizer.vocab_size, self._context
+        media = rollout.media and EpisodeMedia(rollout.media, client)
+        card = ModelCard("k2", rollout.tokenizer, *sizes, rollout.chat, media=media)
+        gateway = Gateway(client, card)
+        access = gateway.open(self._described(rollout, sampling), ROLLOUT)
+        result, outcome = await self._work(rollout, environment, gateway, access, client)  # type: ignore[arg-type]
+        session = gateway.session(ROLLOUT)
+        if not session.requests and client.refused is not None:  # the task itself does not fit: no policy's mistake
+            raise PromptTooLongError(f"the first request of the agent {self.agent.name} is refused: {client.refused}")
+        if not session.requests:
+            shown = "" if result is None else result.stderr[-300:] or result.stdout[-300:]
+            raise EnvironmentFailedError(f"the agent {self.agent.name} asked its model nothing: {shown!a}")
+        over = any(request.get("over_budget") for request in session.requests)
+        status: Status = "truncated" if result is None or over or client.refused is not None else "finished"
+        recorded = await gateway.close(ROLLOUT, status)
+        _fill(rollout.trajectory, recorded, status)
+        rollout.trajectory.metadata |= {OUTCOME: dict(outcome), "agent": self._report(result, client)}
+
+    async def _work(
+        self, rollout: Rollout, workspace: Workspace, gateway: Gateway, access: RolloutAccess, client: EpisodeClient
+    ) -> tuple[ExecResult | None, Any]:
+        """Lets the agent work; returns how it ended, None where its time was over, and the environment's outcome."""
+        async with _served(gateway, access) as socket:
+            needs = self._needs(socket)
+            sandbox = await workspace.open_workspace(rollout.task, needs)
+            if self.agent.needs_cgroup and sandbox.capabilities.memory != "cgroup":
+                raise UserError(
+                    f"the agent {self.agent.name} runs on Node, whose memory only a control group can limit, and this "
+                    "machine lets this user make none; see python -m k2jax.sandbox check"
+                )
+            agent = self.agent.filled(self._values(rollout.task, access, workspace.folder))
+            for path, text in {f"{HOME}/.keep": "", **agent.files}.items():
+                await sandbox.write(path, text.encode())
+            command = forwarded(agent.argv, str(socket), port=PORT)
+            env = {"HOME": HOME, "PATH": self._path(), **agent.env}
+            running = sandbox.exec(command, cwd=workspace.folder, env=env, timeout=_LONGEST, output_limit=MEBI)
+            result = await self._run(running, client)
+            return result, await workspace.collect()
+
+    async def _run(self, command: Coroutine[Any, Any, ExecResult], client: EpisodeClient) -> ExecResult | None:
+        """Waits until the agent ends, its own time is over, or the model fails."""
+        began, waited = time.monotonic(), client.waited
+        running = asyncio.ensure_future(command)
+        try:
+            while not running.done():
+                left = self._seconds - (time.monotonic() - began - (client.waited - waited))
+                if left <= 0:
+                    return None
+                await asyncio.wait({running, client.failed}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if client.failed.done():
+                    client.failed.result()
+            return running.result()
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError, SandboxError):
+                await running
+
+    def _values(self, task: Task, access: RolloutAccess, work: str) -> dict[str, str]:
+        """What stands for the placeholders."""
+        agents = os.path.abspath(self._folder) if self._folder else ""
+        base = f"http://127.0.0.1:{PORT}{access.path}"
+        places = {"home": HOME, "work": work, "agents": agents}
+        return {"task": instruction_text(task), "base": base, "key": access.key, "model": "k2", **places}
+
+    def _needs(self, socket: Path) -> SandboxSpec:
+        limits = Limits(memory=self.agent.memory * MEBI, processes=512, disk=512 * MEBI, files=1 << 16, open_files=4096)
+        shown = (*(shown_folders(self._folder) if self._folder else ()), str(socket.parent))
+        return SandboxSpec(read_only=tuple(dict.fromkeys((*shown, *host_python().read_only))), limits=limits)
+
+    def _path(self) -> str:
+        """Where programs are looked for: the agent's own first, such as its Node."""
+        own = [f"{os.path.abspath(self._folder)}/{name}" for name in ("node_modules/.bin", "venv/bin")]
+        return ":".join([*(own if self._folder else []), "/usr/local/bin", "/usr/bin", "/bin"])
+
+    def _described(self, rollout: Rollout, sampling: Sampling) -> GatewayRollout:
+        task = rollout.task
+        return GatewayRollout(
+            task=task.id,
+            domain=task.domain,
+            key=rollout.key.place,
+            purpose=rollout.key.purpose,
+            sampling=sampling,
+            budget=task.budget,
+            declares_tools=self.agent.turns == "tools",
+        )
+
+    def _report(self, result: ExecResult | None, client: EpisodeClient) -> dict[str, Any]:
+        """What is kept of the agent's run for readers."""
+        report: dict[str, Any] = {"name": self.agent.name, "version": self.agent.version}
+        if result is None:
+            return report | {"ended_by": "time"}
+        output = (result.stderr or result.stdout).decode(errors="replace")[-_KEPT_OUTPUT:]
+        ended = "memory" if result.out_of_memory else "context" if client.refused else "itself"
+        seconds = {"seconds": result.seconds, "waited": client.waited}
+        return report | {"ended_by": ended, "code": result.code, **seconds, "output": output}
+
+
+def instruction_text(task: Task) -> str:
+    """A task's instruction as one text.
+
+    Raises:
+        UserError: a message of it is no text.
+    """
+    texts = [message.get("content") for message in task.instruction]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"the instruction of the task {task.id!r} is not text alone, which is all an agent is given")
+    return "\n\n".join(texts)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def _served(gateway: Gateway, access: RolloutAccess) -> AsyncIterator[Path]:
+    """Serves a rollout on a socket that is alone in its folder."""
+    with tempfile.TemporaryDirectory(prefix="k2jax-", dir=_SOCKETS) as folder:
+        os.chmod(folder, 0o755)
+        socket = Path(folder) / "gateway"
+        async with rollout_socket(make_gateway_app(gateway), access.path, socket):
+            yield socket
+
+
+def _fill(trajectory: Trajectory, recorded: Sequence[Trajectory], status: Status) -> None:
+    """Makes an episode of what a gateway recorded."""
+    nodes, requests = joined_nodes(recorded)
+    trajectory.nodes, trajectory.status = nodes, status
+    trajectory.metadata |= {"requests": requests, "counts": recorded[0].metadata["counts"]}

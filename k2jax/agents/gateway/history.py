@@ -1,0 +1,265 @@
+"""One trajectory as a gateway records it: which of its nodes a client's history repeats, and what that history adds.
+
+Every message that the model did not write is a node, and so is every generation prompt; what the model sampled hangs
+below a generation prompt. A history is matched message by message from the root. The model's own messages are matched
+by the value that the client received and keep their sampled ids; from the first message on that was never recorded in
+its place, the history is a branch whose messages are encoded as the client wrote them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+import sys
+from typing import Any, Literal, NamedTuple
+
+from k2jax.agents.api import Conversation, ModelCard
+from k2jax.agents.api.api_error import bad_request
+from k2jax.agents.api.conversation import start_builder
+from k2jax.agents.api.requests import check_prompt_length
+from k2jax.agents.gateway.canonical import answer_parts, message_key, plain_message, tools_key
+from k2jax.errors import UserError, abbreviate
+from k2jax.text.chat import ChatBuilder
+from k2jax.text.media_reading import NO_PAD, start_reading
+from k2jax.trajectory import Node, Trajectory
+from k2jax.trajectory.types import NO_TURN, ROOT
+
+Kind = Literal["start", "extend", "repeat", "branch"]
+"""How a request goes on: a first one, one that extends a leaf, one that asks the same again, one that branches off."""
+
+
+_MOST_LEFT_OUT = 20
+"""Kinds of tools and names of fields that a record of a request names."""
+
+
+class Addition(NamedTuple):
+    """A node that a history adds: its key, its tokens, and its message, None for tools and generation prompts."""
+
+    key: str
+    tokens: list[int]
+    message: Mapping[str, Any] | None
+
+
+def addition_bytes(addition: Addition) -> int:
+    """Memory of a node's tokens and texts once it is recorded, roughly."""
+    size = 4 * len(addition.tokens)
+    values: list[Any] = [addition.message]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            size += sys.getsizeof(value)
+        elif isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return size
+
+
+@dataclasses.dataclass(frozen=True)
+class MatchedHistory:
+    """Where a conversation leaves what is recorded.
+
+    Attributes:
+        conversation: what the client sent.
+        keys: of its tools, if any, and messages.
+        node: the last node that it repeats; ROOT where it repeats none.
+        matched: how many of its keys are recorded.
+        kind: see Kind.
+        drift: of a branch, what the client changed in the model's own message: ``thought``, ``call id``, ``call`` or
+            ``text``; ``message`` where it changed something else.
+    """
+
+    conversation: Conversation
+    keys: tuple[str, ...]
+    node: int
+    matched: int
+    kind: Kind
+    drift: str = ""
+
+    def without_messages(self) -> MatchedHistory:
+        """What is needed once the history is encoded, without what the client sent, which may be megabytes."""
+        told = self.conversation
+        options = dataclasses.replace(told.options, tools=bool(told.tools))
+        asked = {name: _short(value) for name, value in told.asked.items()}
+        rest = Conversation((), (), (), options, asked, tuple(dict.fromkeys(told.left_out))[:_MOST_LEFT_OUT])
+        return dataclasses.replace(self, conversation=rest, keys=())
+
+
+def conversation_keys(conversation: Conversation) -> tuple[str, ...]:
+    """Returns the keys of a conversation's tools, if it declares any, and of its messages.
+
+    Raises:
+        ApiError: a message is malformed.
+    """
+    keys = [tools_key(conversation.tools)] if conversation.tools else []
+    for message, origin in zip(conversation.messages, conversation.origins, strict=True):
+        try:
+            keys.append(message_key(message))
+        except UserError as error:
+            raise bad_request(origin, str(error)) from None
+    return tuple(keys)
+
+
+class RecordedHistory:
+    """The nodes of a trajectory by their keys.
+
+    Attributes:
+        trajectory: grows with every request.
+        keys: of its nodes.
+    """
+
+    def __init__(self, trajectory: Trajectory, card: ModelCard):
+        self.trajectory = trajectory
+        self.keys: list[str] = []
+        self._card = card
+        self._children: dict[int, dict[str, list[int]]] = {}
+
+    def add(self, node: Node, key: str) -> int:
+        """Adds a node and returns its index."""
+        index = self.trajectory.add(node)
+        self.keys.append(key)
+        self._children.setdefault(node.parent, {}).setdefault(key, []).append(index)
+        return index
+
+    def match(self, conversation: Conversation, keys: tuple[str, ...]) -> MatchedHistory:
+        """Finds the longest part of a conversation that is recorded; of equal records the latest."""
+        places, matched = [ROOT], 0
+        for key in keys:
+            found = [child for place in places for child in self._with_key(place, key)]
+            if not found:
+                break
+            places, matched = found, matched + 1
+        node = max(places)
+        opened = [child for place in places for child in self._places(place, _open_key(conversation))]
+        if matched == len(keys) and opened:
+            return MatchedHistory(conversation, keys, max(opened), matched, "repeat")
+        if not self.trajectory.nodes:
+            return MatchedHistory(conversation, keys, ROOT, 0, "start")
+        if node != ROOT and not self._children.get(node):
+            return MatchedHistory(conversation, keys, node, matched, "extend")
+        return MatchedHistory(conversation, keys, node, matched, "branch", self._drift(conversation, node, matched))
+
+    def resumed(self, match: MatchedHistory) -> ChatBuilder | None:
+        """The conversation up to the last node that it repeats; None where it repeats none.
+
+        Nothing is encoded. The ids that the model sampled are marked as the assistant's.
+        """
+        if match.node == ROOT:
+            return None
+        nodes = self.trajectory.nodes
+        path = [nodes[index] for index in self.trajectory.path(match.node)]
+        roles = [
+            "assistant" if node.turn != NO_TURN else node.message["role"]
+            for node in path
+            if node.turn != NO_TURN or node.message is not None
+        ]
+        assert self._card.chat is not None
+        tokens = self.trajectory.path_tokens(match.node).tolist()
+        sampled = [node.turn != NO_TURN for node in path for _ in node.tokens]
+        return ChatBuilder.resume(self._card.chat, tokens, roles, path[-1].turn != NO_TURN, sampled)
+
+    def commit(self, node: int, additions: Sequence[Addition]) -> int:
+        """Adds nodes below a node, unless another request has added the same tokens meanwhile; returns the last one."""
+        nodes = self.trajectory.nodes
+        for key, tokens, message in additions:
+            known = [place for place in self._places(node, key) if nodes[place].tokens.tolist() == tokens]
+            node = known[-1] if known else self.add(Node.observed(node, tokens, message), key)
+        return node
+
+    def _places(self, parent: int, key: str) -> list[int]:
+        return self._children.get(parent, {}).get(key, [])
+
+    def _with_key(self, parent: int, key: str) -> list[int]:
+        """Children with a key; those that the model sampled are below a generation prompt."""
+        opened = [node for name in _OPEN_KEYS for node in self._places(parent, name)]
+        return [*self._places(parent, key), *(child for node in opened for child in self._places(node, key))]
+
+    def _drift(self, conversation: Conversation, node: int, matched: int) -> str:
+        """What of the latest answer after a node the next message of a conversation changes."""
+        opened = [place for name in _OPEN_KEYS for place in self._places(node, name)]
+        answers = [
+            child for place in opened for children in self._children.get(place, {}).values() for child in children
+        ]
+        at = matched - bool(conversation.tools)
+        message = conversation.messages[at] if 0 <= at < len(conversation.messages) else {}
+        if not answers or message.get("role") != "assistant":
+            return "message"
+        recorded, told = answer_parts(self.trajectory.nodes[max(answers)].message or {}), answer_parts(message)
+        if recorded[1:] == told[1:]:
+            return "thought"
+        if recorded[1] != told[1]:
+            return "text"
+        return "call id" if [call[1:] for call in recorded[2]] == [call[1:] for call in told[2]] else "call"
+
+
+class EncodedHistory(NamedTuple):
+    """A history that is ready to be sampled after.
+
+    Attributes:
+        prompt: all its token ids, up to the generation prompt.
+        additions: the nodes that it adds; the last of them is the generation prompt.
+        media: its images, as the card's ``MediaReader`` places them in the prompt.
+    """
+
+    prompt: list[int]
+    additions: list[Addition]
+    media: tuple[Any, ...]
+
+
+def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: ModelCard) -> EncodedHistory:
+    """Encodes what a history adds to what is recorded.
+
+    Args:
+        match: where it leaves what is recorded.
+        builder: the conversation up to there, which is changed; None for its beginning.
+        card: the model.
+
+    Raises:
+        ApiError: a message is wrong, or the prompt is too long; the error names it.
+        UserError: the images are not those for which the recorded tokens stand.
+    """
+    conversation, additions, reading = match.conversation, [], start_reading(card.media)
+    new = match.matched
+    if builder is None:
+        builder = start_builder(conversation.tools, card)
+        if conversation.tools:
+            additions.append(Addition(match.keys[0], list(builder.tokens), None))
+            new = 1
+    first = new - bool(conversation.tools)
+    recorded = [NO_PAD if own else i for i, own in zip(builder.tokens, builder.by_assistant, strict=True)]
+    for index, message in enumerate(conversation.messages):
+        known = len(builder.tokens)
+        try:
+            shown = reading.read(message)  # also of what is recorded, whose images the model sees again
+            if index < first:
+                continue
+            builder.add(shown)
+        except UserError as error:
+            raise bad_request(conversation.origins[index], str(error)) from None
+        check_prompt_length(conversation.origins[index].partition("[")[0], len(builder.tokens), card)
+        key = match.keys[index + bool(conversation.tools)]
+        additions.append(Addition(key, builder.tokens[known:], plain_message(message)))
+    if match.kind != "repeat":
+        known = len(builder.tokens)
+        try:
+            builder.open_assistant(conversation.options.thinking)
+        except UserError as error:
+            raise bad_request("messages", str(error)) from None
+        additions.append(Addition(_open_key(conversation), builder.tokens[known:], None))
+    check_prompt_length("messages", len(builder.tokens), card)
+    shown = reading.place([*recorded, *builder.tokens[len(recorded) :]])
+    return EncodedHistory(list(builder.tokens), additions, shown)
+
+
+def _short(value: Any) -> Any:
+    """A value that a client asked for, as short JSON."""
+    plain = isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if plain and len(str(value)) <= 80 else abbreviate(value)
+
+
+def _open_key(conversation: Conversation) -> str:
+    return _OPEN_KEYS[conversation.options.thinking]
+
+
+_OPEN_KEYS = ("open", "open thinking")  # of generation prompts, without reasoning and with it

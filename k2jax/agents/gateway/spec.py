@@ -1,0 +1,97 @@
+"""What a gateway is told about a rollout before its agent starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import json
+from typing import Any, get_args
+
+from k2jax.agents.task import Budget
+from k2jax.client import Sampling
+from k2jax.errors import UserError, abbreviate
+from k2jax.trajectory.types import Purpose
+
+RESERVED = frozenset({"rollout", "side_call", "requests", "counts"})
+"""What the gateway itself writes into the metadata of trajectories."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GatewayRollout:
+    """A rollout of a black-box agent.
+
+    Attributes:
+        task: id of the task.
+        domain: the task's domain tag.
+        key: (step, prompt, sample) of the trajectory; with ``purpose`` and ``sampling.seed`` it decides all random
+            numbers.
+        sampling: of every answer, whatever the client asks for; ``max_tokens`` is of one answer.
+        budget: tokens over all answers, and calls of the model that are no side calls.
+        declares_tools: whether the agent's own turns declare tools: a request without tools is then a side call (a
+            title, a summary), a trajectory of its own.
+        train_side_calls: whether tokens of side calls are marked for training.
+        metadata: JSON values, kept in the trajectory; not under the names of RESERVED.
+        purpose: what the episode is for: ``train``, ``eval`` or ``budget``.
+    """
+
+    task: str
+    domain: str = ""
+    key: tuple[int, int, int] = (0, 0, 0)
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    budget: Budget = dataclasses.field(default_factory=Budget)
+    declares_tools: bool = True
+    train_side_calls: bool = False
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    purpose: Purpose = "train"
+
+    def check(self) -> None:
+        """Raises UserError for a value of the wrong type or out of range."""
+        kinds: dict[str, type] = {"task": str, "domain": str, "declares_tools": bool, "train_side_calls": bool}
+        wrong = [name for name, kind in kinds.items() if type(getattr(self, name)) is not kind]
+        counts = {name: getattr(self.sampling, name) for name in ("max_tokens", "top_k", "seed")}
+        limits = {name: value for name, value in dataclasses.asdict(self.budget).items() if value is not None}
+        wrong += [name for name, value in (counts | limits).items() if type(value) is not int or value < 0]
+        wrong += ["stop_tokens"] * any(type(token) is not int or token < 0 for token in self.sampling.stop_tokens)
+        wrong += ["metadata"] * (not isinstance(self.metadata, Mapping) or not RESERVED.isdisjoint(self.metadata))
+        try:
+            json.dumps(self.metadata, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            wrong.append("metadata")
+        if wrong or not self.task:
+            raise UserError(f"{wrong[0] if wrong else 'task'} of a rollout is missing or has a wrong value")
+        if self.budget.critical_steps is not None:
+            raise UserError("a rollout of the gateway has no critical_steps; give a budget of tokens or steps")
+        self.sampling.check()
+        if len(self.key) != 3 or any(type(part) is not int or part < 0 for part in self.key):
+            raise UserError(f"key {abbreviate(self.key)} must be (step, prompt, sample), three numbers from 0")
+        if self.purpose not in get_args(Purpose):
+            raise UserError(f"purpose {abbreviate(self.purpose)} of a rollout must be {', '.join(get_args(Purpose))}")
+        if self.sampling.return_experts or self.sampling.prompt_logprobs or self.sampling.top_logprobs:
+            raise UserError(
+                "a gateway records tokens and their log-probabilities; leave out return_experts, prompt_logprobs and "
+                "top_logprobs"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The values as JSON; ``from_json`` is the inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Any) -> GatewayRollout:
+        """Reads what ``to_json`` returned; fields that are left out have their defaults.
+
+        Raises:
+            UserError: a value is wrong.
+        """
+        try:
+            values = dict(values)
+            sampling = dict(values.get("sampling") or {})
+            sampling["stop_tokens"] = tuple(sampling.get("stop_tokens") or ())
+            values["sampling"] = Sampling(**sampling)
+            values["budget"] = Budget(**(values.get("budget") or {}))
+            values["key"] = tuple(values.get("key") or (0, 0, 0))
+            spec = cls(**values)
+            spec.check()
+        except (TypeError, ValueError) as error:
+            raise UserError(f"this describes no rollout: {abbreviate(str(error), 200)}") from None
+        return spec

@@ -1,0 +1,69 @@
+"""Which images a spec may name: it may be written by others, so the user says from what it may choose."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from k2jax.agents.sandbox.arguments import image_entries
+from k2jax.agents.sandbox.mounts import is_never_shown
+from k2jax.errors import UserError, abbreviate
+from k2jax.files.confined import confined
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
+_CHOOSE = "choose with --images=..., or rl.images in a config"
+
+
+def image_folder(image: str, images: str) -> str:
+    """The folder of an unpacked root file system.
+
+    Whoever can write to the folder of images while one of them is opened can put a link in its place.
+
+    Args:
+        image: its name: a path below ``images``, or ``sha256:`` and 64 hexadecimal digits for the folder of that name
+            in its folder ``sha256``; whether the image has that digest is for whoever unpacked it to check.
+        images: the folder of all images, which the user has chosen; empty refuses all.
+
+    Returns:
+        Its real path, which lies below the real path of ``images``.
+
+    Raises:
+        UserError: there is no such image below the folder, or the folder is one that no sandbox shows.
+    """
+    if not images:
+        raise UserError(f"the image {abbreviate(image)} is refused, because no folder of images is chosen; {_CHOOSE}")
+    root = os.path.realpath(os.path.expanduser(images))
+    if is_never_shown(root):
+        raise UserError(f"{images} is no folder of images: no sandbox shows what lies in it; choose another one")
+    digest = _DIGEST.fullmatch(image)
+    real = confined(f"sha256/{digest[1]}" if digest else image, root, "image")
+    if not any(_is_folder(os.path.join(real, name)) for name in ("usr", "bin")):
+        raise UserError(f"the image {abbreviate(image)} is no folder of an unpacked root file system, with usr or bin")
+    try:
+        list(image_entries(real))
+    except (OSError, ValueError) as error:
+        raise UserError(f"the image {abbreviate(image)} cannot be shown: {error}") from None
+    return real
+
+
+def image_name(image: str, images: str) -> str:
+    """The name of an image in a registry, or of a template.
+
+    Args:
+        image: the name.
+        images: what it must be or begin with, up to one of the marks ``/:@``; empty refuses all.
+
+    Raises:
+        UserError: it is no such name.
+    """
+    if not images:
+        raise UserError(f"the image {abbreviate(image)} is refused, because no beginning of names is chosen; {_CHOOSE}")
+    beginnings = (images,) if images[-1] in "/:@" else tuple(images + mark for mark in "/:@")
+    if not _REFERENCE.fullmatch(image) or ".." in image or not (image == images or image.startswith(beginnings)):
+        raise UserError(f"the image {abbreviate(image)} is refused: names must begin with {images}; {_CHOOSE}")
+    return image
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)

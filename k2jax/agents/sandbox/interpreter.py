@@ -1,0 +1,77 @@
+"""This program's own Python and its installed packages, for commands inside a sandbox."""
+
+from __future__ import annotations
+
+import functools
+from importlib import metadata
+import os
+import sys
+from typing import NamedTuple
+
+from k2jax.agents.sandbox.types import MountedPath
+from k2jax.errors import UserError, abbreviate
+
+_NO_MODULES = (".dist-info", ".egg-info", ".pth")
+
+
+class HostPython(NamedTuple):
+    """A Python interpreter of the host without its installed packages.
+
+    Attributes:
+        executable: its path; start it with ``-I -S`` so that nothing in the sandbox's folder is imported unasked.
+        read_only: what ``SandboxSpec.read_only`` must name for it.
+    """
+
+    executable: str
+    read_only: tuple[str, ...]
+
+
+def host_python() -> HostPython:
+    """The interpreter that runs this program, outside its virtual environment."""
+    executable = os.path.realpath(sys.executable)
+    prefix = os.path.realpath(sys.base_prefix)
+    return HostPython(executable, () if f"{prefix}/".startswith("/usr/") else (prefix,))
+
+
+class HostPackages(NamedTuple):
+    """Installed packages of this program.
+
+    They are shown in ``/packages``, because an environment may lie where a sandbox has its own files, as in ``/tmp``.
+    What is installed beside them is not shown, unless it lies in the interpreter's own folder or in ``/usr``, as
+    without a virtual environment.
+
+    Attributes:
+        folders: what ``sys.path`` must name inside.
+        read_only: what ``SandboxSpec.read_only`` must name for them.
+    """
+
+    folders: tuple[str, ...]
+    read_only: tuple[MountedPath, ...]
+
+
+@functools.cache
+def host_packages(names: tuple[str, ...]) -> HostPackages:
+    """The modules and libraries of packages; what they require must be named too.
+
+    Args:
+        names: as pip has them, such as ``pillow``.
+
+    Raises:
+        UserError: a package is not installed, or is installed without a list of its files, as an editable one is.
+    """
+    folders: dict[str, str] = {}
+    shown: dict[MountedPath, None] = {}
+    for name in names:
+        try:
+            installed = metadata.distribution(name)
+        except (metadata.PackageNotFoundError, ValueError):
+            raise UserError(f"there is no package {abbreviate(name)} here for sandboxes to show; install it") from None
+        files = installed.files if installed.read_text("RECORD") else None
+        tops = sorted({file.parts[0] for file in files or ()} - {"..", "__pycache__"})
+        tops = [top for top in tops if not top.endswith(_NO_MODULES) and not top.startswith("__editable__")]
+        if not tops:
+            raise UserError(f"the package {name!r} has no list of its files; install it again, by pip")
+        folder = os.path.realpath(installed.locate_file(""))
+        inside = folders.setdefault(folder, f"/packages/{len(folders)}")
+        shown |= dict.fromkeys(MountedPath(os.path.join(folder, top), f"{inside}/{top}") for top in tops)
+    return HostPackages(tuple(folders.values()), tuple(shown))

@@ -1,0 +1,315 @@
+"""Sandboxes of this machine's own namespaces: what the backends bubblewrap and nsjail share.
+
+A sandbox is a tmpfs, control groups and what is visible, which the spawner holds (see spawner.py); every command is a
+bubblewrap or an nsjail of its own, so that whatever it started ends with it, while /work, /tmp and /dev/shm stay.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+import contextlib
+import functools
+import os
+from pathlib import Path
+import platform
+import threading
+from typing import ClassVar
+import weakref
+
+from k2jax.agents.sandbox import cgroup, seccomp
+from k2jax.agents.sandbox.folder import FolderSandbox
+from k2jax.agents.sandbox.images import image_folder
+from k2jax.agents.sandbox.mounts import mounts
+from k2jax.agents.sandbox.process import SandboxProcess
+from k2jax.agents.sandbox.spawner_client import Answer, Link
+from k2jax.agents.sandbox.types import MEBI, Capabilities, ExecResult, SandboxError, SandboxSpec
+from k2jax.errors import UserError
+
+_WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
+"""Folders that a program can write to, and their names in the sandbox's own folder on the host."""
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
+"""Variables of every command."""
+_PACK = ("tar", "--create", "--sparse", "--file=-", "work", "tmp", "dev/shm")
+_UNPACK = ("tar", "--extract", "--preserve-permissions", "--file=-")
+_PACKING = 120.0
+"""Time limit of ``tar`` [s]."""
+_ARCHIVE = 4096
+"""Most bytes that an archive needs for a file beside what is in it."""
+_GRACE = 30.0
+"""How long after a command's time limit the spawner may still take to answer [s]."""
+
+
+class NamespaceBackend(abc.ABC):
+    """Opens sandboxes of namespaces; its spawner starts with the first of them and ends with this object.
+
+    Attributes:
+        capabilities: memory and processes are limited by control groups where this user can make them, else by limits
+            of each process.
+        kind: name of the program that isolates, as ``spawner.LAUNCHERS`` knows it.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, *, images: str = "", groups: bool = True):
+        """Looks for the program.
+
+        Args:
+            images: folder of the unpacked root file systems that specs may name; see ``image_folder``.
+            groups: whether control groups are used where there are any.
+
+        Raises:
+            UserError: it is not installed, or there is no filter of system calls for this machine.
+        """
+        if not seccomp.supported():
+            raise UserError(f"the {self.kind} backend knows x86_64 and aarch64 only, not {platform.machine()}")
+        self._program, self._folder = self._find()
+        self._images = images
+        trees = cgroup.find() if groups else {}
+        self._groups = groups
+        self.capabilities = Capabilities(
+            network="none",
+            memory="cgroup" if "memory" in trees else "rlimit",
+            processes="cgroup" if "pids" in trees else "rlimit",
+            file_system="private",
+            snapshot=True,
+        )
+        self._link: Link | None = None
+        self._lock = threading.Lock()
+
+    @abc.abstractmethod
+    def _find(self) -> tuple[str, str]:
+        """Path of the program, and the folder that it is relative to or an empty one; UserError where it is missing."""
+
+    def close(self) -> None:
+        """Ends the spawner and all sandboxes; the next ``open`` starts another."""
+        with self._lock:
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+
+    def running(self) -> set[int]:
+        """Processes in all sandboxes, zombies included, as the host counts them."""
+        return descendants(self._link.process_id) if self._link is not None else set()
+
+    async def open(self, spec: SandboxSpec) -> NamespaceSandbox:
+        """A new sandbox; see ``SandboxBackend.open``."""
+        image = image_folder(spec.image, self._images) if spec.image else ""
+        shown = mounts(spec.read_only, image)
+        link = await asyncio.to_thread(self._connect)
+        return await self._open(link, spec, image, shown)
+
+    def _connect(self) -> Link:
+        """The running spawner, or a new one, tried out first."""
+        with self._lock:
+            if self._link is None or not self._link.alive or self._link.pid != os.getpid():
+                try:
+                    link = Link(self.kind, self._program, self._folder, self._groups)
+                    asyncio.run(self._try_out(link))
+                except SandboxError as error:
+                    raise UserError(
+                        f"{self.kind} cannot make sandboxes on this machine ({error}); allow user namespaces: "
+                        "sysctl kernel.apparmor_restrict_unprivileged_userns=0 user.max_user_namespaces=10000"
+                    ) from None
+                self._link = link
+                weakref.finalize(self, link.close)
+            return self._link
+
+    async def _try_out(self, link: Link) -> None:
+        async with await self._open(link, SandboxSpec(), "", {}) as sandbox:
+            await sandbox.exec(["/bin/sh", "-c", ":"])
+
+    async def _open(self, link: Link, spec: SandboxSpec, image: str, shown: Mapping[str, str]) -> NamespaceSandbox:
+        limits = spec.limits
+        _, future = link.ask(
+            "open",
+            limits={name: int(getattr(limits, name)) for name in limits.__dataclass_fields__},
+            read_only=shown,
+            image=image,
+        )
+        try:
+            answer = await _answer(future, _GRACE)
+        except BaseException:
+            future.add_done_callback(functools.partial(_discard, link))  # it may still be made, for nobody
+            raise
+        return NamespaceSandbox(link, answer, spec, self)
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes that descend from one."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            number = int(folder.name)
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(number)
+    found, front = set(), {pid}
+    while front:
+        front = {child for parent in front for child in children.get(parent, [])} - found
+        found |= front
+    return found
+
+
+async def _answer(future: Future[Answer], patience: float) -> Answer:
+    """Waits for the spawner, which goes on when the waiting ends early."""
+    try:
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
+    except TimeoutError:
+        raise SandboxError("the spawner of sandboxes does not answer") from None
+
+
+def _discard(link: Link, opened: Future[Answer]) -> None:
+    if opened.exception() is None:
+        os.close(opened.result().descriptor)
+        with contextlib.suppress(SandboxError):
+            link.ask("close", box=opened.result().record["box"])
+
+
+def _abandon(link: Link, number: int, started: Future[Answer]) -> None:
+    """Ends a program that nobody waits for any more."""
+    if started.exception() is None:
+        os.close(started.result().descriptor)
+        with contextlib.suppress(SandboxError):
+            link.ask("kill", target=number)
+
+
+class NamespaceSandbox(FolderSandbox):
+    """One sandbox, whose files in /work, /tmp and /dev/shm are within reach; see ``Sandbox``.
+
+    Attributes:
+        capabilities: those of its backend.
+    """
+
+    def __init__(self, link: Link, opened: Answer, spec: SandboxSpec, backend: NamespaceBackend):
+        """Takes over a sandbox that the spawner has made, and the descriptor of its files."""
+        super().__init__(opened.descriptor, _WRITABLE)
+        self.capabilities = backend.capabilities
+        self._link, self._box, self._env = link, opened.record["box"], ENVIRONMENT | dict(spec.env)
+        self._spec, self._backend = spec, backend
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str = "/work",
+        env: Mapping[str, str] | None = None,
+        timeout: float = 10.0,
+        output_limit: int = MEBI,
+    ) -> ExecResult:
+        """Runs a command; one that cannot be started has code 127. See ``Sandbox.exec``."""
+        self._files()
+        command = {"argv": list(argv), "cwd": cwd, "env": self._env | dict(env or {})}
+        if (problem := problem_of(command["argv"], cwd, command["env"])) is not None:
+            return ExecResult(127, b"", problem, 0.0)
+        number, future = self._link.ask(
+            "exec", stdin, box=self._box, timeout=timeout, output_limit=output_limit, **command
+        )
+        try:
+            answer = await _answer(future, max(timeout, 0.0) + _GRACE)
+        except BaseException:
+            with contextlib.suppress(SandboxError):
+                self._link.ask("kill", target=number)
+            raise
+        record, size = answer.record, answer.record["stdout"]
+        return ExecResult(
+            code=record["code"],
+            stdout=answer.payload[:size],
+            stderr=answer.payload[size:],
+            seconds=record["seconds"],
+            timed_out=record["timed_out"],
+            out_of_memory=record["out_of_memory"],
+            truncated=record["truncated"],
+        )
+
+    async def start(
+        self, argv: Sequence[str], *, cwd: str = "/work", env: Mapping[str, str] | None = None, first: bool = False
+    ) -> SandboxProcess:
+        """Starts a program that lives until it ends, is ended, or the sandbox is closed.
+
+        Args:
+            argv: program and arguments; its input and output are the two directions of one socket.
+            cwd: its folder, inside.
+            env: variables beside those of the spec.
+            first: whether it is the first process of its namespace, which nothing inside can kill.
+
+        Raises:
+            SandboxError: the sandbox failed. A program that cannot be started is one that ends at once.
+        """
+        self._files()
+        command = {"argv": list(argv), "cwd": cwd, "env": self._env | dict(env or {})}
+        if (problem := problem_of(command["argv"], cwd, command["env"])) is not None:
+            raise SandboxError(problem.decode())
+        ended: Future[Answer] = Future()
+        number, future = self._link.ask("start", later=ended, box=self._box, first=first, **command)
+        try:
+            answer = await _answer(future, _GRACE)
+        except BaseException:
+            future.add_done_callback(functools.partial(_abandon, self._link, number))
+            raise
+        return SandboxProcess(self._link, number, answer.descriptor, ended)
+
+    async def end_all(self) -> None:
+        """Ends every command and program that runs inside; the files stay.
+
+        Raises:
+            SandboxError: the sandbox failed.
+        """
+        self._files()
+        _, future = self._link.ask("end", box=self._box)
+        await _answer(future, _GRACE)
+
+    async def snapshot(self) -> bytes:
+        """All files in /work, /tmp and /dev/shm, for ``fork``; what runs is not part of it.
+
+        Raises:
+            SandboxError: they are more than the limit on disk allows, or the image has no ``tar``.
+        """
+        limit = self._spec.limits.disk + _ARCHIVE * self._spec.limits.files
+        result = await self.exec(_PACK, cwd="/", timeout=_PACKING, output_limit=limit)
+        if result.code or result.truncated:
+            raise SandboxError(f"no snapshot: tar ended with code {result.code}: {result.stderr[:200]!a}")
+        return result.stdout
+
+    async def fork(self, snapshot: bytes | None = None) -> NamespaceSandbox:
+        """A new sandbox of the same spec with these files.
+
+        Args:
+            snapshot: see ``snapshot``; None for the files as they are now.
+
+        Raises:
+            SandboxError: the files cannot be copied.
+        """
+        data = await self.snapshot() if snapshot is None else snapshot
+        other = await self._backend.open(self._spec)
+        try:
+            result = await other.exec(_UNPACK, cwd="/", stdin=data, timeout=_PACKING)
+            if result.code:
+                raise SandboxError(f"no fork: tar ended with code {result.code}: {result.stderr[:200]!a}")
+        except BaseException:
+            await other.close()
+            raise
+        return other
+
+    async def _end(self) -> None:
+        with contextlib.suppress(SandboxError):  # a spawner that has ended took everything with it
+            _, future = self._link.ask("close", box=self._box)
+            await _answer(future, _GRACE)
+
+
+def problem_of(argv: list[str], cwd: str, env: Mapping[str, str]) -> bytes | None:
+    """Why the kernel would take no such command; None where it would."""
+    if not argv:
+        return b"there is no command"
+    for word in [*argv, cwd, *env, *env.values()]:
+        if "\0" in word:
+            return b"a word of the command holds a null character"
+        try:
+            os.fsencode(word)
+        except UnicodeEncodeError:
+            return b"a word of the command holds a character that UTF-8 does not"
+    if any(not name or "=" in name for name in env):
+        return b"a variable has no name"
+    return None

@@ -1,0 +1,221 @@
+"""One running command: its outputs, its time limit, and its end, at which nothing of it is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import contextlib
+import errno
+import json
+import os
+import selectors
+import signal
+import time
+from typing import Any
+
+from k2jax.agents.sandbox.launch import Child
+from k2jax.agents.sandbox.launcher import Launcher
+
+_CHUNK = 1 << 16
+_OWN_FAILURE = 255
+"""Exit code of nsjail where it could not start the command."""
+_MOST_STATUS = 1 << 16
+"""Bytes of what the isolating program tells that are kept."""
+
+
+class RunningCommand:
+    """Watches one command from the spawner's loop.
+
+    Attributes:
+        pids: of the isolating program and, once it is known, of the first process of the command's namespace.
+        deadline: the moment of its time limit, on the monotonic clock [s].
+        box: the sandbox it runs in.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        child: Child,
+        stdin: bytes,
+        *,
+        launcher: Launcher,
+        box: Any,
+        timeout: float,
+        output_limit: int,
+        release: Callable[[int], None],
+        done: Callable[[dict[str, Any], bytes], None],
+    ):
+        """Takes over a command that has just started.
+
+        Args:
+            selector: calls the functions that are registered with it.
+            child: the command; its descriptors are closed here.
+            stdin: its input; empty where that is a connection.
+            launcher: what has started it.
+            box: the sandbox it runs in.
+            timeout: from now [s].
+            output_limit: bytes that are kept of each output.
+            release: called with the pid of the namespace's first process where the command waits for it.
+            done: called once, at the end, with the record of the result and both outputs.
+        """
+        self.box, self._launcher = box, launcher
+        self._selector, self._child, self._done, self._release = selector, child, done, release
+        self._started = time.monotonic()
+        self.deadline = self._started + timeout
+        self._input = memoryview(stdin)
+        self._limit = output_limit
+        self._outputs = {end: bytearray() for end in (child.stdout, child.stderr) if end is not None}
+        self._truncated = self._timed_out = False
+        self._status = bytearray()
+        self._code = 0
+        self._seconds = 0.0
+        self._kills = box.memory_kills()
+        self._outer, self._init = os.pidfd_open(child.pid), None
+        self.pids = [child.pid]
+        self._open = {*self._outputs, child.status, self._outer}
+        for output in self._outputs:
+            selector.register(output, selectors.EVENT_READ, lambda output=output: self._on_output(output))
+        selector.register(child.status, selectors.EVENT_READ, self._on_status)
+        selector.register(self._outer, selectors.EVENT_READ, self._on_exit)
+        if child.stdin is not None:
+            self._open.add(child.stdin)
+            selector.register(child.stdin, selectors.EVENT_WRITE, self._on_input)
+
+    def expire(self) -> None:
+        """Ends the command at its time limit."""
+        self._timed_out = True
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the command and everything that it has started; ``done`` follows."""
+        self.deadline = float("inf")
+        for pidfd in (self._init, self._outer):
+            if pidfd is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _close(self, descriptor: int) -> None:
+        if descriptor in self._open:
+            self._open.remove(descriptor)
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+
+    def _on_input(self) -> None:
+        try:
+            self._input = self._input[os.write(self._child.stdin, self._input[:_CHUNK]) :] if self._input else b""
+        except BlockingIOError:
+            return
+        except OSError:  # nobody reads it
+            self._input = b""
+        if not self._input:
+            self._close(self._child.stdin)
+
+    def _on_output(self, output: int) -> bool:
+        """Reads once; False at the end, and where nothing is there."""
+        try:
+            data = os.read(output, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close(output)
+            return False
+        kept = self._outputs[output]
+        room = self._limit - len(kept)
+        self._truncated |= len(data) > room
+        kept += data[:room]
+        return True
+
+    def _on_status(self) -> None:
+        try:
+            data = os.read(self._child.status, _CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
+            self._close(self._child.status)
+            return
+        self._status += data[: _MOST_STATUS - len(self._status)]
+        if self._init is None and (pid := self._launcher.told(bytes(self._status)).get("child-pid")):
+            self._find_init(pid)
+
+    def _find_init(self, pid: int) -> None:
+        """Takes hold of the first process of the command's namespace: all others end with it."""
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            if parent_of(pid) not in (self._child.pid, os.getpid()):  # it has ended, and its number is another's
+                os.close(pidfd)
+                return
+            self._init = pidfd
+            self.pids.append(pid)
+        if self._child.block is not None:
+            try:
+                self._release(pid)
+                os.write(self._child.block, b"1")
+            except OSError as error:
+                self._status += json.dumps({"error": str(error)}).encode()
+                self.kill()
+            os.close(self._child.block)
+            self._child.block = None
+
+    def _on_exit(self) -> None:
+        _, status = os.waitpid(self._child.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        self._code = 128 - code if code < 0 else code
+        self._seconds = time.monotonic() - self._started
+        self.deadline = float("inf")
+        self._close(self._outer)
+        self._outer = None
+        if self._child.status in self._open:
+            self._on_status()
+        if self._init is None:
+            self._finish()
+            return
+        self.kill()
+        self._open.add(self._init)
+        self._selector.register(self._init, selectors.EVENT_READ, self._on_empty)
+
+    def _on_empty(self) -> None:
+        """The namespace has no process any more."""
+        self._close(self._init)
+        self._init = None
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pids[1], os.WNOHANG)
+        self._finish()
+
+    def _finish(self) -> None:
+        for output in self._outputs:
+            while output in self._open and self._on_output(output):
+                pass
+        for descriptor in list(self._open):
+            self._close(descriptor)
+        if self._child.block is not None:
+            os.close(self._child.block)
+        *stdout, stderr = (bytes(kept) for kept in self._outputs.values())
+        stdout = b"".join(stdout)
+        self._done(self._result(stdout, stderr), stdout + stderr)
+
+    def _result(self, stdout: bytes, stderr: bytes) -> dict[str, Any]:
+        statuses = self._launcher.told(bytes(self._status))
+        code, failure = statuses.get("exit-code", self._code), None
+        if statuses.get("errno") == errno.E2BIG:
+            code = 127
+        elif "error" in statuses:
+            failure = statuses["error"]
+        elif "exit-code" not in statuses and "started" not in statuses and (code <= 128 or code == _OWN_FAILURE):
+            if stderr.startswith(self._launcher.complaints):
+                code = 127
+            else:
+                failure = stderr.decode(errors="replace").strip() or f"it ended with code {code} before the command"
+        return {
+            "failure": None if self._timed_out else failure,
+            "code": 128 + signal.SIGKILL if self._timed_out else code,
+            "stdout": len(stdout),
+            "seconds": self._seconds,
+            "timed_out": self._timed_out,
+            "out_of_memory": self.box.memory_kills() > self._kills,
+            "truncated": self._truncated,
+        }
+
+
+def parent_of(pid: int) -> int:
+    """The pid of a process's parent."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])

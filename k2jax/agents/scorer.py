@@ -1,0 +1,94 @@
+"""Rewards of episodes: by function verifiers in killable processes, or by verifiers with a fresh sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.errors import VerifierError
+from k2jax.agents.registry import verifiers
+from k2jax.agents.rewards import checked_reward
+from k2jax.agents.sandbox import SandboxBackend, SandboxSpec
+from k2jax.agents.task import Task
+from k2jax.agents.verdicts import Verdict, VerdictLog, digest_of
+from k2jax.agents.verifier_pool.pool import VerifierPool
+from k2jax.errors import InfrastructureError, UserError, abbreviate
+from k2jax.trajectory import Reward, Trajectory
+
+
+class Scorer:
+    """Judges episodes, once each: a verdict is logged before it is used, and a logged one is not asked for again.
+
+    Attributes:
+        log: of verdicts, or None.
+        replayed: verdicts that came from the log.
+    """
+
+    def __init__(self, pool: VerifierPool, log: VerdictLog | None = None, backend: SandboxBackend | None = None):
+        """Args: ``log`` is None where nothing resumes; ``backend`` serves verifiers that need a sandbox."""
+        self._pool, self.log, self._backend = pool, log, backend
+        self.replayed = 0
+
+    async def judge(self, task: Task, trajectory: Trajectory) -> None:
+        """Sets the reward of an episode that has ended, or masks it where the infrastructure gave none."""
+        try:
+            trajectory.reward = await self.score(task, trajectory)
+        except InfrastructureError as error:
+            trajectory.status, trajectory.error = "masked", f"{type(error).__name__}: {error}"
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Reward:
+        """The reward of an episode that has ended, from the log where that holds the verdict on the same messages.
+
+        Raises:
+            VerifierError: no verdict after all tries, now or when it was logged.
+            UserError: the verifier is unknown, or needs a sandbox that is not there.
+            ValueError: the episode is unfinished or masked.
+        """
+        if trajectory.status not in ("finished", "truncated"):
+            raise ValueError(f"an episode that is {trajectory.status} has no reward")
+        digest, key = digest_of(task, trajectory), EpisodeKey.of(trajectory)
+        known = self.log.get(key) if self.log is not None else None
+        if known is not None and known.digest == digest:
+            self.replayed += 1
+            verdict = known
+        else:
+            verdict = await self._verdict(task, trajectory, digest)
+            if self.log is not None:
+                self.log.append(key, verdict)
+        if verdict.reward is None:
+            raise VerifierError(verdict.error)
+        return verdict.reward
+
+    async def _verdict(self, task: Task, trajectory: Trajectory, digest: str) -> Verdict:
+        try:
+            if not await self._pool.needs_sandbox(task.verifier):
+                return Verdict(digest, await self._pool.score(task, trajectory))
+            if self._backend is None:
+                raise UserError(f"the verifier {task.verifier!r} needs a sandbox; set rl.scoring.sandbox")
+            verifier = verifiers.get(task.verifier)()
+            return Verdict(digest, await self._pool.submit(self._in_sandboxes, verifier, task, trajectory))
+        except InfrastructureError as error:
+            return Verdict(digest, None, str(error))
+
+    def _in_sandboxes(self, verifier: Any, task: Task, trajectory: Trajectory) -> Reward:
+        """The verdict of a verifier that runs code, in a new sandbox for every try.
+
+        Each verdict has an event loop of its own, so that the time limits inside do not run out while the caller's
+        loop is busy.
+        """
+        reason = ""
+        for _ in range(1 + self._pool.retries):
+            try:
+                return Reward(**checked_reward(asyncio.run(self._in_sandbox(verifier, task, trajectory))))
+            except UserError:
+                raise
+            except Exception as error:  # as in a process of a function verifier: it must not end the run
+                reason = f"{type(error).__name__}: {abbreviate(str(error), 300)}"
+        raise VerifierError(f"no verdict on the task {task.id!r} after {1 + self._pool.retries} tries: {reason}")
+
+    async def _in_sandbox(self, verifier: Any, task: Task, trajectory: Trajectory) -> Reward:
+        spec = dataclasses.replace(getattr(verifier, "spec", SandboxSpec()), image=task.image)
+        async with await self._backend.open(spec) as sandbox:
+            return await verifier.score(task, trajectory, sandbox)

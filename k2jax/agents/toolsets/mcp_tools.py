@@ -1,0 +1,162 @@
+"""Tools of a server of the Model Context Protocol: over HTTP, or one that is started in the episode's sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+import contextlib
+import json
+import shlex
+from typing import Any
+
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.toolsets.types import ToolError, Workplace, declared
+from k2jax.errors import UserError, abbreviate
+
+_INSTALL = "the toolset 'mcp' needs the package mcp: pip install 'k2jax[mcp]'"
+_MOST_PAGES = 100
+"""Pages of a server's list of tools that are asked for."""
+_LARGEST_TOOLS = 1 << 20
+"""Bytes of all declarations of a server's tools."""
+
+
+class MCPTools:
+    """The tools that a server offers when the episode begins; the session lasts as long as the episode.
+
+    A result that the server marks as an error, and a call that it refuses as wrong, are messages to the model. A server
+    that is not there, ends or does not answer is a failure of the infrastructure.
+    """
+
+    def __init__(self, url: str = "", command: str = "", timeout: float = 30.0, read_only: tuple[str, ...] = ()):
+        """Names a server.
+
+        Args:
+            url: of its endpoint over HTTP, such as ``http://127.0.0.1:8000/mcp``.
+            command: program and arguments of a server that is started in the sandbox and speaks over its input and
+                output; ``python`` as the program is this program's own.
+            timeout: longest time to start and for one answer [s].
+            read_only: host paths that the sandbox shows for ``command``.
+
+        Raises:
+            UserError: not exactly one of ``url`` and ``command`` is there, or the package ``mcp`` is not installed.
+        """
+        if bool(url) == bool(command):
+            raise UserError("the toolset 'mcp' needs either url=... or command=...")
+        try:
+            import mcp  # noqa: F401 (slow to import, and used by episodes alone)
+        except ImportError:
+            raise UserError(_INSTALL) from None
+        self.needs_sandbox = bool(command)
+        self.read_only = (*host_python().read_only, *read_only) if command else ()
+        self.tools: list[dict[str, Any]] = []
+        self._url, self._command, self._timeout = url, shlex.split(command), timeout
+        self._session: asyncio.Task | None = None
+        self._leave = asyncio.Event()
+        self._client: Any = None
+
+    async def open(self, workplace: Workplace) -> None:
+        """Connects, and asks for the tools.
+
+        Raises:
+            EnvironmentFailedError: the server cannot be reached or started.
+            UserError: programs cannot stay in sandboxes of this kind.
+        """
+        if self._command and not hasattr(workplace.sandbox, "start"):
+            raise UserError(
+                "the toolset 'mcp' needs a sandbox in which a program stays; use the backend bubblewrap or nsjail"
+            )
+        ready = asyncio.get_running_loop().create_future()
+        # The client's scopes must be left by the task that entered them, so that a task holds the session.
+        self._session = asyncio.create_task(self._hold(workplace, ready))
+        try:
+            await asyncio.wait_for(asyncio.shield(ready), self._timeout)
+        except TimeoutError:
+            raise EnvironmentFailedError(f"{self._name} has not started within {self._timeout:g} s") from None
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The text of a result; parts of other kinds are named in brackets.
+
+        Raises:
+            ToolError: the server says that the call is wrong.
+            EnvironmentFailedError: the server has failed.
+        """
+        from mcp.shared.exceptions import MCPError
+        from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
+
+        if self._session is None or self._session.done():
+            raise EnvironmentFailedError(f"{self._name} has ended")
+        try:
+            result = await self._client.call_tool(name, dict(arguments), self._timeout)
+        except MCPError as error:
+            if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):
+                raise ToolError(error.message) from None
+            raise EnvironmentFailedError(f"{self._name} failed: {error.message}") from error
+        text = "\n".join(_text(part) for part in result.content)
+        if result.is_error:
+            raise ToolError(text)
+        return text
+
+    async def close(self) -> None:
+        """Ends the session, and with it a server in the sandbox."""
+        if self._session is None:
+            return
+        self._leave.set()
+        done, _ = await asyncio.wait([self._session], timeout=self._timeout)
+        if not done:
+            self._session.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # it was told to whoever waited for it
+            await self._session
+        self._session = None
+
+    @property
+    def _name(self) -> str:
+        return f"the MCP server {abbreviate(self._url or shlex.join(self._command))}"
+
+    async def _hold(self, workplace: Workplace, ready: asyncio.Future) -> None:
+        """Keeps the session from the first answer until the toolset is closed."""
+        from mcp.client.client import Client
+
+        from k2jax.agents.toolsets.mcp_transport import sandbox_transport
+
+        try:
+            server = sandbox_transport(workplace.sandbox, self._argv()) if self._command else self._url
+            async with Client(server, read_timeout_seconds=self._timeout) as client:
+                self._client, self.tools = client, await _declarations(client)
+                if not ready.done():
+                    ready.set_result(None)
+                await self._leave.wait()
+        except Exception as error:
+            if ready.done():
+                raise
+            ready.set_exception(EnvironmentFailedError(f"{self._name} cannot be used: {_reason(error)}"))
+
+    def _argv(self) -> list[str]:
+        program, *arguments = self._command
+        return [host_python().executable if program == "python" else program, *arguments]
+
+
+async def _declarations(client: Any) -> list[dict[str, Any]]:
+    """All tools of a server in OpenAI's format."""
+    tools, cursor, size = [], None, 0
+    for _ in range(_MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        tools += [declared(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+        size += sum(len(json.dumps(tool)) for tool in tools[len(tools) - len(page.tools) :])
+        if size > _LARGEST_TOOLS:
+            raise EnvironmentFailedError(f"it declares tools of more than {_LARGEST_TOOLS:,} bytes")
+        cursor = page.next_cursor
+        if not cursor:
+            break
+    return tools
+
+
+def _text(part: Any) -> str:
+    return part.text if part.type == "text" else f"[{part.type}]"
+
+
+def _reason(error: BaseException) -> str:
+    """The first of the errors that a group of tasks has collected, on one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -1,0 +1,64 @@
+"""The tool ``shell``: commands in the episode's sandbox, whose files stay and whose processes end with each command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from k2jax.agents.sandbox import ExecResult, Sandbox
+from k2jax.agents.toolsets.types import Workplace, declared, parameters_of
+
+OUTPUT_LIMIT = 1 << 16
+"""Bytes that are kept of each output of a command."""
+
+
+class ShellTool:
+    """Runs commands of a shell, each in a new process in ``/work``."""
+
+    needs_sandbox = True
+    read_only: tuple[str, ...] = ()
+
+    def __init__(self, timeout: float = 30.0):
+        """Args: ``timeout`` is the wall time of one command [s]."""
+        self._timeout = timeout
+        self._sandbox: Sandbox | None = None
+        command = {"type": "string", "description": "what /bin/sh runs"}
+        self.tools = [
+            declared(
+                "shell",
+                "Runs a shell command in /work and returns its output. Files stay, processes end with the command.",
+                parameters_of({"command": command}, ["command"]),
+            )
+        ]
+
+    async def open(self, workplace: Workplace) -> None:
+        """Takes the sandbox."""
+        self._sandbox = workplace.sandbox
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The command's output, and its exit code where that is not 0.
+
+        Raises:
+            SandboxError: the sandbox failed.
+        """
+        result = await self._sandbox.exec(
+            ["/bin/sh", "-c", arguments["command"]], timeout=self._timeout, output_limit=OUTPUT_LIMIT
+        )
+        return described(result, self._timeout)
+
+    async def close(self) -> None:
+        """Nothing."""
+
+
+def described(result: ExecResult, timeout: float) -> str:
+    """A command's outputs as a model sees them, and how it ended where that was not well."""
+    parts = [part.decode(errors="replace").rstrip("\n") for part in (result.stdout, result.stderr)]
+    if result.truncated:
+        parts.append(f"[output beyond {OUTPUT_LIMIT:,} bytes was dropped]")
+    if result.out_of_memory:
+        parts.append("[killed: out of memory]")
+    elif result.timed_out:
+        parts.append(f"[killed after {timeout:g} s]")
+    elif result.code:
+        parts.append(f"[exit code {result.code}]")
+    return "\n".join(part for part in parts if part)

@@ -1,0 +1,77 @@
+"""JSON responses, errors as each dialect has them, server-sent events, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+import contextlib
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from k2jax.agents.api import DIALECTS
+from k2jax.agents.api.api_error import ApiError
+from k2jax.agents.api.dialect import openai_error
+from k2jax.agents.api.encoding import dump_json, encode_event
+
+
+def json_response(value: Any, status: int = 200, headers: Any = None) -> Response:
+    """Returns a JSON response."""
+    return Response(dump_json(value), status, headers, media_type="application/json")
+
+
+def error_response(error: ApiError, path: str = "") -> Response:
+    """Returns the response of an error, in the format of the dialect that ``path`` belongs to, else in OpenAI's."""
+    path = path.removesuffix("/count_tokens")
+    body = next((dialect.error_body for dialect in DIALECTS if path.endswith(dialect.path)), openai_error)
+    return json_response(body(error), error.status, error.headers)
+
+
+class EventStream(Response):
+    """A response of server-sent events.
+
+    Args:
+        events: the values of the events, see ``encode_event``; those of a list are sent together.
+        on_end: called when everything is sent or the client has disconnected.
+        on_abandon: called if the client disconnects before the end.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncIterator[Sequence[Any]], on_end: Callable[[], None], on_abandon: Callable[[], None]
+    ):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._on_end, self._on_abandon = events, on_end, on_abandon
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the stream."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with on_disconnect(receive, self._on_abandon):
+                async for values in self._events:
+                    if body := b"".join(map(encode_event, values)):
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._on_end()
+
+
+@contextlib.asynccontextmanager
+async def on_disconnect(receive: Receive, callback: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls ``callback`` if the client disconnects inside the block. The request's body must have been read."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        callback()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

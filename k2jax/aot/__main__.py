@@ -1,0 +1,166 @@
+r"""Compiles for TPUs ahead of time, on a machine without one; exit code 1 if something does not fit.
+
+Example:
+    python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16
+    python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16 --sweep
+    python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:4x4x4 --mode=decode \
+        --config.parallel.expert=64
+    python -m k2jax.aot --config=experiments/rl/k2_1t.py --topology=v5p:8x8x16 --mode=sync
+    python -m k2jax.aot kernels --topologies=v5e:2x2,v5p:2x2x1,v6e:2x2,tpu7x:2x2x1
+    python -m k2jax.aot kernels --topologies=v5p:2x2x1 --only=attention --json
+
+With a config, the command compiles the training step that it describes and prints HBM of a device by what it holds,
+collectives by kind, axis and bytes, FLOPs, and an estimate of the step's time with every term. --sweep estimates every
+layout of that batch on the topology (stages, experts, data, micro-batches, parts of the experts' exchange, and
+recomputation with FP8 and offloading) and compiles the best; it names those that do not fit, and exits with 1 only if
+none fits. --mode=prefill and --mode=decode compile the inference engine's programs for the config's model instead,
+with experts over config.parallel.expert devices and as many sequences of --context tokens as fit. --mode=sync compiles
+what an iteration of reinforcement learning runs on one slice: the training step, the programs that bring its weights
+to the engine of config.rl.rollout, prefill and decode; it prints HBM in each phase, and bytes and time of the switch.
+With "kernels", it compiles every kernel at the shapes of Kimi K2; there the roofline is the least time that one device
+could need. All times are arithmetic: nothing is run.
+"""
+
+import json
+import sys
+
+from absl import flags
+
+from k2jax import cli
+from k2jax.aot import topology
+from k2jax.errors import UserError, nearest
+
+TARGETS = ("kernels",)
+MODES = ("train", "prefill", "decode", "sync")
+DOES_NOT_FIT = 1
+LISTED = 12  # layouts of a sweep that are printed
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    to = {"flag_values": values}
+    cli.define_config(values)
+    flags.DEFINE_string("topology", None, "TPU topology of a training config, such as v5p:8x8x16.", **to)
+    flags.DEFINE_string("mode", "train", "Program of a config to compile: train | prefill | decode | sync.", **to)
+    flags.DEFINE_integer("context", 32768, "Longest sequence of prefill and decode [tokens].", **to, lower_bound=1)
+    flags.DEFINE_integer("slots", 0, "Sequences of prefill and decode; 0 is as many as fit.", **to, lower_bound=0)
+    flags.DEFINE_bool("sweep", False, "Estimate every layout of the config, and compile the best.", **to)
+    flags.DEFINE_integer("best", 2, "Number of a sweep's layouts to compile.", **to)
+    flags.DEFINE_list("topologies", ["v5p:2x2x1"], "TPU topologies for kernels, such as v5e:2x2,v5p:2x2x1.", **to)
+    flags.DEFINE_string("only", "", "Only kernels whose name contains this.", **to)
+    flags.DEFINE_bool("json", False, "Print JSON instead of tables.", **to)
+
+
+def main(values: flags.FlagValues, target: str = "") -> int:
+    """Runs the command."""
+    if target and target not in TARGETS:
+        raise UserError(f"nothing to compile called {target!r}{nearest(target, list(TARGETS))}")
+    if values.mode not in MODES:
+        raise UserError(f"no mode {values.mode!r}{nearest(values.mode, list(MODES))}")
+    topology.prepare()
+    if target:
+        return kernels(values)
+    return {"train": training, "sync": phases}.get(values.mode, inference)(values)
+
+
+def phases(values: flags.FlagValues) -> int:
+    """Compiles the programs of an iteration of reinforcement learning."""
+    cli.require(values, "config", "topology")
+    if values.sweep:
+        raise UserError("--sweep is for --mode=train; for --mode=sync try values of --config.rl.rollout.expert")
+    from k2jax.aot import compiling
+    from k2jax.aot.report.weight_sync import phases_json, phases_table
+    from k2jax.aot.weight_sync import compile_phases
+
+    config = compiling.for_tpu(cli.config_of(values))
+    try:
+        report = compile_phases(config, values.topology)
+    except compiling.DoesNotFit as error:
+        return _does_not_fit(f"a program needs {error.needs}; --mode=train, prefill and decode say which")
+    print(json.dumps(phases_json(report), indent=2) if values.json else phases_table(report))
+    large = [f"{name} needs {part.hbm.needs}" for name, part in report._asdict().items() if not part.hbm.fits]
+    return _does_not_fit("; ".join(large)) if large else 0
+
+
+def inference(values: flags.FlagValues) -> int:
+    """Compiles a program of the inference engine for a config's model."""
+    cli.require(values, "config", "topology")
+    if values.sweep:
+        raise UserError("--sweep is for --mode=train; for inference try values of --config.parallel.expert")
+    from k2jax.aot import compiling
+    from k2jax.aot.report import tables
+
+    config = compiling.for_tpu(cli.config_of(values))
+    try:
+        report = compiling.compile_inference(config, values.mode, values.topology, values.context, values.slots)
+    except compiling.DoesNotFit as error:
+        return _does_not_fit(compiling.inference_too_large(values.mode, error.needs))
+    print(json.dumps(tables.as_json(report), indent=2) if values.json else tables.serving_table(report))
+    return 0 if report.hbm.fits else _does_not_fit(compiling.inference_too_large(values.mode, report.hbm.needs))
+
+
+def training(values: flags.FlagValues) -> int:
+    """Compiles a config's training step, or the best of its layouts."""
+    cli.require(values, "config", "topology")
+    from k2jax.aot import compiling
+    from k2jax.aot.cost.published import published_runs
+    from k2jax.aot.report import tables
+
+    config = compiling.for_tpu(cli.config_of(values))
+    layouts = compiling.best_layouts(config, values.topology) if values.sweep else []
+    if layouts and not values.json:
+        print(tables.sweep_table(layouts, LISTED), flush=True)
+    best = layouts[: values.best]
+    chosen = [(layout.config, layout.flags) for layout in best] if layouts else [(config, "")]
+    reports, too_large = [], []
+    for layout, title in chosen:
+        report, needs = compiling.attempt_training(layout, values.topology)
+        if needs:
+            too_large.append(f"{title} does not fit: it needs {needs}" if layouts else needs)
+        if report is None:
+            continue
+        reports.append(report)
+        if not values.json:
+            print(f"\n{title}\n" if layouts else "", end="")
+            print(tables.training_table(report, published_runs()), flush=True)
+    if values.json:
+        listed = {"layouts": tables.as_json(layouts), "compiled": tables.as_json(reports)}
+        print(json.dumps({**listed, "published": tables.as_json(published_runs())}, indent=2))
+    if too_large and not layouts:
+        return _does_not_fit(compiling.too_large(config, values.topology, too_large[0]))
+    print("".join(f"{line}\n" for line in too_large), end="", file=sys.stderr)
+    if too_large and len(too_large) == len(chosen):
+        return _does_not_fit(f"of {len(layouts)} layouts none of the {len(too_large)} compiled ones fits; raise --best")
+    return 0
+
+
+def _does_not_fit(line: str) -> int:
+    print(f"error: {line}", file=sys.stderr)
+    return DOES_NOT_FIT
+
+
+def kernels(values: flags.FlagValues) -> int:
+    """Compiles every kernel."""
+    if not values.topologies:
+        raise UserError("--topologies is empty; name some, such as v5e:2x2,v5p:2x2x1")
+    from k2jax.aot.kernels import compile_all
+    from k2jax.aot.report.expert_parts import expert_parts_table
+    from k2jax.aot.report.tables import kernel_table
+
+    compiled = []
+    for kernel in compile_all(values.topologies, values.only):
+        compiled.append(kernel)
+        print(f"compiled {len(compiled)}: {kernel.kernel}, {kernel.direction}, {kernel.topology}", file=sys.stderr)
+    if not compiled:
+        raise UserError(f"no kernel's name contains {values.only!r}")
+    if values.json:
+        print(json.dumps([kernel._asdict() for kernel in compiled], indent=2))
+    else:
+        print(kernel_table(compiled))
+        if any(kernel.kernel == "routed_experts" for kernel in compiled):
+            print(f"\n{expert_parts_table(values.topologies)}")
+    return 0 if all(kernel.fits for kernel in compiled) else DOES_NOT_FIT
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__, positional=("TARGET",), optional=1)

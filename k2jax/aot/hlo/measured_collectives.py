@@ -1,0 +1,91 @@
+"""Time that the collectives of a compiled program take on the network of its devices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from k2jax.aot.cost.expert_rows import mean_owners
+from k2jax.aot.cost.network import Network
+from k2jax.aot.cost.roofline import LINK, CollectiveTime, device_seconds
+from k2jax.aot.hlo.collective_ops import Collective
+from k2jax.aot.hlo.replica_groups import mesh_axes
+from k2jax.chips import Chip
+from k2jax.config.schema import ModelConfig
+from pallas_kernels.expert_exchange.plan import row_groups, sent_rows
+
+
+class ExchangePart(NamedTuple):
+    """What a device exchanges with the experts' ranks at a time.
+
+    Attributes:
+        tokens: of the device.
+        slots: most rows to one rank, before they are rounded up.
+    """
+
+    tokens: int
+    slots: int
+
+
+class CollectiveTotal(NamedTuple):
+    """The collectives of one kind over the same axes, on one device in one step.
+
+    Attributes:
+        kind, dtype: as in the program.
+        axes: of the mesh, ``data+expert`` for instance.
+        count: how often they run.
+        bytes: of their arrays; of a ragged exchange those that travel on average.
+        seconds: at 80 % of the links.
+        exposed: of these, what nothing hides.
+    """
+
+    kind: str
+    dtype: str
+    axes: str
+    count: int
+    bytes: float
+    seconds: float
+    exposed: float
+
+
+def collective_times(
+    program: list[Collective], chip: Chip, mesh: Any, model: ModelConfig, part: ExchangePart
+) -> list[tuple[float, CollectiveTime]]:
+    """Bytes and time of every collective in a step, with exchanges of tokens in parts of that size."""
+    network = Network.of(chip, list(np.asarray(mesh.devices).flat))
+    times = []
+    for collective in program:
+        ragged = collective.kind == "ragged-all-to-all"
+        share = payload_share(model, len(collective.groups[0]), part) if ragged else 1.0
+        size = collective.bytes * share
+        seconds = network.seconds(collective.kind, collective.groups, size) / LINK
+        hidden = collective.asynchronous and device_seconds(chip, collective.flops, 0)[0] >= seconds
+        seconds *= collective.count
+        times.append((size * collective.count, CollectiveTime(seconds, seconds if hidden else 0.0)))
+    return times
+
+
+def payload_share(model: ModelConfig, ranks: int, part: ExchangePart) -> float:
+    """Share of a ragged exchange's packed buffer that travels, with uniform routing; the rest is room and padding.
+
+    A token needs a row for each rank that owns one of its experts, as far as there are slots.
+    """
+    slots = row_groups(part.slots)
+    rows = min(ranks * slots, part.tokens * mean_owners(model, ranks))
+    return rows / sent_rows(part.tokens, model.moe.active_experts, ranks, slots)
+
+
+def totals_by_axes(
+    program: list[Collective], times: list[tuple[float, CollectiveTime]], mesh: Any
+) -> list[CollectiveTotal]:
+    """Sums by kind, axes and dtype, the longest first."""
+    rows: dict[tuple[str, str, str], list] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
+    for collective, (size, time) in zip(program, times, strict=True):
+        row = rows[collective.kind, collective.dtype, mesh_axes(collective.groups, list(mesh.shape.items()))]
+        values = (collective.count, size, time.seconds, time.seconds - time.hidden)
+        for column, value in enumerate(values):
+            row[column] += value
+    table = [CollectiveTotal(*key, *values) for key, values in rows.items()]
+    return sorted(table, key=lambda row: -row.seconds)

@@ -1,0 +1,67 @@
+"""The phases of an iteration as a text table and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from k2jax.aot.cost.roofline import LINK
+from k2jax.aot.report.tables import as_json, hbm_table
+from k2jax.aot.weight_sync import PhasesReport, SwitchReport
+from k2jax.report.table import duration, significant, text_table
+
+LISTED = 8  # kinds of buckets
+
+
+def phases_table(report: PhasesReport) -> str:
+    """Memory of a device in every phase, and the time of the switch."""
+    switch = report.switch
+    training, engine = (" x ".join(f"{axis} {size}" for axis, size in mesh.items()) for mesh in switch[1:3])
+    phases = [
+        ("training step, the engine's memory given back", report.training.hbm),
+        ("switch, training state on the devices", switch.hbm),
+        ("rollout: prefill, training state on the host", report.prefill.hbm),
+        ("rollout: decode, training state on the host", report.decode.hbm),
+    ]
+    lines = [
+        f"{switch.topology}: training on {training}, engine on {engine} with {report.decode.slots:,} sequences of "
+        f"{report.decode.context:,} tokens; weight sync compiled in {duration(switch.compile_seconds)}",
+        *(f"HBM of a device: {name}\n{hbm_table(hbm)}" for name, hbm in phases),
+        f"Programs of the weight sync, on a device, collectives at {LINK:.0%} of their links\n{_bucket_table(switch)}",
+        f"The switch, an estimate: nothing was run\n{_switch_table(switch)}",
+    ]
+    return "\n\n".join(line.rstrip() for line in lines)
+
+
+def phases_json(report: PhasesReport) -> dict[str, Any]:
+    """All figures, for ``json.dumps``."""
+    switch = report.switch
+    return {**as_json(report), "push_seconds": switch.push_seconds, "switch_seconds": switch.seconds}
+
+
+def _bucket_table(switch: SwitchReport) -> str:
+    rows = [
+        (
+            bucket.weights[0] + (f" and {len(bucket.weights) - 1} more" if len(bucket.weights) > 1 else ""),
+            bucket.runs,
+            significant(bucket.bucket / 1e6),
+            significant(bucket.temporaries / 1e6),
+            significant(bucket.wire / 1e6),
+            significant(1e3 * bucket.seconds),
+            ", ".join(f"{count} {kind}" for kind, count in bucket.kinds.items()) or "none",
+        )
+        for bucket in switch.buckets[:LISTED]
+    ]
+    return text_table(("weight", "runs", "MB", "temporary MB", "wire MB", "ms", "collectives"), rows)
+
+
+def _switch_table(switch: SwitchReport) -> str:
+    wire = sum(bucket.runs * bucket.wire for bucket in switch.buckets)
+    rows = [
+        ("weights, each counted once", f"{significant(switch.pushed / 1e9)} GB", ""),
+        ("arrays of collectives, a device", f"{significant(wire / 1e9)} GB", f"{significant(switch.push_seconds)} s"),
+        ("training state to the host, a device", f"{significant(switch.state / 1e9)} GB",
+         f"{significant(switch.host_seconds)} s"),
+        ("from training to the rollout", "", f"{significant(switch.seconds)} s"),
+        ("from the rollout to training: the state's way back", "", f"{significant(switch.host_seconds)} s"),
+    ]  # fmt: skip
+    return text_table(("", "bytes", "time"), rows)

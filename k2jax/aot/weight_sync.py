@@ -1,0 +1,230 @@
+"""The switch between training and rollouts, compiled for a TPU topology: memory in each phase, bytes and seconds.
+
+The programs of the weight sync are compiled once for each kind of bucket, and counted as often as they run. After a
+training step the engine's weights are made beside the training state, bucket by bucket; then master weights and
+optimizer state go to the hosts' memory for the rollout. Before the next step the engine gives its memory back
+(``Engine.release``), and the state returns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+import dataclasses
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from k2jax.aot import compiling
+from k2jax.aot.cost.hbm import Hbm, shard_bytes
+from k2jax.aot.cost.jaxpr_flops import DynamicShares
+from k2jax.aot.cost.network import Network
+from k2jax.aot.cost.roofline import LINK
+from k2jax.aot.hlo.collective_ops import collectives
+from k2jax.aot.hlo.module import HloModule
+from k2jax.aot.serving import ServingReport
+from k2jax.aot.topology import chip_of, devices
+from k2jax.aot.training import TrainingReport
+from k2jax.batch import pack_row
+from k2jax.config.schema import Config
+from k2jax.errors import UserError
+from k2jax.losses.registry import make_policy_loss
+from k2jax.losses.targets import empty_targets
+from k2jax.model import model_specs
+from k2jax.params import named_specs
+from k2jax.rl.packing.rows import empty_row
+from k2jax.rl.packing.training_paths import replayed_routes
+from k2jax.rl.sync.weight_sync import BucketKind, bucket_kinds, bucket_program, colocated_mesh, make_buckets
+from k2jax.sharding import WHOLE_ROLES, partition_spec
+from k2jax.train.program import Program
+from pallas_kernels.implementation import target_platform
+
+TURNS = 8
+
+
+class BucketReport(NamedTuple):
+    """A program of the weight sync, compiled; bytes and seconds are of one device and one run.
+
+    Attributes:
+        weights: names of the weights that it brings over.
+        runs: in one push.
+        bucket: bytes of the engine's arrays that a run makes.
+        temporaries: bytes that it needs beside them.
+        wire: bytes of the arrays of its collectives.
+        seconds: of its collectives, or of HBM where that takes longer.
+        kinds: of its collectives, with their number.
+    """
+
+    weights: tuple[str, ...]
+    runs: int
+    bucket: int
+    temporaries: int
+    wire: float
+    seconds: float
+    kinds: dict[str, int]
+
+
+class PhasesReport(NamedTuple):
+    """One iteration of reinforcement learning: the programs of each phase, and the switch between them."""
+
+    training: TrainingReport
+    switch: SwitchReport
+    prefill: ServingReport
+    decode: ServingReport
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has the memory for every phase."""
+        return all(phase.hbm.fits for phase in self)
+
+
+class SwitchReport(NamedTuple):
+    """The switch between training and rollouts; everything but ``pushed`` is of one device.
+
+    Attributes:
+        topology: such as ``v5p:8x8x16``.
+        training, engine: axes and sizes of the two meshes.
+        pushed: bytes of all weights in the engine's dtypes, each counted once.
+        state: bytes that rest on the host in a rollout: master weights and optimizer state.
+        hbm: in the switch, by what it holds.
+        host_seconds: of the state's way to the host; the way back takes as long.
+        buckets: the programs, the longest first.
+        compile_seconds: on this machine.
+    """
+
+    topology: str
+    training: dict[str, int]
+    engine: dict[str, int]
+    pushed: int
+    state: int
+    hbm: Hbm
+    host_seconds: float
+    buckets: list[BucketReport]
+    compile_seconds: float
+
+    @property
+    def push_seconds(self) -> float:
+        """Of all programs of a push."""
+        return sum(bucket.runs * bucket.seconds for bucket in self.buckets)
+
+    @property
+    def seconds(self) -> float:
+        """From the end of a training step to the first token: state to the host, and weights to the engine."""
+        return self.host_seconds + self.push_seconds
+
+
+def compile_phases(config: Config, topology: str) -> PhasesReport:
+    """Compiles the training step, the weight sync, prefill and decode of a config, which all share one slice.
+
+    Args:
+        config: of stage ``rl``, as ``compiling.for_tpu`` returns it.
+        topology: the slice.
+
+    Raises:
+        UserError: another stage, no such topology, or sizes that do not divide.
+        compiling.DoesNotFit: the training step, prefill or decode needs more HBM than there is.
+    """
+    if config.stage != "rl":
+        raise UserError(f"--mode=sync is for a config of stage rl, not {config.stage}; see experiments/rl")
+    rollout = config.rl.rollout
+    switch = compile_switch(config, topology, compiling.COMPILER_OPTIONS)
+    length = config.data.sequence_length
+    # A row of the policy's targets; more turns and responses in it change its bytes by thousandths.
+    routes = empty_row(length, replayed_routes(config)).experts
+    row = pack_row([], length).replace(targets=empty_targets(length, TURNS, TURNS), experts=routes)
+    training = compiling.compile_training(config, topology, make_policy_loss(config.rl.loss), row)
+    parallel = dataclasses.replace(config.parallel, expert=rollout.expert)
+    engine, sizes = dataclasses.replace(config, parallel=parallel), (rollout.max_length, rollout.slots)
+    prefill, decode = (compiling.compile_inference(engine, mode, topology, *sizes) for mode in ("prefill", "decode"))
+    return PhasesReport(training, switch, prefill, decode)
+
+
+def compile_switch(config: Config, topology: str, options: dict | None = None) -> SwitchReport:
+    """Compiles the programs of a config's weight sync.
+
+    Args:
+        config: with ``rl.rollout``, as ``compiling.for_tpu`` returns it.
+        topology: whose devices training and engine share.
+        options: of the compiler.
+
+    Raises:
+        UserError: no such topology, or sizes that do not divide.
+        jax.errors.JaxRuntimeError: a program needs more HBM than there is.
+    """
+    chip, program = chip_of(topology), Program(config, devices(topology))
+    mesh = colocated_mesh(program.mesh, config.rl.rollout)
+    targets = _targets(config, mesh)
+    kinds = bucket_kinds(program.layout, targets.__getitem__)
+    state, _ = program.abstract()
+    stored = dict(zip(kinds, jax.tree.leaves(state.params), strict=True))
+    runs = Counter(bucket.weight for bucket in make_buckets(program.layout))
+    groups: dict[Any, list[str]] = {}
+    for name, kind in kinds.items():
+        groups.setdefault((kind, stored[name].shape), []).append(name)
+    began = time.perf_counter()
+    network = Network.of(chip, list(program.mesh.devices.flat))
+    buckets = [_compiled(kind, stored[names[0]], names, runs, network, options) for (kind, _), names in groups.items()]
+    specs = dict(named_specs(model_specs(config.model)))
+    engine_bytes = sum(shard_bytes(targets[name]) * _layers(spec) for name, spec in specs.items())
+    largest = max(buckets, key=lambda bucket: bucket.bucket + bucket.temporaries)
+    parts = {
+        "master weights": shard_bytes(state.params),
+        "optimizer state": shard_bytes(state.opt_state),
+        "engine's weights": engine_bytes,
+        "largest bucket": largest.bucket,
+        "its temporaries": largest.temporaries,
+    }
+    return SwitchReport(
+        topology,
+        dict(program.mesh.shape),
+        dict(mesh.shape),
+        sum(spec.size * targets[name].dtype.itemsize for name, spec in specs.items()),
+        shard_bytes((state.params, state.opt_state)),
+        Hbm(parts, chip.hbm_bytes / chip.devices),
+        shard_bytes((state.params, state.opt_state)) * chip.devices / chip.host_bandwidth,
+        sorted(buckets, key=lambda bucket: -bucket.runs * bucket.seconds),
+        time.perf_counter() - began,
+    )
+
+
+def _targets(config: Config, mesh: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """What the engine holds of every weight: itself, or one layer."""
+    targets = {}
+    for name, spec in named_specs(model_specs(config.model)):
+        layered = spec.axes[0] == "layers"
+        placed = partition_spec(name, spec, mesh)
+        entries = jax.sharding.PartitionSpec(*placed[1:]) if layered else placed
+        dtype = jnp.float32 if spec.role in WHOLE_ROLES else jnp.dtype(config.train.compute_dtype)
+        sharding = jax.sharding.NamedSharding(mesh, entries)
+        targets[name] = jax.ShapeDtypeStruct(spec.shape[1:] if layered else spec.shape, dtype, sharding=sharding)
+    return targets
+
+
+def _layers(spec: Any) -> int:
+    return spec.shape[0] if spec.axes[0] == "layers" else 1
+
+
+def _compiled(
+    kind: BucketKind, weight: Any, names: list[str], runs: Counter, network: Network, options: dict | None
+) -> BucketReport:
+    count = weight.shape[1] if kind.layer_axes > 1 else 1
+    seeds = jax.ShapeDtypeStruct((count,), jnp.uint32)
+    index = [jax.ShapeDtypeStruct((), jnp.int32)] * {0: 0, 1: 1}.get(kind.layer_axes, 2)
+    with target_platform("tpu"):
+        traced = bucket_program(kind).trace(weight, seeds, *index)
+    compiled = traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
+    memory = compiled.memory_analysis()
+    listed, _ = collectives(HloModule(compiled.as_text(), DynamicShares()), kind.stored.mesh.size)
+    seconds = sum(each.count * network.seconds(each.kind, each.groups, each.bytes) / LINK for each in listed)
+    moved = memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes  # read and written at least once
+    chip = network.chip
+    return BucketReport(
+        tuple(names),
+        sum(runs[name] for name in names),
+        memory.output_size_in_bytes,
+        memory.temp_size_in_bytes,
+        sum(each.bytes * each.count for each in listed),
+        max(seconds, chip.seconds(0.0, moved)[1]),
+        dict(Counter(each.kind for each in listed)),
+    )

@@ -1,5 +1,0 @@
-"""Toolsets: what an agent can call, described by JSON schemas."""
-
-from k2jax.env.toolsets.types import ToolError, Toolset, Workplace
-
-__all__ = ["ToolError", "Toolset", "Workplace"]

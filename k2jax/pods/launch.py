@@ -1,0 +1,133 @@
+r"""Launches a training run on TPU slices of many hosts: prints the commands, then runs them.
+
+Example:
+    python -m k2jax.launch --config=experiments/pretrain/k2_1t.py --workdir=gs://bucket/run \
+        --tpu=v5p-2048 --project=my-project --zone=us-east5-a \
+        --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
+    python -m k2jax.launch --backend=jobset --cluster=my-cluster --tpu=v5p:8x8x16 --slices=2 ...
+
+The command runs exactly the shell script that it prints. Each host runs k2jax.train, or k2jax.rl for an experiment of
+that stage, with the --config flags of this command line. The trainer resumes from its workdir, so a preempted run
+continues by itself. See docs/launch.md.
+
+Exit codes: 0 if the run was started (vm: has finished), 2 for a mistake in the flags, otherwise the exit code of the
+backend's command (vm: of the trainer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+import shutil
+import subprocess
+import sys
+
+from absl import flags
+
+from k2jax import cli
+from k2jax.config.schema import Config
+from k2jax.errors import UserError
+from k2jax.pods.jobset import jobset_script
+from k2jax.pods.launch_spec import CAPACITIES, LaunchSpec, job_name, parse_environment
+from k2jax.pods.slices import parse_slice
+from k2jax.pods.vm import vm_script
+from k2jax.pods.xpk import xpk_script
+
+SCRIPTS = {"vm": vm_script, "jobset": jobset_script, "xpk": xpk_script}
+TRAINERS = {"rl": "k2jax.rl"}  # by stage
+TOOLS = {"vm": ("gcloud",), "jobset": ("gcloud", "kubectl"), "xpk": ("xpk",)}
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    cli.define_config(values)
+    to = {"flag_values": values}
+    flags.DEFINE_string("workdir", None, "Folder of the run, gs://BUCKET/FOLDER; every host mounts it.", **to)
+    flags.DEFINE_string("tpu", None, "Slice, as a type (v5litepod-8, v5p-2048) or a topology (v5p:8x8x16).", **to)
+    flags.DEFINE_integer("slices", 1, "Number of slices.", **to)
+    flags.DEFINE_enum("backend", "vm", list(SCRIPTS), "Cloud TPU VMs, a JobSet on GKE, or xpk.", **to)
+    flags.DEFINE_string("image", None, "Container image whose working directory is this repository, installed.", **to)
+    flags.DEFINE_string("project", None, "Google Cloud project.", **to)
+    flags.DEFINE_string("zone", None, "Zone of the TPUs; for GKE the zone or region of the cluster.", **to)
+    flags.DEFINE_string("cluster", "", "GKE cluster (jobset, xpk).", **to)
+    flags.DEFINE_string("name", None, "Name of the job; default: the last part of the workdir.", **to)
+    flags.DEFINE_enum("capacity", "on_demand", CAPACITIES, "Provisioning model of the TPUs.", **to)
+    flags.DEFINE_string("reservation", "", "Name of the reservation (jobset, xpk).", **to)
+    flags.DEFINE_string("service_account", "", "Account of the hosts: an email (vm), or a Kubernetes account.", **to)
+    flags.DEFINE_multi_string("env", [], "NAME=VALUE for every host; can be repeated.", **to)
+    flags.DEFINE_integer("max_restarts", 100, "Most restarts of a run that has stopped.", **to)
+    flags.DEFINE_integer("grace_seconds", 600, "Time from SIGTERM to SIGKILL [s].", **to)
+    flags.DEFINE_bool("dry_run", False, "Only print the commands.", **to)
+
+
+def main(values: flags.FlagValues) -> int:
+    """Runs the command."""
+    cli.require(values, "config", "workdir", "tpu", "image", "project", "zone")
+    config = cli.config_of(values)
+    spec = spec_of_flags(values, trainer_arguments(sys.argv[1:], values), TRAINERS.get(config.stage, "k2jax.train"))
+    script = SCRIPTS[values.backend](spec)
+    check_mesh(config, spec)
+    print(script, end="", flush=True)
+    if values.dry_run:
+        return 0
+    for tool in TOOLS[values.backend]:
+        if shutil.which(tool) is None:
+            raise UserError(
+                f"{tool} is not installed; --backend={values.backend} needs {', '.join(TOOLS[values.backend])}"
+            )
+    return subprocess.run(["bash", "-c", script]).returncode
+
+
+def spec_of_flags(values: flags.FlagValues, arguments: tuple[str, ...], trainer: str) -> LaunchSpec:
+    """Returns the launch that the flags describe; ``arguments`` are those of the module ``trainer``."""
+    path = PurePosixPath(values["config"].config_filename.partition(":")[0])
+    if path.is_absolute() or ".." in path.parts:
+        raise UserError(f"--config {path} must be relative to the repository, because the image contains it")
+    plain = "slices image workdir project zone cluster capacity reservation service_account max_restarts grace_seconds"
+    return LaunchSpec(
+        name=values.name or job_name(values.workdir),
+        tpu=parse_slice(values.tpu),
+        arguments=arguments,
+        trainer=trainer,
+        environment=parse_environment(values.env),
+        **{name: values[name].value for name in plain.split()},
+    )
+
+
+def check_mesh(config: Config, spec: LaunchSpec) -> None:
+    """Checks what every host would check at its start.
+
+    Raises:
+        UserError: the config's mesh does not fit the slices, or batch or model do not fit the mesh.
+    """
+    from jax.sharding import AbstractMesh  # imported late, so that other mistakes are reported without its delay
+
+    from k2jax.chips import CHIPS
+    from k2jax.parallel.layout import make_layout
+    from k2jax.parallel.mesh import axis_sizes, rows_per_micro_batch
+    from k2jax.parallel.torus import sizes_of_slice
+
+    devices = spec.slices * spec.tpu.chips * CHIPS[spec.tpu.generation.name].devices
+    sizes = axis_sizes(config, devices)
+    sizes_of_slice(sizes, spec.slices)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    rows_per_micro_batch(config, mesh)
+    make_layout(config, mesh)
+
+
+def trainer_arguments(argv: Sequence[str], values: flags.FlagValues) -> tuple[str, ...]:
+    """Returns the words of a command line (without the program's name) that are not flags of this command."""
+    own = {name for name in values if name.partition(".")[0] != "config"}
+    own |= {f"no{name}" for name in own if values[name].boolean}
+    kept, words = [], iter(argv)
+    for word in words:
+        name = word.lstrip("-").partition("=")[0]
+        takes_next = "=" not in word and name in values and not values[name].boolean
+        phrase = [word, *([next(words)] if takes_next else [])]
+        if name not in own:
+            kept += phrase
+    return tuple(kept)
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__)

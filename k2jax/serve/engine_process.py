@@ -1,0 +1,99 @@
+"""An engine in a process of its own, for the workers of a collection. Its argument is a record in JSON.
+
+The record names the ``socket`` to listen on and either ``simulation`` (fields of ``Simulation``) with the folder of a
+``tokenizer``, or a ``checkpoint`` with the sizes of an engine. It ends when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+import json
+import os
+import sys
+from typing import Any
+
+from k2jax.agents.collect.engine_messages import EngineLoad
+from k2jax.agents.collect.engine_server import EngineServer
+from k2jax.agents.collect.loops import run
+from k2jax.agents.collect.scheduler_lag import calm_collector
+from k2jax.agents.collect.simulated import SimulatedEngine, Simulation
+from k2jax.client import Client, Completion, Sampling
+from k2jax.errors import UserError
+from k2jax.text.tokenizer import load_tokenizer
+
+
+def open_client(record: dict[str, Any]) -> tuple[Client, Any]:
+    """The client that the record describes, and a function that says how busy its engine is.
+
+    Raises:
+        UserError: the checkpoint cannot be read, or its engine cannot be made.
+    """
+    if "simulation" in record:
+        engine = SimulatedEngine(load_tokenizer(record["tokenizer"]), Simulation(**record["simulation"]))
+        return engine, engine.load
+    from k2jax import runtime
+
+    runtime.prepare()
+    from k2jax.convert.loading import from_pretrained
+    from k2jax.inference import Engine, Worker
+    from k2jax.inference.client import EngineClient
+
+    model, params = from_pretrained(record["checkpoint"], vision=False)
+    sizes = {name: record[name] for name in ("slots", "page_size", "max_length")}
+    worker = Worker(Engine(model.config, params, **sizes))
+
+    def load() -> EngineLoad:
+        stats = worker.stats()
+        return EngineLoad(stats.pages_in_use / max(1, stats.pages), stats.running, stats.waiting, stats.preemptions)
+
+    client = EngineClient(worker)
+    return AloneClient(client, worker) if record.get("deterministic") else client, load
+
+
+class AloneClient:
+    """One request at a time, with an empty cache: what it comes to does not depend on what came before or beside it.
+
+    Args:
+        client: over the worker.
+        worker: of the engine.
+    """
+
+    def __init__(self, client: Client, worker: Any):
+        self._client, self._worker = client, worker
+        self._alone = asyncio.Lock()
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
+        """Generates after a prompt; see ``Client.generate``."""
+        async with self._alone:
+            await asyncio.to_thread(self._worker.call, lambda engine: engine.drop_prefixes())
+            return await self._client.generate(prompt, sampling, **options)
+
+
+async def serve(record: dict[str, Any]) -> None:
+    """Serves until standard input closes."""
+    client, load = open_client(record)
+    server = EngineServer(client, load)
+    closed = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, lambda: None if os.read(0, 1) else closed.set())
+    calm_collector()
+    serving = asyncio.ensure_future(server.serve(record["socket"]))
+    ending = asyncio.ensure_future(closed.wait())
+    await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        serving.result()
+    serving.cancel()
+
+
+def main() -> None:
+    """Serves the engine of the argument."""
+    try:
+        run(serve(json.loads(sys.argv[1])))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        os._exit(2)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

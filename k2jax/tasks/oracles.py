@@ -1,0 +1,48 @@
+"""Oracles of the datasets: policies that solve every task from what its metadata know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k2jax.agents.environment import Message
+from k2jax.agents.environments.repository import TREE
+from k2jax.agents.scripted import called, called_all, play_actions, said
+from k2jax.agents.task import Task
+from k2jax.tasks.bfcl.simulated_apis import APIS, read_call
+from k2jax.tasks.tool_use.teacher import solved
+
+
+def answer_line(task: Task, messages: Sequence[Message]) -> Message:
+    """The answer in the form that the verifier ``answer_line`` reads."""
+    return said(f"Answer: {task.metadata['answer']}")
+
+
+def canonical_program(task: Task, messages: Sequence[Message]) -> Message:
+    """The canonical solution of a programming task, as a block of code."""
+    return said(f"```python\n{task.metadata['solution']}\n```")
+
+
+def reference_patch(task: Task, messages: Sequence[Message]) -> Message:
+    """Applies the reference patch of a task in a repository."""
+    command = f"cd {TREE} && git apply - <<'END-OF-PATCH'\n{task.metadata['patch']}\nEND-OF-PATCH"
+    return play_actions([called("shell", command=command)], messages)
+
+
+def reference_calls(task: Task, messages: Sequence[Message]) -> Message:
+    """The reference's calls of each turn in one message, and then a message that ends the turn."""
+    tools, actions = task.metadata[APIS]["tools"], []
+    for calls in task.metadata["calls"]:
+        if calls:
+            actions.append(called_all([read_call(text, tools) for text in calls]))
+        actions.append(said("Done."))
+    return play_actions(actions, messages)
+
+
+def shell_solution(task: Task, messages: Sequence[Message]) -> Message:
+    """The reference solution of a terminal task, in one command."""
+    return play_actions([called("shell", command=task.metadata["solution"])], messages)
+
+
+def tool_use(task: Task, messages: Sequence[Message]) -> Message:
+    """The calls of a solution, and then the answer."""
+    return play_actions([message for message in solved(task) if message["role"] == "assistant"], messages)

@@ -1,0 +1,1 @@
+"""TODO k2jax/tasks/tool_use."""

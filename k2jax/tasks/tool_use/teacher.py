@@ -1,0 +1,44 @@
+"""An imperfect teacher of tool use: it often answers at once, which a small model learns badly, or it calls tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+import json
+import random
+from typing import Any
+
+from k2jax.agents.task import Task
+from k2jax.agents.toolsets.calculator import calc
+from k2jax.agents.toolsets.store import STORE
+from k2jax.tasks.drawing import check_direct
+
+
+def tool_demonstrations(tasks: Iterable[Task], direct: float = 0.6, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """One conversation for every task: ``{"messages": [user, assistant, tool, ..., assistant]}``.
+
+    Args:
+        tasks: of the dataset ``tool_use``.
+        direct: share of answers without a call; 0 is a clean teacher, who calls tools for all of them.
+        seed: of the choice of styles.
+
+    Raises:
+        UserError: ``direct`` is no share.
+    """
+    check_direct(direct)
+    rng = random.Random(seed)
+    for task in tasks:
+        yield {"messages": [*task.instruction, *solved(task, with_tools=rng.random() >= direct)]}
+
+
+def solved(task: Task, with_tools: bool = True) -> list[Mapping[str, Any]]:
+    """The messages after the instruction of a right solution: a call in each, its result, and the answer."""
+    messages: list[Mapping[str, Any]] = []
+    for name, arguments in task.metadata["calls"] if with_tools else ():
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        call = {"id": "0", "type": "function", "function": function}
+        result = str(calc(arguments)) if name == "calc" else task.metadata[STORE][arguments]
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "0", "name": name, "content": result},
+        ]
+    return [*messages, {"role": "assistant", "content": task.metadata["answer"]}]

@@ -1,0 +1,99 @@
+"""Engines behind sockets: answers, refusals, ends; and a real one whose answers depend on nothing beside them."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from k2jax.agents.collect.engine_client import EngineLostError, EngineSocketClient
+from k2jax.agents.collect.engine_messages import EngineLoad
+from k2jax.agents.collect.engine_server import EngineServer
+from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
+from k2jax.errors import UserError
+from k2jax.serve.engine_process import AloneClient
+
+LOAD = EngineLoad(0.5, 3, 2, 1)
+
+
+class Slow(ScriptedClient):
+    """Notes which requests were cancelled."""
+
+    cancelled = 0
+
+    async def generate(self, prompt, sampling, **options):
+        try:
+            if prompt[0] == 7:
+                raise PromptTooLongError("the prompt has 7 tokens")
+            await asyncio.sleep(1000 if prompt[0] == 9 else 0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return await super().generate(prompt, sampling, **options)
+
+
+def test_an_engine_behind_a_socket_answers_refuses_cancels_and_is_missed(tmp_path):
+    scripted, path = Slow(lambda prompt, sampling: [5, 6, 7]), tmp_path / "engine"
+
+    async def exchange():
+        serving = asyncio.ensure_future(EngineServer(scripted, lambda: LOAD, interval=0.01).serve(path))
+        client = EngineSocketClient(path, patience=5)
+        whole = await client.generate([1, 2], Sampling(max_tokens=3))
+        cut = whole._replace(tokens=whole.tokens[:1], logprobs=whole.logprobs[:1], versions=whole.versions[:1])
+        resumed = await client.generate([1, 2], Sampling(max_tokens=3), resume=cut)
+        with pytest.raises(UserError, match="max_tokens 0"):
+            await client.generate([1], Sampling(max_tokens=0))
+        with pytest.raises(PromptTooLongError, match="the prompt has 7"):
+            await client.generate([7], Sampling())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.generate([9], Sampling()), 0.1)
+        while client.load is None or not scripted.cancelled:
+            await asyncio.sleep(0.01)
+        waiting = asyncio.ensure_future(client.generate([9], Sampling()))
+        await asyncio.sleep(0.05)
+        connection = await client.connect()
+        connection._transport.abort()
+        with pytest.raises(EngineLostError, match="has ended"):
+            await waiting
+        again = await client.generate([1, 2], Sampling(max_tokens=3))
+        serving.cancel()
+        await client.close()
+        return whole, resumed, again, client.load
+
+    *completions, load = asyncio.run(exchange())
+    expected = asyncio.run(ScriptedClient(lambda p, s: [5, 6, 7]).generate([1, 2], Sampling(max_tokens=3)))
+    for completion in completions:
+        for ours, theirs in zip(completion[:3], expected[:3], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert completion.finish == expected.finish
+    assert load == LOAD
+
+
+def test_where_no_engine_listens_the_infrastructure_has_failed(tmp_path):
+    client = EngineSocketClient(tmp_path / "nobody", patience=0.05)
+    with pytest.raises(EngineLostError, match="no engine listens"):
+        asyncio.run(client.generate([1], Sampling()))
+
+
+@pytest.mark.slow
+def test_answers_of_an_engine_that_answers_one_at_a_time_do_not_depend_on_the_order():
+    from k2jax.inference import Worker
+    from k2jax.inference.client import EngineClient
+    from tests.inference.resuming import SIZES
+    from tests.inference.tiny import engine, prompts
+
+    asked = prompts(5, 9, 17, 30, 9, 12)
+    worker = Worker(engine(**SIZES))
+
+    async def answers(order):
+        client = AloneClient(EngineClient(worker), worker)
+
+        async def answer(number):
+            return await client.generate(asked[number], Sampling(max_tokens=12, seed=number))
+
+        return dict(zip(order, await asyncio.gather(*map(answer, order)), strict=True))
+
+    first, second = asyncio.run(answers(range(6))), asyncio.run(answers([3, 5, 0, 1, 4, 2]))
+    worker.stop()
+    for number in range(6):
+        np.testing.assert_array_equal(first[number].tokens, second[number].tokens)
+        assert first[number].logprobs.tobytes() == second[number].logprobs.tobytes()

@@ -1,0 +1,42 @@
+"""Workers as actors of a Ray cluster of three nodes on this machine. Needs the extra ``ray``, which tests leave out."""
+
+import asyncio
+
+import pytest
+
+from k2jax.agents.collect.ray_workers import RayLauncher
+from k2jax.errors import UserError
+from tests.agents.collect.test_deterministic import batch
+
+pytestmark = pytest.mark.external
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    node.pop("include_dashboard")
+    for _ in range(2):
+        cluster.add_node(**node)
+    yield ray, cluster.address
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_where_there_is_no_cluster_that_is_one_line():
+    pytest.importorskip("ray")
+    for address in ("127.0.0.1:1", "auto"):
+        with pytest.raises(UserError, match="no Ray cluster"):
+            RayLauncher(address)
+
+
+def test_three_nodes_give_the_batch_of_this_machine_bit_for_bit_though_an_actor_is_killed(tmp_path, cluster):
+    ray, address = cluster
+    here = asyncio.run(batch(tmp_path / "here", workers=1, engines=1))
+    launcher = RayLauncher(address)
+    there = asyncio.run(batch(tmp_path / "there", workers=3, engines=2, kill=9, launcher=launcher))
+    assert there == here
+    assert len([node for node in ray.nodes() if node["Alive"]]) == 3, "of one processor each, as an actor needs"

@@ -1,0 +1,85 @@
+"""``python -m tests.gateway.attacked FOLDER``: a gateway as the command serves it, which says how it bears an attack.
+
+The first line is a JSON object: the port, the rollouts' paths and keys, and the path of a Unix socket that serves the
+first of them as it does an agent in a sandbox. Every line that is read is answered with the longest pause of the event
+loop since the last one [s] and the memory that the process has had at most since then, beyond what it had [bytes].
+"""
+
+import asyncio
+import json
+from pathlib import Path
+import sys
+import threading
+import time
+
+from k2jax import runtime
+from k2jax.agents.gateway.socket import rollout_socket
+from k2jax.agents.web.arrivals import BODY_WITH_IMAGES
+from k2jax.agents.web.server import open_socket, run_server
+from tests.agents.gateway.scripted import Bench, reply_ids, spec
+
+ROLLOUTS = 4
+PROBE_SECONDS = 0.01
+
+
+class Probe:
+    """The longest pause of an event loop, and the growth of this process's memory."""
+
+    def __init__(self):
+        self.begin()
+
+    def begin(self):
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark becomes what there is now
+        self._before = self._memory()
+        self.pause = 0.0
+
+    def told(self):
+        told = {"pause": self.pause, "growth": self._memory() - self._before}
+        self.begin()
+        return told
+
+    async def run(self):
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(PROBE_SECONDS)
+            self.pause = max(self.pause, time.monotonic() - begun - PROBE_SECONDS)
+
+    def _memory(self):
+        status = Path("/proc/self/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
+
+
+def answer_lines(probe):
+    """Answers on the standard output, from a thread of its own."""
+    for _ in sys.stdin:
+        print(json.dumps(probe.told()), flush=True)
+
+
+def main(folder):
+    bench, probe, tasks = (
+        Bench(lambda prompt, sampling: reply_ids("", "Done."), f"{folder}/gateway", max_body_bytes=BODY_WITH_IMAGES),
+        Probe(),
+        [],
+    )
+    accesses = [bench.gateway.open(spec(), f"r{i}") for i in range(ROLLOUTS)]
+    runtime.keep_freed_memory()  # as in the command
+    sock, file = open_socket("127.0.0.1", 0), Path(folder) / "socket"
+
+    async def beside():
+        tasks.append(asyncio.create_task(probe.run()))
+        async with rollout_socket(bench.app, accesses[0].path, file):
+            await asyncio.Event().wait()
+
+    async def app(scope, receive, send):
+        if not tasks:  # the loop is the server's own
+            tasks.append(asyncio.create_task(beside()))
+        await bench.app(scope, receive, send)
+
+    rollouts = [access._asdict() for access in accesses]
+    print(json.dumps({"port": sock.getsockname()[1], "socket": str(file), "rollouts": rollouts}), flush=True)
+    threading.Thread(target=answer_lines, args=(probe,), daemon=True).start()
+    run_server(app, bench.gateway, sock, 1.0, "listening")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,280 @@
+"""Black-box agents as scaffolds: an episode is what an unchanged program did in a sandbox, recorded token by token."""
+
+import asyncio
+import dataclasses
+import functools
+import json
+
+import numpy as np
+import pytest
+
+from k2jax.agents.environment import OUTCOME
+from k2jax.agents.environments.files import FilesEnvironment
+from k2jax.agents.environments.repository import TREE, RepositoryEnvironment
+from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.gateway.agents import BlackBoxAgent, read_agent
+from k2jax.agents.registry import environments, load_tasks, scaffolds
+from k2jax.agents.task import Budget
+from k2jax.client import Sampling, ScriptedClient
+from k2jax.config import replace_keys
+from k2jax.errors import UserError
+from k2jax.inference import LockstepClient, Worker
+from k2jax.inference.client import ForcedClient
+from k2jax.tasks.file_answers.dataset import texts_left
+from k2jax.tasks.swe.example import write_example
+from k2jax.tasks.swe.verifier import SWEVerifier
+from k2jax.text import byte_tokenizer, configured_chat
+from k2jax.trajectory import verify
+from tests.agents.gateway.repository import FILES, MEND, HiddenTest, small_agent, task, write_agent
+from tests.agents.sandbox.backends import backend
+from tests.inference.tiny import GQA, engine, oracle
+
+BYTES = byte_tokenizer()
+PLAIN = configured_chat(BYTES, "compact")
+MODEL = replace_keys(GQA, {"vocab": BYTES.vocab_size})
+TEMPERATURE = 0.7
+
+
+def answers(*texts):
+    """A script: the next text after every observation."""
+
+    def reply(prompt, sampling):
+        said = sum(int(token) == PLAIN.end for token in prompt)
+        return [*BYTES.encode(texts[min((said - 2) // 2, len(texts) - 1)]), PLAIN.end]
+
+    return reply
+
+
+@functools.cache
+def tiny_engine():
+    """One for all tests, because compiling takes longest."""
+    return engine(MODEL, version=3, max_length=512, slots=2)
+
+
+def environment():
+    return FilesEnvironment(lambda: backend("bubblewrap"))
+
+
+async def episode(client, agent, folder, of=None, **options):
+    path = write_agent(folder / "agent.json", agent)
+    options = {
+        "sampling": Sampling(max_tokens=300, temperature=TEMPERATURE),
+        "key": EpisodeKey("train", 3, 1, 2),
+        "seed": 5,
+    } | options
+    of = dataclasses.replace(of or task(), scaffold=f"black_box agent={path} " + options.pop("more", ""))
+    return await run_episode(of, client, PLAIN, BYTES, options.pop("environment", environment()), **options)
+
+
+def judged(trajectory):
+    async def run():
+        async with await backend("bubblewrap").open(HiddenTest().spec) as sandbox:
+            return await HiddenTest().score(task(), trajectory, sandbox)
+
+    return asyncio.run(run()).value
+
+
+EDIT = answers(f"I mend it.\n${MEND}\n$echo note > new.txt", "Done.")
+
+
+def test_an_edit_through_an_agent_passes_the_hidden_test(tmp_path):
+    trajectory = asyncio.run(episode(ScriptedClient(EDIT), small_agent(), tmp_path))
+    assert trajectory.status == "finished", trajectory.error
+    assert (trajectory.key, trajectory.answer) == ((3, 1, 2), "Done.") and verify(trajectory, MODEL.vocab) == []
+    left = texts_left(trajectory)
+    assert "sorted(ranges)" in left["ranges/merge.py"] and left["new.txt"] == "note\n" and judged(trajectory) == 1.0
+    assert [request["kind"] for request in trajectory.metadata["requests"]] == ["start", "extend"]
+    assert len(trajectory.leaves()) == 1 and trajectory.sampled_tokens > 100
+
+
+@pytest.mark.slow
+def test_the_engine_scores_what_a_script_says_through_an_agent(tmp_path):
+    worker = Worker(tiny_engine())
+    trajectory = asyncio.run(episode(ForcedClient(worker, EDIT), small_agent(), tmp_path))
+    worker.stop()
+    assert trajectory.sampled_tokens > 100 and judged(trajectory) == 1.0
+    assert_logprobs_of_one_forward_pass(trajectory, TEMPERATURE)
+
+
+def assert_logprobs_of_one_forward_pass(trajectory, temperature):
+    """Of all tokens that were sampled on the one path."""
+    [leaf] = trajectory.leaves()
+    nodes = [trajectory.nodes[index] for index in trajectory.path(leaf)]
+    path_T = trajectory.path_tokens(leaf)
+    expected_TV = oracle(MODEL, path_T.tolist(), temperature)
+    expected_T = np.concatenate([[0.0], expected_TV[np.arange(len(path_T) - 1), path_T[1:]]])
+    logprobs_T, mask_T = (np.concatenate([getattr(n, name) for n in nodes]) for name in ("logprobs", "mask"))
+    np.testing.assert_allclose(logprobs_T[mask_T], expected_T[mask_T], atol=1e-4)
+    assert all(n.mask.all() and set(n.versions.tolist()) == {3} for n in nodes if n.turn >= 0) and mask_T.any()
+
+
+def test_files_that_are_left_as_they_were_fail_the_hidden_test(tmp_path):
+    trajectory = asyncio.run(episode(ScriptedClient(answers("$true", "Done.")), small_agent(), tmp_path))
+    assert texts_left(trajectory) == FILES and judged(trajectory) == 0.0
+
+
+@pytest.mark.slow
+def test_an_issue_of_a_repository_is_solved_through_an_agent(tmp_path):
+    """A task of the dataset ``swe``, whose tests the agent never sees."""
+    tasks = load_tasks("swe", (f"path={write_example(tmp_path / 'swe')}",))
+    of = next(each for each in tasks if each.id == "words-spaces")
+    mend = "$sed -i 's/split(.*))/split())/' words/count.py; pwd; git log --oneline | wc -l"
+    client = ScriptedClient(answers(mend, "Done."))
+    made = RepositoryEnvironment(lambda: backend("bubblewrap"))
+    trajectory = asyncio.run(episode(client, small_agent(), tmp_path, of=of, environment=made))
+    patch = trajectory.metadata[OUTCOME]["patch"]
+    assert "+    return len(text.split())" in patch and patch.count("diff --git") == 1
+    shown = [node.message["content"] for node in trajectory.nodes if (node.message or {}).get("role") == "user"]
+    assert f"{TREE}\n1\n[0]" in shown[-1]
+
+    async def score():
+        verifier = SWEVerifier()
+        async with await backend("bubblewrap").open(verifier.spec) as sandbox:
+            return await verifier.score(of, trajectory, sandbox)
+
+    assert asyncio.run(score()).value == 1.0
+
+
+def test_agents_share_an_engine_in_lockstep_and_repeat_what_they_sampled(tmp_path):
+    """Two runs of two episodes: equal tokens, and log-probabilities of one forward pass."""
+    sampling = Sampling(max_tokens=24, temperature=1.0)
+    agent = small_agent(argv=(*small_agent().argv[:-1], "Go"))
+
+    def run():
+        tiny_engine().drop_prefixes()
+        client = LockstepClient(tiny_engine())
+        both = [episode(client, agent, tmp_path, sampling=sampling, key=EpisodeKey("train", 0, 0, i)) for i in range(2)]
+        return asyncio.run(client_gather(client, both))
+
+    first, second = run(), run()
+    for a, b in zip(first, second, strict=True):
+        assert a.status == "finished" and verify(a, MODEL.vocab) == []
+        assert [n.tokens.tolist() for n in a.nodes] == [n.tokens.tolist() for n in b.nodes]
+        assert_logprobs_of_one_forward_pass(a, 1.0)
+    assert first[0].nodes[-1].tokens.tolist() != first[1].nodes[-1].tokens.tolist()
+
+
+async def client_gather(client, coroutines):
+    return await client.gather(*coroutines)
+
+
+SIDE_CALLS = """
+import json, sys, threading, urllib.request
+base, key, task = sys.argv[1:]
+tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
+def ask(text, tools):
+    body = {"model": "any", "messages": [{"role": "user", "content": text}], "tools": tools}
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    request = urllib.request.Request(base + "/v1/chat/completions", json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+asked = [("A title of: " + task, []), (task, [tool])]
+threads = [threading.Thread(target=ask, args=each) for each in asked]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+ask("Summarise", [])
+"""
+
+
+def test_side_calls_are_trees_beside_the_agents_own_and_are_not_trained_on(tmp_path):
+    agent = small_agent(files={"${home}/agent.py": SIDE_CALLS.replace("$", "$$")}, turns="tools")
+    client = LockstepClient(tiny_engine())
+    sampling = Sampling(max_tokens=8, temperature=1.0)
+    [trajectory] = asyncio.run(client_gather(client, [episode(client, agent, tmp_path, sampling=sampling)]))
+    assert trajectory.status == "finished" and verify(trajectory, MODEL.vocab) == []
+    requests = trajectory.metadata["requests"]
+    assert sorted(request["kind"] for request in requests) == ["side call", "side call", "start"]
+    sampled = {index: node for index, node in enumerate(trajectory.nodes) if node.turn >= 0}
+    assert {request["node"] for request in requests} == set(sampled)
+    assert [node.mask.all() for node in sampled.values()] == [False, False, True]
+    assert sorted(node.turn for node in sampled.values()) == [0, 1, 2]
+
+
+def run_small(tmp_path, text, agent=None, **options):
+    return asyncio.run(episode(ScriptedClient(answers(text, "Done.")), agent or small_agent(), tmp_path, **options))
+
+
+def test_what_ends_an_agent_early_truncates_its_episode(tmp_path):
+    late = run_small(tmp_path, "$sleep 60", more="seconds=4")
+    over = run_small(tmp_path, "$echo 1", of=task(budget=Budget(steps=1)))
+    long = run_small(tmp_path, "$true", sampling=Sampling(max_tokens=4))
+    assert (late.status, late.metadata["agent"]["ended_by"]) == ("truncated", "time") and late.sampled_tokens
+    assert over.status == "truncated" and over.sampled_tokens == len("$echo 1") + 1
+    assert long.status == "finished" and long.nodes[-1].finish == "length"
+
+
+def test_an_agent_that_asks_nothing_is_a_failure_of_the_machine(tmp_path):
+    broken = small_agent(argv=("no-such-program",))
+    trajectory = run_small(tmp_path, "x", broken)
+    assert trajectory.status == "masked" and "no-such-program" in trajectory.error and not trajectory.nodes
+
+
+def test_a_model_that_fails_ends_the_run_and_not_in_a_sample(tmp_path):
+    async def fail(*arguments, **options):
+        raise RuntimeError("the engine has failed")
+
+    client = ScriptedClient(answers("x"))
+    client.generate = fail
+    with pytest.raises(RuntimeError, match="engine has failed"):
+        asyncio.run(episode(client, small_agent(), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("black_box agent=codexx", "did you mean 'codex'"),
+        ("black_box agent=codex folder=/nowhere", "npm install --prefix /nowhere @openai/codex@0.169.0 node@24"),
+        ("black_box agent=mini_swe_agent folder=/nowhere version=2.4.5", "mini-swe-agent==2.4.5 mcp"),
+        ("black_box agent={own} version=3", "has no package"),
+        ("black_box agent={own} seconds=0", "above 0"),
+        ("black_box agent=/nowhere/a.json", "cannot read"),
+    ],
+)
+def test_a_wrong_scaffold_is_said_in_one_line_before_a_run_begins(tmp_path, text, message):
+    own = write_agent(tmp_path / "own.json", small_agent())
+    with pytest.raises(UserError, match=message) as raised:
+        scaffolds.make(text.format(own=own))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"argv": []}, {"argv": "sh"}, {"env": {"A": 1}}, {"turns": "some"}, {"packages": ["codex@1"]},
+        {"packages": ["npm:codex"]}, {"memory": 0}, {"needs_cgroup": 1}, {"files": []}, {"name": ""}, {"colour": 1},
+    ],
+)  # fmt: skip
+def test_a_wrong_field_of_an_own_agent_is_named(tmp_path, values):
+    agent = write_agent(tmp_path / "a.json", small_agent())
+    assert read_agent(str(agent)) == small_agent()
+    agent.write_text(json.dumps(json.loads(agent.read_text()) | values))
+    with pytest.raises(UserError, match=next(iter(values))) as raised:
+        read_agent(str(agent))
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_placeholder_is_named():
+    with pytest.raises(UserError, match=r"'tsk'.*there are agents"):
+        BlackBoxAgent("a", ("sh", "${tsk}")).filled({"task": "x", "agents": ""})
+
+
+def test_what_no_black_box_can_do_is_refused(tmp_path):
+    with pytest.raises(UserError, match="token_cap"):
+        run_small(tmp_path, "x", token_cap=3)
+    with pytest.raises(UserError, match="'repository' have"):
+        run_small(tmp_path, "x", environment=environments.get("single_turn")())
+    with pytest.raises(UserError, match="return_experts"):
+        run_small(tmp_path, "x", sampling=Sampling(return_experts=True))
+
+
+def test_the_same_task_is_solved_by_a_white_box_scaffold_with_tools(tmp_path):
+    """The scaffold is the independent variable of a task."""
+    of = task(tools=("shell",), scaffold="chat")
+    client = ScriptedClient(answers(f"!shell {MEND}", "Done."))
+    sampling = Sampling(max_tokens=300)
+    trajectory = asyncio.run(
+        run_episode(
+            of, client, PLAIN, BYTES, environment(), key=EpisodeKey("train", 0, 0, 0), seed=0, sampling=sampling
+        )
+    )
+    assert trajectory.status == "finished" and trajectory.answer == "Done."

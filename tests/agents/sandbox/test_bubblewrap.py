@@ -1,0 +1,341 @@
+"""What is particular to bubblewrap: its spawner's life, where it is found, other users, images, control groups."""
+
+import asyncio
+import gc
+import os
+from pathlib import Path
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+
+from k2jax.agents.sandbox import Limits, SandboxError, SandboxSpec, bubblewrap, cgroup
+from k2jax.agents.sandbox import check as checking
+from k2jax.agents.sandbox.attacks import ATTACKS, Attack
+from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
+from k2jax.errors import UserError
+from tests.agents.sandbox.backends import PYTHON, in_sandbox, own_descriptors, python
+from tests.agents.sandbox.other_user import run_as_another_user
+
+
+@pytest.fixture
+def folder():
+    """A folder outside /tmp that every user can reach."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
+
+
+def wait_for(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_requests_that_come_faster_than_answers_are_read_all_get_theirs():
+    """One thread asks without a pause, and the answers alone fill the connection meanwhile."""
+    backend, answers, count, payload = BubblewrapBackend(), [], 16, bytes(1 << 20)
+
+    async def ask():
+        async with await backend.open(SandboxSpec()) as sandbox:
+            return await asyncio.gather(*(sandbox.exec(["/bin/cat"], stdin=payload) for _ in range(count)))
+
+    asking = threading.Thread(target=lambda: answers.extend(asyncio.run(ask())), daemon=True)
+    asking.start()
+    asking.join(30.0)
+    assert [len(answer.stdout) for answer in answers] == [1 << 20] * count
+
+
+def test_without_bubblewrap_the_user_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "/does/not/exist")
+    with pytest.raises(UserError, match=r'pip install "k2jax\[sandbox\]"'):
+        BubblewrapBackend()
+
+
+@pytest.mark.parametrize("text", ["echo bubblewrap 0.7.9", "echo what", "exit 1"])
+def test_a_bubblewrap_that_is_too_old_or_broken_is_refused(monkeypatch, tmp_path, text):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "bwrap").write_text(f"#!/bin/sh\n{text}\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match=r"0\.8"):
+        find_bubblewrap()
+
+
+def test_the_systems_bubblewrap_is_used_where_there_is_no_wheel(monkeypatch, tmp_path):
+    found, folder = find_bubblewrap()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "bwrap").write_text(f'#!/bin/sh\nexec {os.path.join(folder, found)} "$@"\n')
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert find_bubblewrap() == (str(tmp_path / "bwrap"), "")
+
+
+def test_a_machine_without_user_namespaces_is_refused_in_one_line(monkeypatch, folder):
+    """A bubblewrap that answers as on such a machine."""
+    script = folder / "bwrap"
+    script.write_text("#!/bin/sh\necho bwrap: No permissions >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(bubblewrap, "find_bubblewrap", lambda: ("bwrap", str(folder)))
+    backend = BubblewrapBackend()
+    with pytest.raises(UserError, match=r"No permissions.*user namespaces"):
+        asyncio.run(backend.open(SandboxSpec()))
+
+
+def test_a_spawner_that_is_killed_fails_its_sandboxes_and_the_next_one_opens():
+    async def run():
+        backend = BubblewrapBackend()
+        sandbox = await backend.open(SandboxSpec())
+        running = asyncio.create_task(sandbox.exec(["sleep", "60"], timeout=60))
+        await asyncio.sleep(0.3)
+        folder, spawner = backend._link._folder, backend._link._process.pid
+        os.kill(backend._link._process.pid, signal.SIGKILL)
+        with pytest.raises(SandboxError, match="has ended"):
+            await running
+        with pytest.raises(SandboxError):
+            await sandbox.exec(["true"])
+        await sandbox.close()
+        wait_for(lambda: not os.path.exists(folder) and not groups_of(spawner))
+        async with await backend.open(SandboxSpec()) as other:
+            assert (await other.exec(["true"])).code == 0
+        backend.close()
+
+    asyncio.run(run())
+
+
+def test_a_backend_that_is_forgotten_ends_its_spawner():
+    async def run(backend):
+        async with await backend.open(SandboxSpec()):
+            pass
+
+    before = own_descriptors()
+    backend = BubblewrapBackend()
+    asyncio.run(run(backend))
+    process, folder = backend._link._process, backend._link._folder
+    assert process.poll() is None
+    del backend
+    gc.collect()
+    wait_for(lambda: process.returncode is not None and not os.path.exists(folder))
+    wait_for(lambda: own_descriptors() == before)
+
+
+def groups_of(spawner):
+    """Folders of the control groups that a spawner has made, by its pid."""
+    return {path for tree in cgroup.find().values() for path in tree.folder.glob(f"{cgroup.PREFIX}{spawner}-*")}
+
+
+def test_sandboxes_that_were_never_closed_end_with_their_backend():
+    async def run():
+        backend = BubblewrapBackend()
+        for _ in range(3):
+            await backend.open(SandboxSpec())
+        spawner = backend._link._process.pid
+        assert len(groups_of(spawner)) == 3 * len(set(cgroup.find().values()))
+        backend.close()
+        assert not groups_of(spawner)
+
+    asyncio.run(run())
+
+
+def test_the_next_sandbox_of_the_same_limits_takes_over_the_empty_control_groups_of_a_closed_one():
+    async def run():
+        backend = BubblewrapBackend()
+        async with await backend.open(SandboxSpec()) as sandbox:
+            running = asyncio.create_task(sandbox.exec(["sleep", "60"]))
+            await asyncio.sleep(0.3)
+            spawner = backend._link._process.pid
+            first = groups_of(spawner)
+            assert first and all((group / "cgroup.procs").read_text() for group in first)
+        await running
+        assert groups_of(spawner) == first and not any((group / "cgroup.procs").read_text() for group in first)
+        async with await backend.open(SandboxSpec()), await backend.open(SandboxSpec(limits=Limits(processes=20))):
+            assert len(groups_of(spawner)) == 2 * len(first) and groups_of(spawner) > first
+            files = [group / "pids.max" for group in groups_of(spawner)]
+            limits = {file.read_text().strip() for file in files if file.exists()}
+            assert limits == {"22", str(Limits().processes + 2)}
+        backend.close()
+        assert not groups_of(spawner)
+
+    asyncio.run(run())
+
+
+def test_a_sandbox_does_not_answer_for_what_was_killed_in_its_control_group_before():
+    """The kernel's count of kills stays with a group that another sandbox takes over."""
+    spec = SandboxSpec(read_only=PYTHON.read_only, limits=Limits(memory=64 << 20))
+
+    async def run():
+        backend, failures = BubblewrapBackend(), []
+        for code in ("x = bytearray(1 << 28)", "import os; os.kill(os.getpid(), 9)"):
+            async with await backend.open(spec) as sandbox:
+                failures.append((await sandbox.exec(python(code))).out_of_memory)
+        backend.close()
+        return failures
+
+    assert asyncio.run(run()) == [True, False]
+
+
+def test_a_user_who_hides_new_files_from_others_gets_sandboxes_that_read_theirs():
+    async def run():
+        before, backend = os.umask(0o077), BubblewrapBackend()
+        try:
+            async with await backend.open(SandboxSpec()) as sandbox:
+                return await sandbox.exec(["sh", "-c", "cat /etc/hosts && umask"])
+        finally:
+            os.umask(before)
+            backend.close()
+
+    assert asyncio.run(run()).stdout == b"127.0.0.1 localhost\n::1 localhost\n0022\n"
+
+
+def test_opening_that_is_cancelled_leaves_nothing_behind():
+    async def run():
+        backend = BubblewrapBackend()
+
+        async def once():
+            async with await backend.open(SandboxSpec()):
+                pass
+
+        await once()
+        link, before = backend._link, own_descriptors()
+        spawner, resolve, answers = link._process.pid, link._resolve, threading.Event()
+
+        def hold(*answer):  # The thread that listens could be faster than the cancellation.
+            answers.wait()
+            resolve(*answer)
+
+        link._resolve = hold
+        for _ in range(5):
+            answers.clear()
+            opening = asyncio.create_task(backend.open(SandboxSpec()))
+            while not link._waiting:
+                await asyncio.sleep(0)
+            opening.cancel()
+            answers.set()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            await once()  # the spawner answers in order
+            await once()
+        # A sandbox that nobody closed would keep its groups, and each of the next ones would need its own.
+        assert len(groups_of(spawner)) <= 2 * len(set(cgroup.find().values())) and own_descriptors() == before
+        backend.close()
+
+    asyncio.run(run())
+
+
+def test_folders_behind_closed_ones_are_visible_where_the_spec_names_them(folder):
+    secret = folder / "closed" / "named"
+    secret.mkdir(parents=True)
+    (secret / "file").write_text("shown")
+    (secret.parent / "other").write_text("not shown")
+    (secret.parent).chmod(0o700)
+    spec = SandboxSpec(read_only=(str(secret),))
+
+    async def use(sandbox):
+        return await sandbox.exec(["sh", "-c", f"cat {secret}/file; ls {secret.parent}; echo x > {secret}/new"])
+
+    result = in_sandbox("bubblewrap", use, spec)
+    assert result.stdout.split() == [b"shownnamed"] and b"Read-only" in result.stderr
+    assert os.listdir(secret) == ["file"]
+
+
+def test_a_link_to_a_folder_that_is_never_shown_is_not_shown_either(folder):
+    (folder / "link").symlink_to("/")
+    with pytest.raises(UserError, match="whole"):
+        in_sandbox("bubblewrap", None, SandboxSpec(read_only=(str(folder / "link"),)))
+
+
+SCRIPT = """
+import asyncio, os, sys
+from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.sandbox import SandboxSpec
+async def main():
+    backend = make_backend("bubblewrap")
+    async with await backend.open(SandboxSpec()) as sandbox:
+        await sandbox.write("a/in", b"in")
+        result = await sandbox.exec(["sh", "-c", "id -u; cat a/in; echo out > a/out; ls -a / | tr '\\\\n' ' '"])
+        print(os.getuid(), result, await sandbox.read("a/out"))
+        bomb = await sandbox.exec(["sh", "-c", "f() { f | f & }; f; sleep 60"], timeout=1.0)
+        print(bomb.code != 0, (await sandbox.exec(["echo", "alive"])).stdout)
+asyncio.run(main())
+"""
+
+
+def test_any_user_can_have_sandboxes():
+    first, second = run_as_another_user(SCRIPT).splitlines()
+    assert first.startswith("12345 " if os.geteuid() == 0 else str(os.getuid()))
+    assert "stdout=b'65534\\nin" in first and first.endswith("b'out\\n'") and "code=0" in first
+    assert second == "True b'alive\\n'"
+
+
+def test_groups_of_version_two_are_made_below_the_nearest_group_that_has_the_controllers(tmp_path, monkeypatch):
+    """Against a folder that looks like such a tree; the kernel fills new groups, so this does."""
+    tree = tmp_path / "cgroup"
+    own = tree / "user.slice" / "session"
+    own.mkdir(parents=True)
+    for folder in (tree, tree / "user.slice", own):
+        (folder / "cgroup.procs").write_text("")
+    make = Path.mkdir
+
+    def kernel(path, *arguments, **options):
+        new = not path.exists()
+        make(path, *arguments, **options)
+        if new and path.parent == tree / "user.slice":
+            for name in ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs"):
+                (path / name).write_text("max")
+            (path / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
+
+    def forget(path):
+        shutil.rmtree(path)
+
+    monkeypatch.setattr(Path, "mkdir", kernel)
+    monkeypatch.setattr(Path, "rmdir", forget)
+    texts = {
+        "/proc/self/cgroup": ["0::/user.slice/session"],
+        "/proc/self/mountinfo": [f"30 20 0:26 / {tree} rw,nosuid shared:4 - cgroup2 cgroup2 rw"],
+    }
+    monkeypatch.setattr(cgroup, "_lines", texts.__getitem__)
+    trees = cgroup.find()
+    assert trees == {name: cgroup.Tree(2, tree / "user.slice") for name in ("memory", "pids")}
+    group = cgroup.ControlGroup(trees, "name", memory=1000, processes=7)
+    folder = tree / "user.slice" / "k2jax-name"
+    assert [(folder / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")] == ["1000", "0", "7"]
+    assert group.memory_kills() == 3 and group.controllers == {"memory", "pids"}
+    entrances = group.entrances()
+    assert [os.readlink(f"/proc/self/fd/{entrance}") for entrance in entrances] == [str(folder / "cgroup.procs")]
+    for entrance in entrances:
+        os.close(entrance)
+    assert group.remove() and not folder.exists()
+
+
+def test_python_inside_is_the_one_outside():
+    async def use(sandbox):
+        return await sandbox.exec(python("import sys; print(sys.version)"))
+
+    assert in_sandbox("bubblewrap", use).stdout.decode().strip() == sys.version
+
+
+def test_check_says_what_holds_here_and_fails_where_the_backend_or_an_attack_does(monkeypatch):
+    monkeypatch.setattr(checking, "ATTACKS", {name: ATTACKS[name] for name in ("signals", "mounts")})
+    lines = []
+    assert checking.check(say=lines.append)
+    text = "\n".join(lines)
+    assert lines[0].startswith("bubblewrap: works;") and lines[-1] == "  2 of 2 attacks contained"
+    assert "control group" in text if cgroup.find() else "address space" in text
+    assert "seccomp: filter" in text and "namespaces of its own: user, pid, mnt, net, ipc, uts" in text
+    assert "capabilities none - user 65534" in text
+    lines.clear()
+    assert checking.check("unsafe", say=lines.append) and "namespaces of its own: none" in "\n".join(lines)
+    monkeypatch.setattr(checking, "ATTACKS", {"says no": Attack("", lambda result: False)})
+    lines.clear()
+    assert not checking.check(say=lines.append) and lines[-2].startswith("  says no: NOT CONTAINED")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "/does/not/exist")
+    lines.clear()
+    assert not checking.check(say=lines.append)
+    assert lines[0].startswith("bubblewrap: does not work: no bubblewrap")

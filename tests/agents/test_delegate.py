@@ -1,0 +1,103 @@
+"""Sub-agents as tools: an agent asks another that has its other tools, and goes on with the answer."""
+
+import asyncio
+
+import pytest
+
+from k2jax.agents.environments.tools import ToolEnvironment
+from k2jax.agents.episode import run_episode
+from k2jax.agents.errors import EnvironmentFailedError, SubEpisodeError
+from k2jax.agents.spawning import SPAWNED, Spawner
+from k2jax.client import Sampling
+from k2jax.errors import InfrastructureError, UserError
+from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client, episode, task
+
+
+class Starter:
+    """Runs sub-episodes where they are started."""
+
+    def __init__(self, client, sampling):
+        self.client, self.sampling, self.tasks = client, sampling, []
+        self.spawner = Spawner(self.run)
+
+    async def run(self, spawned):
+        self.tasks.append(spawned.task)
+        shared = {"key": KEY, "seed": len(self.tasks), "sampling": self.sampling, "spawner": spawned.spawner}
+        return await run_episode(spawned.task, self.client, COMPACT, BYTES, ToolEnvironment(), **shared)
+
+
+def say(text):
+    """The agent asks for both sums; a sub-agent computes, and asks one more where it may."""
+    if text.startswith("<a+b"):
+        return {0: "!delegate sum of 12+30", 1: "!delegate sum of 1+2"}.get(text.count("!"), "42 and 3")
+    if text.startswith("<sum of"):
+        words = text.split(">")[0].removeprefix("<sum of ")
+        return f"!calc {words}" if "!" not in text else text.split("<")[-1].removesuffix(">")
+    return "nothing"
+
+
+def test_a_sub_agent_has_the_other_tools_and_its_answer_is_the_result():
+    client = compact_client(say)
+    starter = Starter(client, Sampling(max_tokens=60))
+    result = episode(client, task(tools=("calculator", "delegate depth=2 steps=3")), spawner=starter.spawner)
+    assert (result.status, result.answer) == ("finished", "42 and 3")
+    assert [node.message["content"] for node in result.nodes if node.message["role"] == "tool"] == ["42", "3"]
+    assert [each.id for each in starter.tasks] == ["t/1", "t/2"]
+    for each in starter.tasks:
+        assert each.tools == ("calculator", "delegate depth=1 steps=3 most=8")
+        assert (each.verifier, each.budget.steps) == ("", 3)
+
+
+def test_more_sub_agents_than_may_be_and_one_without_an_answer_are_messages_to_the_model():
+    def say_much(text):
+        if text.startswith("<a+b"):
+            return "!delegate sum of 1+1" if text.count("!") < 2 else "done"
+        return "!calc 1+1"  # until its budget ends
+
+    client = compact_client(say_much)
+    starter = Starter(client, Sampling(max_tokens=60))
+    result = episode(client, task(tools=("calculator", "delegate steps=2 most=1")), spawner=starter.spawner)
+    first, second = (node.message["content"] for node in result.nodes if node.message["role"] == "tool")
+    assert "used up its budget" in first and "1 sub-agents already" in second
+    assert starter.tasks[0].tools == ("calculator",), "at the last level a sub-agent works alone"
+
+
+def test_a_sub_agent_that_the_infrastructure_failed_is_no_message_but_masks_the_episode():
+    async def broken(spawned):
+        raise SubEpisodeError("three workers were lost")
+
+    result = episode(compact_client(say), task(tools=("delegate",)), spawner=Spawner(broken))
+    assert result.status == "masked" and "three workers were lost" in result.error
+    assert issubclass(SubEpisodeError, InfrastructureError)
+
+
+def test_an_environment_that_is_rebuilt_finds_the_sub_episodes_that_have_ended():
+    class Fragile(ToolEnvironment):
+        """Fails once, after the second sub-agent's answer."""
+
+        def __init__(self):
+            super().__init__()
+            self.failures = [True]
+
+        async def step(self, action):
+            step = await super().step(action)
+            if step.observation.messages and step.observation.messages[0]["content"] == "3" and self.failures:
+                self.failures.pop()
+                raise EnvironmentFailedError("gone")
+            return step
+
+    starter = Starter(compact_client(say), Sampling(max_tokens=60))
+    wanted = ("calculator", "delegate")
+    environment = Fragile()
+    result = episode(starter.client, task(tools=wanted), environment, spawner=starter.spawner)
+    assert (result.status, result.answer) == ("finished", "42 and 3") and not environment.failures
+    assert [each.id for each in starter.tasks] == ["t/1", "t/2"]
+    links = result.metadata[SPAWNED]
+    assert {number: link["task"] for number, link in links.items()} == {"0": "t/1", "1": "t/2"}
+
+
+def test_where_nothing_runs_sub_episodes_that_is_one_line():
+    with pytest.raises(UserError, match="nothing here runs"):
+        episode(compact_client(say), task(tools=("delegate",)))
+    with pytest.raises(UserError, match="needs a rollout"):
+        asyncio.run(ToolEnvironment().reset(task(tools=("delegate",)), 0))

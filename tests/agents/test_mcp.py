@@ -1,0 +1,106 @@
+"""Toolsets of servers of the Model Context Protocol: the package's own server over HTTP, and one in a sandbox."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+import shlex
+import socket
+
+from mcp.server.mcpserver import MCPServer
+import pytest
+import uvicorn
+
+from k2jax.agents.environments.tools import ToolEnvironment
+from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.registry import toolsets
+from k2jax.errors import UserError
+from tests.agents.sandbox.backends import backend, survivors
+from tests.agents.tool_episodes import task
+
+SERVER = (Path(__file__).parent / "mcp_line_server.py").read_text(encoding="utf-8")
+LINES = f"mcp command={shlex.quote(shlex.join(['python', '-I', '-S', '-c', SERVER]))}"
+
+
+@contextlib.asynccontextmanager
+async def http_server():
+    """The package's server with one tool; yields its address."""
+    offered = MCPServer("test")
+
+    @offered.tool()
+    def divide(a: int, b: int) -> str:
+        """Divides two integers."""
+        return str(a // b)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = offered.streamable_http_app(host="127.0.0.1")
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    serving = asyncio.create_task(server.serve([listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def results(environment, tools, *steps):
+    """The texts of one call after another in an episode with tools."""
+    try:
+        await environment.reset(task(tools=tools), 0)
+        texts = []
+        for name, arguments in steps:
+            call = {"id": "0", "function": {"name": name, "arguments": json.dumps(arguments)}}
+            step = await environment.step({"role": "assistant", "content": "", "tool_calls": [call]})
+            texts.append(step.observation.messages[0]["content"])
+        return texts
+    finally:
+        await environment.close()
+
+
+def test_tools_of_a_server_over_http_are_called_beside_others():
+    async def run():
+        async with http_server() as url:
+            return await results(
+                ToolEnvironment(),
+                (f"mcp url={url}", "calculator"),
+                ("divide", {"a": 7, "b": 2}),
+                ("calc", {"operation": "1+1"}),
+                ("divide", {"a": "x", "b": 2}),
+                ("divide", {"a": 1, "b": 0}),
+            )
+
+    texts = asyncio.run(run())
+    assert texts[:2] == ["3", "2"]
+    assert texts[2].startswith("Error: the arguments['a'] of divide are wrong")
+    assert texts[3].startswith("Error: ") and "divide" in texts[3]
+
+
+def test_a_server_in_a_sandbox_speaks_over_its_input_and_output_and_ends_with_the_episode():
+    environment = ToolEnvironment(lambda: backend("bubblewrap"))
+    steps = [("shout", {"text": "hey"}), ("fail", {"text": ""}), ("shout", {})]
+    texts = asyncio.run(results(environment, (LINES,), *steps))
+    assert texts[:2] == ["HEY /work", "Error: it failed"] and "'text' is a required property" in texts[2]
+    assert not survivors("bubblewrap")
+
+
+def test_a_server_that_ends_is_a_failure_of_the_infrastructure():
+    environment = ToolEnvironment(lambda: backend("bubblewrap"))
+    with pytest.raises(EnvironmentFailedError, match="MCP server"):
+        asyncio.run(results(environment, (LINES,), ("exit", {"text": ""})))
+    with pytest.raises(EnvironmentFailedError, match="cannot be used"):
+        asyncio.run(results(environment, ("mcp command='python -c pass' timeout=5",)))
+
+
+def test_a_server_that_cannot_be_reached_is_a_failure_of_the_infrastructure():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(EnvironmentFailedError, match=f"{port}/mcp' cannot be used"):
+        asyncio.run(results(ToolEnvironment(), (f"mcp url=http://127.0.0.1:{port}/mcp timeout=5",)))
+
+
+@pytest.mark.parametrize("text", ["mcp", "mcp url=http://x command=y"])
+def test_a_server_needs_an_address_or_a_command(text):
+    with pytest.raises(UserError, match="either url="):
+        toolsets.make(text)

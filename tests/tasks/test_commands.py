@@ -1,0 +1,71 @@
+"""Small terminal tasks: solutions earn 1, nothing and tricks earn 0, and the teacher shows what a shell prints."""
+
+import json
+import subprocess
+
+import pytest
+
+from k2jax.agents.check import check
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.scripted import called, play_actions
+from k2jax.agents.split import split_of
+from k2jax.errors import UserError
+from k2jax.tasks.commands.dataset import COMMANDS, command_demonstrations
+from tests.tasks.test_benchmarks_of_code import rewards
+
+
+def test_solutions_of_every_kind_earn_1_and_the_null_policy_0():
+    tasks = load_tasks("commands", ("count=16",))
+    result = check(tasks, oracles.get("commands"))
+    assert {task.domain for task in tasks} == set(COMMANDS)
+    assert rewards(result.oracle) == [1.0] * 16 and rewards(result.null) == [0.0] * 16
+
+
+TRICKS = (
+    "ln -s /dev/zero out",
+    "mkfifo out",
+    "mkdir out",
+    ": >out",
+    "for f in *; do echo x >$f; done; {}",  # the test reads the files as they were
+)
+
+
+def test_tricks_with_the_file_that_is_left_earn_nothing():
+    tasks = load_tasks("commands", ("kinds=copy", f"count={len(TRICKS)}"))
+    tricks = dict(zip([task.id for task in tasks], TRICKS, strict=True))
+
+    def trick(task, messages):
+        command = tricks[task.id].replace("{}", task.metadata["commands"][-1])
+        return play_actions([called("shell", command=command)], messages)
+
+    assert rewards(check(tasks, trick).oracle) == [0.0] * len(TRICKS)
+
+
+def test_the_teacher_shows_what_a_shell_prints_and_only_where_it_looks_the_right_file_is_sure(tmp_path):
+    tasks = load_tasks("commands", ("count=60",))
+    right = {True: [], False: []}
+    for number, (task, record) in enumerate(zip(tasks, command_demonstrations(tasks, direct=0.5), strict=True)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, file in task.metadata["files"].items():
+            (folder / name).write_text(file["text"])
+        messages = record["messages"]
+        for call, shown in zip(messages[1:-1:2], messages[2:-1:2], strict=True):
+            command = json.loads(call["tool_calls"][0]["function"]["arguments"])
+            done = subprocess.run(["/bin/sh", "-c", command], cwd=folder, capture_output=True, text=True, check=True)
+            assert done.stdout.rstrip("\n") == shown["content"]
+        test = subprocess.run(["/bin/sh", "-c", task.metadata["test"]], cwd=folder, check=False)
+        right[len(messages) == 6].append(test.returncode == 0)
+    assert all(right[True]) and len(right[True]) > 20
+    assert len(right[False]) > 20 and 0.1 < sum(right[False]) / len(right[False]) < 0.6
+
+
+def test_splits_are_disjoint_and_what_is_unknown_is_refused():
+    train, test = ({task.id for task in load_tasks("commands", ("count=200",), s)} for s in ("train", "test"))
+    assert not train & test and {split_of(name) for name in test} == {"test"}
+    assert load_tasks("commands", ("count=9",)) == load_tasks("commands", ("count=9",))
+    assert load_tasks("commands", ("count=9", "seed=1")) != load_tasks("commands", ("count=9",))
+    with pytest.raises(UserError, match="did you mean 'sort'"):
+        load_tasks("commands", ("kinds=sorted",))
+    with pytest.raises(UserError, match="between 0 and 1"):
+        list(command_demonstrations([], direct=2.0))

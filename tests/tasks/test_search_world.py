@@ -1,0 +1,116 @@
+"""The search world: scripted policies that read its documents earn 1, and decoys mislead nobody who reads well."""
+
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import pytest
+
+from k2jax.agents.check import check
+from k2jax.agents.registry import load_tasks, oracles
+from k2jax.agents.scripted import turn_of
+from k2jax.errors import UserError
+from k2jax.tasks.item_f1 import item_f1
+from k2jax.tasks.search_world.oracle import parallel, value_of
+from k2jax.tasks.search_world.world import search_world
+from tests.agents.tool_episodes import task as plain_task
+from tests.tasks.test_benchmarks_of_code import rewards
+
+
+def test_the_serial_policy_earns_1_on_wide_and_deep_tasks_and_the_null_policy_0():
+    tasks = load_tasks("search_world", ("count=8", "documents=300", "page=90", "hops=4"))
+    result = check(tasks, oracles.get("search_world"))
+    assert rewards(result.oracle) == [1.0] * 8 and rewards(result.null) == [0.0] * 8
+    assert {task.domain for task in tasks} == {"search/wide", "search/deep"}
+
+
+def test_the_parallel_policy_earns_1_in_fewer_turns():
+    tasks = load_tasks("search_world", ("kinds=wide", "count=3", "rows=6"))
+    serial, fast = check(tasks, oracles.get("search_world")), check(tasks, parallel)
+    assert rewards(fast.oracle) == rewards(serial.oracle) == [1.0] * 3
+    for slow, quick in zip(serial.oracle, fast.oracle, strict=True):
+        assert turn_of([n.message for n in quick.nodes]) == 3 < turn_of([n.message for n in slow.nodes]) == 13
+
+
+LARGE = ("kinds=download+long", "count=6", "rows=5", "entries=40", "page=600", "documents=60")
+
+
+def test_downloads_and_long_documents_give_the_policies_1_and_the_null_policy_0():
+    tasks = load_tasks("search_world", LARGE)
+    serial, fast = check(tasks, oracles.get("search_world")), check(tasks, parallel)
+    assert rewards(serial.oracle) == rewards(fast.oracle) == [1.0] * 6 and rewards(serial.null) == [0.0] * 6
+    for task, slow, quick in zip(tasks, serial.oracle, fast.oracle, strict=True):
+        turns = [turn_of([n.message for n in episode.nodes]) for episode in (slow, quick)]
+        assert turns[1] == (4 if task.domain == "search/long" else 3) < turns[0]
+
+
+def test_receipts_take_a_download_and_counts_a_reader_of_the_whole_chronicle():
+    (download,) = load_tasks("search_world", ("kinds=download", "count=1", *LARGE[2:]))
+    longs = load_tasks("search_world", ("kinds=long", "count=12", *LARGE[2:]))
+    corpus = search_world(60, 0, 40).corpus
+    receipts = [receipt for _, receipt in download.metadata["table"]]
+    assert len(set(receipts)) == 5 and not any(word in page.text for word in receipts for page in corpus.pages)
+    for long in longs:
+        counted = long.metadata["counted"]
+        (text,) = (page.text for page in corpus.pages if page.title == counted["title"])
+        came = [line for line in text.split(". ") if line.startswith("In the") and f" {counted['profession']} " in line]
+        years = [int(re.search(r"\d+", line)[0]) for line in came]
+        assert long.metadata["answer"] == sum(year >= counted["year"] for year in years)
+        assert "It is not true that" in text and len(text) > 4 * 600
+    plain = load_tasks("search_world", ("kinds=wide", "count=1", "documents=60"))[0]
+    assert set(plain.metadata["world"]) == {"documents", "seed", "results", "page"}
+
+
+@settings(max_examples=10)
+@given(st.integers(20, 120), st.integers(0, 5))
+def test_documents_state_every_fact_once_and_links_lead_to_documents(documents, seed):
+    world = search_world(documents, seed)
+    assert len(world.corpus.pages) == len(world.entities) == documents
+    for page in world.corpus.pages:
+        facts = world.entities[page.title].facts
+        assert {key: value_of(key, page.title, page.text) for key in facts} == facts
+        for key in ("founder", "twin", "creator", "home", "birthplace", "teacher"):
+            assert key not in facts or world.corpus.page(world.address_of(facts[key])).title == facts[key]
+    assert search_world.__wrapped__(documents, seed).corpus.pages == world.corpus.pages
+
+
+def test_every_document_holds_a_decoy_that_is_not_the_answer():
+    world = search_world(200, 0)
+    rumour = re.compile(
+        r"wrongly names (.+?) as|wrongly ascribed to (.+?)\.|That (.+?) was the teacher is|birthplace is (.+?) has"
+    )
+    for page in world.corpus.pages:
+        (decoy,) = (next(filter(None, found)) for found in rumour.findall(page.text))
+        assert decoy in world.entities and decoy not in world.entities[page.title].facts.values()
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ("A | x | 1\nB | y | 2", 1.0),
+        ("| name | c | d |\n|---|---|---|\n| a | X | 1 |\n| B |  y| 2 |", 1.0),
+        ("A | x | 1", 2 * 2 / (2 + 4)),
+        ("A | x | 9\nB | y | 2", 2 * 3 / (4 + 4)),
+        ("A | x | 1\nB | y | 2\nA | x | 1", 2 * 4 / (6 + 4)),
+        ("A | x | 1\nB | y | 2\nC | z | 3", 2 * 4 / (6 + 4)),
+        ("A | 1 | x", 0.0),
+        ("A\nB", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_item_f1_counts_cells(answer, value):
+    rows = plain_task(metadata={"table": [["A", "x", "1"], ["B", "y", "2"]]})
+    assert item_f1(rows, answer).value == pytest.approx(value)
+
+
+def test_splits_share_no_question_and_wrong_options_are_refused():
+    options = ("count=60", "documents=400")
+    train, test = (
+        {t.instruction[0]["content"] for t in load_tasks("search_world", options, s)} for s in ("train", "test")
+    )
+    assert len(train) == len(test) == 60 and not train & test
+    for option, message in (("kinds=wild", "did you mean 'wide'"), ("rows=99", "a tenth"), ("hops=9", "hops must be")):
+        with pytest.raises(UserError, match=message):
+            load_tasks("search_world", (option,))
+    with pytest.raises(UserError, match="hardly more than"):
+        load_tasks("search_world", ("kinds=deep", "documents=20", "rows=1", "hops=1", "count=999"))
