@@ -24,11 +24,11 @@ from k2jax.agents.collect.loops import run
 from k2jax.agents.collect.queue_file import TaskReader, WrittenTask, read_started
 from k2jax.agents.collect.runner import Runner, make_runner
 from k2jax.agents.collect.scheduler_lag import calm_collector
+from k2jax.agents.collect.spawned_tasks import SpawnedTasks
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import NUMBER, LeaseOrder, LeaseReport, RecordPlace, Said, StartedEnd
 from k2jax.agents.spawning import Spawner
 from k2jax.errors import InfrastructureError, UserError
-from k2jax.rollout.spawned_tasks import SpawnedTasks
 from k2jax.trajectory import Trajectory, TrajectoryStore
 from k2jax.trajectory.types import NO_TURN
 
