@@ -24,9 +24,10 @@ from typing import Any, NamedTuple, Protocol
 from k2jax.agents.collect.event_loop import calm_collector, connect, run
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
 from k2jax.agents.collect.queue_file import TaskReader, WrittenTask, read_started
-from k2jax.agents.collect.starting import EpisodeStarter, StartedTasks
+from k2jax.agents.collect.spawned_tasks import SpawnedTasks
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import NUMBER, Key, LeaseOrder, LeaseReport, RecordPlace, Said, StartedEnd
+from k2jax.agents.spawning import Spawner
 from k2jax.agents.task import Task
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.trajectory import Trajectory, TrajectoryStore
@@ -49,7 +50,7 @@ class Runner(Protocol):
     async def __aexit__(self, *error: object) -> None: ...
 
     async def run(
-        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, starter: EpisodeStarter
+        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, spawner: Spawner
     ) -> tuple[Trajectory, Waits]:
         """Runs an episode to its end and judges it, or until it pauses.
 
@@ -58,7 +59,7 @@ class Runner(Protocol):
             kind: class of the task.
             task: what is asked.
             trajectory: an unfinished episode that goes on; None to begin.
-            starter: starts sub-episodes; its ``path`` says which of a task's sub-episodes this is.
+            spawner: runs sub-episodes; its ``path`` says which of a task's sub-episodes this is.
 
         Raises:
             InfrastructureError: a machine failed; the task is tried again, perhaps by another worker.
@@ -95,7 +96,7 @@ class RolloutWorker:
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
         self._connection = FrameConnection(self._on_frame, self._ended.set)
-        self._started = StartedTasks(folder, shard, self._connection)
+        self._started = SpawnedTasks(folder, shard, self._connection)
 
     async def serve(self, connection: socket.socket) -> None:
         """Works until the scheduler closes the connection; what still runs then is cancelled."""
@@ -128,8 +129,8 @@ class RolloutWorker:
         try:
             written = self._written(order)
             known = None if order.paused is None else stored_trajectory(self._folder, order.paused)
-            starter = self._started.starter(order.number, written)
-            trajectory, waits = await self._runner.run(order.key, written.kind, written.task, known, starter)
+            spawner = Spawner(self._started.of(order.number), written.kind, written.path)
+            trajectory, waits = await self._runner.run(order.key, written.kind, written.task, known, spawner)
             offset = self._store.append(0, trajectory)
             report = _report(order.number, RecordPlace(self._shard, offset), trajectory, time.monotonic() - began)
             self._connection.send(Said.DONE, dataclasses.replace(report, **waits._asdict()).pack())

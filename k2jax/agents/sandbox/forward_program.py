@@ -13,7 +13,7 @@ CHUNK = 1 << 16
 MOST_BUFFERED = 1 << 18
 
 
-class Pair:
+class _Pair:
     """One direction: what one end has sent and the other has not yet taken."""
 
     def __init__(self, source, target):
@@ -83,7 +83,7 @@ def serve(listener, path):
                     continue
                 for end in (inner, outer):
                     end.setblocking(False)
-                update(selector, (Pair(inner, outer), Pair(outer, inner)))
+                update(selector, (_Pair(inner, outer), _Pair(outer, inner)))
                 continue
             if key.fileobj.fileno() < 0:  # closed by one before it
                 continue
