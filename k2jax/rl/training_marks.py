@@ -68,9 +68,8 @@ class Marker:
         found: dict[int, _Found] = {}
         # With mcla.current the ratio is that of log-probabilities which the targets already hold.
         scores = [row.targets.current_logprob for row in rows] if self._averaged else self._score(rows)
-        units = [
-            jax.device_get(self._clipping(scores[number], row.replace(media=None))) for number, row in enumerate(rows)
-        ]
+        texts = [row.replace(media=None, patches=None) for row in rows]
+        units = [jax.device_get(self._clipping(scores[number], text)) for number, text in enumerate(texts)]
         for place in packed.places:
             trajectory = place.response.trajectory
             of_trajectory = found.setdefault(id(trajectory), _Found(trajectory, place.response.advantage))

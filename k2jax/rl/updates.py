@@ -25,7 +25,7 @@ from k2jax.rl.rollouts import PromptGroup
 from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.rl.training_marks import Marker
 from k2jax.text.media_reading import MediaReader
-from k2jax.train.record import scalar_metrics
+from k2jax.train.record import logit_metrics, scalar_metrics
 from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
 
@@ -89,7 +89,7 @@ class Updates:
                 self._marker.mark(number, packed, rows)
             ptx = [] if self._ptx is None else self._ptx_rows((step - 1) * rl.updates + number)
             parts = parts_of(rows + ptx, self._config.train.batch_size, self._local_rows, self._image_batches)
-            metrics.append(self._run.update_in_parts(parts))
+            metrics.append(self._run.update(parts))
         record |= {"updates": len(metrics), "train_seconds": time.perf_counter() - began} | recomputed
         record |= _packing(done) | (self._distiller.record() if self._distiller else {})
         if metrics:
@@ -163,7 +163,7 @@ def _summary(metrics: Sequence[StepMetrics]) -> dict[str, Any]:
     Means over the updates, and of maxima the largest; but the mismatch is that of the first update, which alone
     compares the engine with the trainer at the same weights.
     """
-    shares, logits = [m.shares for m in metrics], np.max([m.stats.max_logit for m in metrics], 0)
+    shares = [m.shares for m in metrics]
     scalars = [scalar_metrics(share) for share in shares]
     reduced = {
         name: float((np.max if name in shares[0].maxima else np.mean)([each[name] for each in scalars]))
@@ -171,16 +171,12 @@ def _summary(metrics: Sequence[StepMetrics]) -> dict[str, Any]:
     }
     if len(shares[0].terms) > 1:
         reduced |= {f"loss/{name}": float(np.mean([share.terms[name] for share in shares])) for name in shares[0].terms}
-    if metrics[0].vision_max_logit is not None:
-        tower = np.max([m.vision_max_logit for m in metrics], 0)
-        reduced |= {"vision_max_logit": float(tower.max()), "vision_max_logit_heads": tower}
+    reduced |= logit_metrics(jax.tree.map(lambda *logits: np.max(logits, 0), *[m.stats.max_logit for m in metrics]))
     mean, largest = (float(scalars[0][name]) for name in ("tokens/mismatch", "tokens/mismatch_max"))
     return reduced | {
         "loss": float(np.mean([m.loss for m in metrics])),
         "grad_norm": float(np.mean([m.grad_norm for m in metrics])),
         "update_norm": float(np.mean([m.update_norm for m in metrics])),
-        "max_logit": float(logits.max()),
-        "max_logit_heads": logits,
         "tokens/mismatch": mean,
         "tokens/mismatch_p99": quantile(shares[0].metrics["tokens/mismatch_above"], 0.99, largest),
         "tokens/mismatch_max": largest,

@@ -216,6 +216,6 @@ def test_a_step_with_grouped_queries_is_that_of_one_device(grouped, case):
 
 
 def test_the_batch_clips_heads_and_pads_rows(found):
-    logits = found["one"]["stats['max_logit']"]
+    logits = found["one"]["stats['max_logit']['text']"]
     assert (logits > 0.03).any() and (logits < 0.03).any()
     assert found["one"]["denominators['nll']"] < 14 * 31

@@ -158,7 +158,7 @@ def test_advantages_come_of_the_toggled_rewards():
     class Capture:
         program = SimpleNamespace(batch_sharding=lambda: SimpleNamespace(rows=range(4)))
 
-        def update_in_parts(self, given):
+        def update(self, given):
             parts.extend(given)
             raise _Captured
 
