@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import functools
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from k2jax.train.step import (
     make_eval_step,
     make_gradient_step,
     make_train_step,
+    no_sums,
 )
 
 
@@ -77,17 +79,22 @@ class Program:
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         placed = GradientSums(everywhere, everywhere, self.layout.shardings(self.layout.storage), everywhere)
         denominators = jax.jit(self.loss.denominators, out_shardings=everywhere)
-        gradients = jax.jit(make_gradient_step(self.config, self.layout, self.loss), out_shardings=placed)
-        add = jax.jit(add_sums, donate_argnums=0, out_shardings=placed)
+        gradient_step = make_gradient_step(self.config, self.layout, self.loss)
         apply_step = make_apply_step(self.config, self.optimizer, self.layout)
         apply = jax.jit(apply_step, donate_argnums=0, out_shardings=(self.shardings, everywhere))
+
+        empty = jax.jit(functools.partial(no_sums, gradient_step), out_shardings=placed)
+
+        @functools.partial(jax.jit, donate_argnums=0, out_shardings=placed)
+        def add_part(sums: GradientSums, *arguments: Any) -> GradientSums:
+            return add_sums(sums, gradient_step(*arguments))
 
         def update(state: TrainState, parts: Sequence[PackedBatch]) -> tuple[TrainState, StepMetrics]:
             counts = [denominators(part.targets) for part in parts]
             total = jax.tree.map(lambda *values: sum(values[1:], values[0]), *counts)
-            sums = gradients(state.params, parts[0], total)
-            for part in parts[1:]:
-                sums = add(sums, gradients(state.params, part, total))
+            sums = empty(state.params, parts[0], total)
+            for part in parts:
+                sums = add_part(sums, state.params, part, total)
             return apply(state, sums)
 
         return update

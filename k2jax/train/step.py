@@ -99,6 +99,14 @@ def make_gradient_step(
     return gradient_step
 
 
+def no_sums(gradient_step: Callable[..., GradientSums], *arguments: Any) -> GradientSums:
+    """What the parts of a batch add up from; ``arguments`` are those of the gradient step, of which only shapes count."""
+    shapes = jax.eval_shape(gradient_step, *arguments)
+    sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    unseen = jax.tree.map(lambda leaf: jnp.full_like(leaf, -jnp.inf), sums.stats.max_logit)
+    return sums._replace(stats=sums.stats._replace(max_logit=unseen))
+
+
 def add_sums(a: GradientSums, b: GradientSums) -> GradientSums:
     """The sums of two parts of a batch together."""
     grads = jax.tree.map(jnp.add, a.grads, b.grads)
