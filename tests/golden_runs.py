@@ -35,8 +35,8 @@ FOLDER = ROOT / "tests" / "golden"
 PACKAGES = ("jax", "jaxlib", "numpy", "pillow")
 XLA_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"  # compile fast: tests/conftest.py
 MEASURED = frozenset({
-    "memory_gb", "mfu", "recompute_seconds", "rollout_seconds", "rollout_tokens_per_second", "seconds",
-    "sync_gb_per_second", "sync_seconds", "tokens_per_second",
+    "distill_seconds", "memory_gb", "mfu", "recompute_seconds", "rollout_seconds", "rollout_tokens_per_second",
+    "seconds", "sync_gb_per_second", "sync_seconds", "tokens_per_second", "train_seconds",
 })  # fmt: skip
 """Every key that a clock or the machine decides; nothing else is left out of the recorded files."""
 MISSING, NEW, OTHER = "missing", "new", "not a number"
@@ -85,7 +85,7 @@ RUNS = {
         | {"rl.packing.layout": "tree", "rl.loss.name": "gspo", "rl.loss.ratio_low": 0.99, "rl.loss.ratio_high": 1.01}
         | {"rl.tasks.low.options": ("turns=3",), "rl.tasks.low.max_tokens": 8},
     ),
-    "critic": Golden("k2jax.rl", bases.critic, {"train.steps": 2}),
+    "critic": Golden("k2jax.rl", bases.critic, {"train.steps": 2, "rl.rollout.prompts": 8, "train.seed": 1}),
     "distillation": Golden("k2jax.rl", bases.distilling, SHORT | {"rl.distill.weight": 0.5}, bases.write_teachers),
     "images": Golden("k2jax.rl", bases.pictures, SHORT | {"train.steps": 2}),
     "ptx": Golden(
@@ -103,8 +103,14 @@ RUNS = {
     ),
     "partial_rollouts": Golden(
         "k2jax.rl",
-        bases.low,
-        {"rl.rollout.token_cap": 25, "train.steps": 5, "checkpoint.every": 5, "eval.every": 2},
+        bases.stopping,
+        {
+            "rl.rollout.token_cap": 3,
+            "rl.tasks.low.max_tokens": 12,
+            "train.steps": 5,
+            "checkpoint.every": 5,
+            "eval.every": 2,
+        },
     ),
 }
 

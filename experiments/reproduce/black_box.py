@@ -24,14 +24,14 @@ from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve, spread
+from k2jax.reproduce import RunResult, Study, Summary, curve, spread
 from k2jax.reproduce.figures import seed_bars, seed_curves
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 from k2jax.tasks.file_answers.teacher import file_demonstrations
 
-base = load_study("nano_post_training")
+base = load_study_file("nano_post_training")
 AGENT = Path(__file__).parents[1] / "rl/agents/mini_compact.json"
 KINDS = {"write": "write", "copy": "copy", "join": "join two", "follow": "follow a name"}
 CARELESS = 0.7  # share of the teacher's careless solutions
@@ -141,3 +141,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     style_axes(axes[0, 1], title="Held-out success", x="share of tasks, mean and range of seeds")
     axes[0, 1].legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
     return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

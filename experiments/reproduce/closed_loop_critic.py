@@ -26,7 +26,7 @@ from k2jax.config import resolve, source, task
 from k2jax.report.files import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary
+from k2jax.reproduce import RunResult, Study, Summary
 from k2jax.reproduce.figures import seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
@@ -177,3 +177,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     style_axes(axes[0, 1], title="Held-out verdicts that are right, by seed", y="share")
     legend(axes[0, 1])
     return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

@@ -14,6 +14,7 @@ Expected: 64 to 69 points of held-out success over a start of 33 %, in three see
 from pathlib import Path
 
 from k2jax.agents.registry import load_tasks
+from k2jax.reproduce import Study
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.turns import Turns
 from k2jax.tasks.expressions.dataset import FORMS, expression_demonstrations
@@ -48,3 +49,6 @@ def prepare(workdir: Path):
 def evaluate(config, workdir):
     """Success on held-out tasks, greedily and sampled, by kind too, and what the sampled episodes do."""
     return study.evaluate(workdir)
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

@@ -23,14 +23,14 @@ from k2jax.config import resolve, source, task
 from k2jax.report.files import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, spread
+from k2jax.reproduce import RunResult, Study, Summary, spread
 from k2jax.reproduce.figures import seed_bars, seed_curves
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds, seeds_of
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 from k2jax.tasks.characters.teacher import demonstrations, pretraining_texts
 
-base = load_study("nano_post_training")
+base = load_study_file("nano_post_training")
 KINDS = {"letters": "sort6", "numbers": "sum5"}  # of the tasks, by class
 EASIER = {"letters": "sort4+rev4", "numbers": "add2+sub2+sum3"}  # of pretraining
 PROMPTS = 12_000  # of each class, of teachers and students
@@ -61,9 +61,7 @@ def get_config():
     config.eval.every = 80
     config.rl.tasks = {name: task(dataset="characters", options=_options(name), max_tokens=64) for name in KINDS}
     config.rl.rollout.samples = 4
-    config.rl.skip_flat_groups = False
-    config.rl.eval_prompts = 0
-    config.rl.keep_trajectories = 100
+    config.rl.update({"skip_flat_groups": False, "eval_prompts": 0, "keep_trajectories": 100})
     return config
 
 
@@ -196,3 +194,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     axes[0, 0].set_yscale("log")
     legend(axes[0, 0])  # the bars have the same colours
     return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

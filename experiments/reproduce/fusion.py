@@ -19,7 +19,7 @@ import numpy as np
 from k2jax.config import source
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table, percent
-from k2jax.reproduce import RunResult, Summary, curve, spread
+from k2jax.reproduce import RunResult, Study, Summary, curve, spread
 from k2jax.reproduce.figures import seed_curves
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.scenes import captions, draw_scene
@@ -166,3 +166,6 @@ def _zoom(panel, results: dict[str, RunResult], first: float):
     panel.set_xlim(left=first)
     if shown:
         panel.set_ylim(min(shown) - 0.02, max(shown) + 0.02)
+
+
+STUDY = Study(get_config, runs, summarize, prepare, evaluate=evaluate)

@@ -20,19 +20,16 @@ import numpy as np
 from k2jax.config import resolve, task
 from k2jax.report.style import PALETTE, legend, new_figure, reference_line, style_axes
 from k2jax.report.table import markdown_table, percent
-from k2jax.reproduce import RunResult, Summary, curve
+from k2jax.reproduce import RunResult, Study, Summary, curve
 from k2jax.reproduce.figures import seed_bars, seed_curves
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 
-base = load_study("nano_post_training")
+base = load_study_file("nano_post_training")
 get_config, prepare = base.get_config, base.prepare
-EVALUATION = "recipe.json"  # beside what nano_post_training has measured of the runs that both have
-
 SHARED = ("pretrained", "sft", "rl_k2.5")
 BUDGET = 40  # worked answers take 29 to 40 tokens (add4), 44 to 50 (sum7) and 47 (sort7)
-LAST = 10  # iterations whose mean is the end of a curve
-EASIER_PROBLEMS = 500
+LAST, EASIER_PROBLEMS = 10, 500  # iterations whose mean is the end of a curve; easier problems that are held out
 TASKS = "rl.tasks.problems"
 DECAY = {"": 1.3, "_final": 1.0, "_decay": 0.6}
 PARTS = {
@@ -197,3 +194,6 @@ def _curves(panel, results: dict[str, RunResult], metric: str, part: str):
     """A metric along the runs without and with a part, a line for each seed."""
     for run, color in (("rl_k2.5", PALETTE[0]), (part, PALETTE[1])):
         seed_curves(panel, results, run, metric, label=LABELS[run], color=color)
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

@@ -24,7 +24,7 @@ from k2jax.agents.registry import load_tasks
 from k2jax.config import source, task
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve, relative_spread
+from k2jax.reproduce import RunResult, Study, Summary, curve, relative_spread
 from k2jax.reproduce.figures import seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
@@ -194,3 +194,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
         style_axes(panel, title=title, x="passes M", y=unit)
         legend(panel)
     return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare, around=around)

@@ -15,7 +15,7 @@ import numpy as np
 from k2jax.config import defaults
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table, significant
-from k2jax.reproduce import RunResult, Summary, curve, final, seconds_at, spread
+from k2jax.reproduce import RunResult, Study, Summary, curve, final, seconds_at, spread
 
 RATES = {"muonclip": (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2), "adamw": (1e-3, 2e-3, 4e-3)}
 SEEDS = (0, 1, 2)
@@ -145,3 +145,6 @@ def _figure(muon: dict[int, RunResult], adamw: dict[int, RunResult], best: dict[
     style_axes(axes[0, 1], title="By time", x="training time [AdamW's whole run of the same seed]")
     legend(axes[0, 0])
     return figure
+
+
+STUDY = Study(get_config, runs, summarize)

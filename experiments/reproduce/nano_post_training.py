@@ -20,7 +20,7 @@ from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve, spread
+from k2jax.reproduce import RunResult, Study, Summary, curve, spread
 from k2jax.reproduce.figures import seed_bars, seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
@@ -175,3 +175,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     style_axes(axes[0, 1], title="Held-out accuracy", x="share of problems, mean and range of seeds")
     axes[0, 1].legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
     return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

@@ -24,7 +24,7 @@ from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary
+from k2jax.reproduce import RunResult, Study, Summary
 from k2jax.reproduce.figures import seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords
@@ -32,16 +32,14 @@ from k2jax.tasks.characters.dataset import ANSWER_MARK
 from k2jax.tasks.characters.teacher import CHECK_MARK, checked_solution, solution
 
 SEEDS = (0, 1, 2)
-KIND, DEMONSTRATIONS, PROMPTS = "add3", 24_000, 4000
+KIND, DEMONSTRATIONS, PROMPTS, HELD_OUT, SAMPLES = "add3", 24_000, 4000, 200, 2
 DIRECT, AGAIN, MOST_CHECKS = 0.4, 0.4, 7  # share that is answered at once, probability of one more check, most checks
 SFT_STEPS, ITERATIONS = 320, 12
 RUNS = {"cap0": (0, 12), "wide": (0, 20), "cap96": (96, 16), "cap48": (48, 28), "cap32": (32, 37)}
 """The cap of each run [tokens], 0 for none, and its prompts in flight: more than are trained on in an iteration, with a
 cap. Without one, more prompts alone use more slots, so that a cap is to be compared at as many trained groups."""
-HELD_OUT, SAMPLES = 200, 2
-SLOTS, LONGEST = 64, 216
+SLOTS, LONGEST, BIN = 64, 216, 8  # of the engine; tokens of a response, and of a bar
 BEGIN = 4  # the iterations after this one are counted: groups then leave as fast as they come
-BIN = 8  # tokens of a bar
 LABELS = {run: f"cap of {cap} tokens" if cap else f"no cap, {prompts} prompts" for run, (cap, prompts) in RUNS.items()}
 COLORS = dict(zip(RUNS, (PALETTE[5], PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3]), strict=True))
 COUNTED = {"groups": ("groups", 1), "steps": ("decode steps", 0), "steps_of_group": ("decode steps of a group", 1),
@@ -59,8 +57,7 @@ def get_config():
     config.data.sources = {"text": source(kind="chat", path="{workdir}/demonstrations.jsonl")}
     config.eval.every = 80
     config.rl.tasks = {"sums": task(dataset="characters", options=_options(PROMPTS), max_tokens=LONGEST)}
-    config.rl.rollout.update({"slots": SLOTS, "max_length": 240})
-    config.rl.updates, config.rl.eval_prompts = 4, 0
+    config.rl.update({"updates": 4, "eval_prompts": 0, "rollout": {"slots": SLOTS, "max_length": 240}})
     return config
 
 
@@ -197,3 +194,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
 
 def _seeds(results: dict[str, RunResult]) -> dict[str, RunResult]:
     return {run: result for run, result in results.items() if run != "start"}
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

@@ -13,7 +13,7 @@ import numpy as np
 from k2jax.config import defaults
 from k2jax.report.style import PALETTE, legend, new_figure, reference_line, style_axes
 from k2jax.report.table import markdown_table, significant
-from k2jax.reproduce import RunResult, Summary, curve
+from k2jax.reproduce import RunResult, Study, Summary, curve
 
 TAU = 12.0
 TITLES = {"muon": "Muon without QK-Clip", "muonclip": "MuonClip"}
@@ -91,3 +91,6 @@ def _figure(results: dict[str, RunResult], tau: float):
         style_axes(panel, title=TITLES[name], x="step", y="maximum logit S per head" if panel is axes[0, 0] else "")
     legend(axes[0, 0])
     return figure
+
+
+STUDY = Study(get_config, runs, summarize)

@@ -12,7 +12,7 @@ import numpy as np
 from k2jax.config import defaults
 from k2jax.report.style import PALETTE, new_figure, style_axes
 from k2jax.report.table import markdown_table, quantity
-from k2jax.reproduce import RunResult, Summary, final, spread
+from k2jax.reproduce import RunResult, Study, Summary, final, spread
 
 EXPERTS = (8, 16, 32, 64)
 STEPS = (40, 120)
@@ -114,3 +114,6 @@ def _figure(losses: dict[int, dict[int, list[float]]], names: list[str]):
         panel.set_xticks(experts, [str(count) for count in experts])
         panel.minorticks_off()
     return figure
+
+
+STUDY = Study(get_config, runs, summarize)

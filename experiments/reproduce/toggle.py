@@ -22,7 +22,7 @@ from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table, percent
-from k2jax.reproduce import RunResult, Summary, spread
+from k2jax.reproduce import RunResult, Study, Summary, spread
 from k2jax.reproduce.figures import seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
@@ -55,10 +55,8 @@ def get_config():
     config.data.sources = {"text": source(kind="chat", path="{workdir}/demonstrations.jsonl")}
     config.eval.every = 80
     config.rl.tasks = {"sums": task(dataset="characters", options=_options(PROMPTS), max_tokens=EDGES[-1] - 1)}
-    config.rl.rollout.prompts = 32
-    config.rl.rollout.max_length = 112
-    config.rl.updates = 2
-    config.rl.eval_prompts = 0
+    config.rl.rollout.update({"prompts": 32, "max_length": 112})
+    config.rl.updates, config.rl.eval_prompts = 2, 0
     return config
 
 
@@ -196,3 +194,6 @@ def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
     style_axes(axes[1, 0], title="Sampled lengths at the start", x="tokens", y="samples of all seeds")
     style_axes(axes[1, 1], title="Sampled lengths at the end", x="tokens", y="samples of all seeds")
     return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

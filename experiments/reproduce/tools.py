@@ -15,6 +15,7 @@ Expected: 20 points and more of held-out success over a start of 20 to 60 %; doc
 from pathlib import Path
 
 from k2jax.agents.registry import load_tasks
+from k2jax.reproduce import Study
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.turns import Turns
 from k2jax.tasks.tool_use.teacher import tool_demonstrations
@@ -53,3 +54,6 @@ def prepare(workdir: Path):
 def evaluate(config, workdir):
     """Success on held-out problems, greedily and sampled, by kind too, and what the sampled episodes do with tools."""
     return study.evaluate(workdir)
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

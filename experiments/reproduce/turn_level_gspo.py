@@ -22,7 +22,7 @@ from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve, source, task
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve
+from k2jax.reproduce import RunResult, Study, Summary, curve
 from k2jax.reproduce.figures import seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds
@@ -185,3 +185,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords, kinds: list[st
     for panel in axes.flat:
         legend(panel)
     return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

@@ -24,7 +24,7 @@ from k2jax.data.images.video_process import SAMPLED_PER_SECOND
 from k2jax.drawings.clips import CLIP_KINDS, ClipSample, synthetic_clip
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve
+from k2jax.reproduce import RunResult, Study, Summary, curve
 from k2jax.reproduce.figures import seed_bars, seed_curves
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.scenes import conversation
@@ -153,3 +153,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     legend(axes[0, 0])
     axes[0, 1].legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
     return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare, evaluate=evaluate)

@@ -22,7 +22,7 @@ from k2jax.config import resolve, source, task
 from k2jax.config.experiments import load_experiment
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary, curve
+from k2jax.reproduce import RunResult, Study, Summary, curve
 from k2jax.reproduce.micro import BY_REWARDS, write_data
 from k2jax.reproduce.results import points, spread
 from k2jax.tasks.characters.teacher import demonstrations
@@ -191,3 +191,6 @@ def _figure(results: dict[str, RunResult], kinds: list[str]):
     style_axes(axes[0, 1], title="Held out, greedy", x="mean reward")
     axes[0, 1].legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
     return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)

@@ -23,7 +23,7 @@ from k2jax.config import source
 from k2jax.drawings.canvas import COLOURS, SHAPES
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Summary
+from k2jax.reproduce import RunResult, Study, Summary
 from k2jax.reproduce.figures import seed_bars, seed_curves
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.scenes import Scene, captions, conversation, draw_scene
@@ -50,11 +50,8 @@ FORM = re.compile(r"see\(\):(?P<seen>[a-z ,]+)\ncount\([a-z ]+\):(?P<answer>[0-9
 def get_config():
     """The model and the data of the joint run, which the others start from."""
     config = visual_config("pretrain", JOINT_STEPS)
-    config.data.sources = {"samples": source(kind="image_chat")}
-    config.data.held_out = 0.02
-    config.eval.every = 40
-    config.eval.rows = 24
-    config.eval.final_rows = 100
+    config.data.sources, config.data.held_out = {"samples": source(kind="image_chat")}, 0.02
+    config.eval.update({"every": 40, "rows": 24, "final_rows": 100})
     return config
 
 
@@ -197,3 +194,6 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     style_axes(axes[0, 1], title="Questions about held-out pictures", x="share, mean and range of seeds")
     axes[0, 1].legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
     return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare, evaluate=evaluate)

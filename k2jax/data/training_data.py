@@ -99,14 +99,7 @@ def prepare_data(
     check_shares(config.sources)
     options = {"builder": builder, "wait_seconds": wait_seconds, "log": log}
     tokenizer = tokenizer or prepare_tokenizer(config, **options)
-    shards: dict[str, Shards | VisualCorpus] = {}
-    for name in sorted(config.sources):
-        if config.sources[name].kind not in IMAGE_SOURCES:
-            shards[name] = prepare_shards(name, config, tokenizer, **options)
-        elif images is None:
-            raise UserError(f"data.sources.{name} has images, and the model no vision: set model.vision.layers")
-        else:
-            shards[name] = _prepare_visual(name, config, tokenizer, images.vision, **options)
+    shards = {name: _prepare_source(name, config, tokenizer, images, **options) for name in sorted(config.sources)}
     batches = _image_batches(images) if images else None
     loader = DataLoader(
         {name: _rows(config, name, source, TRAIN) for name, source in shards.items()},
@@ -128,6 +121,19 @@ def prepare_data(
     return TrainingData(tokenizer, loader, held_out, manifests, _fingerprint(tokenizer, shards))
 
 
+def _prepare_source(
+    name: str, config: DataConfig, tokenizer: Tokenizer, images: ImageShape | None, **options: Any
+) -> Shards | VisualCorpus:
+    """A source in the cache, built if it is missing."""
+    if config.sources[name].kind not in IMAGE_SOURCES:
+        return prepare_shards(name, config, tokenizer, **options)
+    if images is None:
+        raise UserError(f"data.sources.{name} has images, and the model no vision: set model.vision.layers")
+    from k2jax.data.images.corpus import prepare_visual  # needs the extra ``vision``, as text does not
+
+    return prepare_visual(name, config, tokenizer, images.vision, **options)
+
+
 def _rows(config: DataConfig, name: str, source: Shards | VisualCorpus, split: str) -> SplitRows:
     """Rows of a split, by the kind of its source."""
     kind = config.sources[name].kind
@@ -143,12 +149,6 @@ def _visual_rows(config: DataConfig, source: VisualCorpus, split: str) -> Visual
 
     augment = config.images.augment if split == TRAIN else 0.0
     return VisualRows(source.split(split), config.sequence_length, patches=config.images.patches, augment=augment)
-
-
-def _prepare_visual(*arguments: Any, **options: Any) -> VisualCorpus:
-    from k2jax.data.images.corpus import prepare_visual  # needs the extra ``vision``, as text does not
-
-    return prepare_visual(*arguments, **options)
 
 
 def _image_batches(images: ImageShape) -> ImageBatches:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from fnmatch import fnmatch
 import json
 from pathlib import Path
@@ -17,7 +16,7 @@ from k2jax.report.files import write_atomic
 from k2jax.report.metrics import read_metrics
 from k2jax.report.style import save_figure
 from k2jax.reproduce.results import RunResult
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import Study, load_study
 from k2jax.rl.loop import train as train_policy
 from k2jax.rl.tasks import TaskMixture
 from k2jax.train.loop import train
@@ -48,20 +47,19 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None, only: st
     jax.config.update("jax_compilation_cache_dir", str((workdir / "compiled").absolute()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 2)
     results = {}
-    if hasattr(study, "prepare"):
-        workdir.mkdir(parents=True, exist_ok=True)
-        study.prepare(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    study.prepare(workdir)
     runs = _matching(shortened_runs(study, steps), only)
     for number, (run, overrides) in enumerate(runs.items(), start=1):
         config = study.get_config()
         config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
         resolved = resolve(config)
         print(f"\n[{number}/{len(runs)}] {run}", flush=True)
-        with getattr(study, "around", contextlib.nullcontext)(resolved):
+        with study.around(resolved):
             exit_code = train_once(resolved, workdir / run)
         if exit_code not in (0, 3):
             return exit_code
-        evaluation = _evaluated(study, resolved, workdir / run) if exit_code == 0 else {}
+        evaluation = _evaluated(name, study, resolved, workdir / run) if exit_code == 0 else {}
         results[run] = RunResult(resolved, read_metrics(workdir / run), exit_code, evaluation)
     if only:
         print(f"\nthe runs {only!r} are done; without --only the command does the others and writes the summary")
@@ -73,17 +71,17 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None, only: st
     return 0
 
 
-def check_held_out(name: str, study: Any) -> None:
+def check_held_out(name: str, study: Study) -> None:
     """Loads the tasks on which a study measures, which it would otherwise miss after hours, when a run is finished.
 
     Args:
         name: of the study, for the message.
-        study: its ``held_out_configs``, if there is such a function, returns the configurations of its evaluations.
+        study: its ``held_out`` returns the configurations of its evaluations.
 
     Raises:
         UserError: a dataset has fewer tasks in the split ``test`` than it is asked for, or than are measured.
     """
-    for config in map(resolve, study.held_out_configs() if hasattr(study, "held_out_configs") else ()):
+    for config in map(resolve, study.held_out()):
         wanted, mixture = config.rl.eval_prompts, TaskMixture(config.rl.tasks, config.train.seed)
         if (found := len(mixture.held_out(wanted))) < wanted:
             raise UserError(
@@ -106,17 +104,17 @@ def _placed(value: Any, workdir: Path) -> Any:
     return value.replace("{workdir}", str(workdir)) if isinstance(value, str) else value
 
 
-def _evaluated(study: Any, config: Config, workdir: Path) -> dict[str, Any]:
+def _evaluated(name: str, study: Study, config: Config, workdir: Path) -> dict[str, Any]:
     """What the study measures of a finished run, once."""
-    if not hasattr(study, "evaluate"):
+    if study.evaluate is None:
         return {}
-    file = workdir / getattr(study, "EVALUATION", "evaluation.json")
+    file = workdir / f"{name}.json"
     if not file.exists():
         write_atomic(file, json.dumps(study.evaluate(config, workdir), indent=2))
     return json.loads(file.read_text())
 
 
-def shortened_runs(study: Any, steps: int | None) -> dict[str, dict[str, Any]]:
+def shortened_runs(study: Study, steps: int | None) -> dict[str, dict[str, Any]]:
     """Overrides of every run; with ``steps`` the longest run has this many steps, the others in proportion."""
     runs = study.runs()
     if steps is None:

@@ -1,33 +1,70 @@
-"""Finds a study and loads its file, without jax: a study may build on the runs of another one."""
+"""What a study is, and how its file is found, without jax: a study may build on the runs of another one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+import dataclasses
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from k2jax.config import load_experiment
+from ml_collections import ConfigDict
+
+from k2jax.config import Config, load_experiment
 from k2jax.errors import UserError
+from k2jax.reproduce.results import RunResult, Summary
 
 FOLDER = Path("experiments/reproduce")
-FUNCTIONS = ("get_config", "runs", "summarize")
-"""What a study has. It may have ``prepare(workdir)``, which makes files before the first run, ``around(config)``, a
-context in which each run trains, and ``evaluate(config, workdir of the run)``, which measures a finished run in JSON
-values that its result then holds. They are kept in the run's folder as ``evaluation.json``, or under the name
-``EVALUATION`` of a study that shares runs with another one."""
 
 
-def load_study(name: str) -> ModuleType:
-    """Loads a file of ``experiments/reproduce`` and checks that it has all functions of a study.
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A study: ``STUDY`` of a file in ``experiments/reproduce``.
+
+    Attributes:
+        get_config: the configuration that all runs share; also the file's own, for ``--config``.
+        runs: overrides of each run, by its name; ``{workdir}`` in a value is the study's folder.
+        summarize: the table and the picture of all results.
+        prepare: makes files in the study's folder before the first run.
+        held_out: configurations of the evaluations, so that too few tasks are an error before the first run.
+        evaluate: measures a finished run in JSON values, from its configuration and its folder. They are kept in the
+            run's folder under the study's name: studies may share runs.
+        around: a context in which a run of this configuration trains.
+    """
+
+    get_config: Callable[[], ConfigDict]
+    runs: Callable[[], dict[str, dict[str, Any]]]
+    summarize: Callable[[dict[str, RunResult]], Summary]
+    prepare: Callable[[Path], None] = lambda workdir: None
+    held_out: Callable[[], Sequence[ConfigDict]] = tuple
+    evaluate: Callable[[Config, Path], Mapping[str, Any]] | None = None
+    around: Callable[[Config], AbstractContextManager] = dataclasses.field(
+        default=lambda config: nullcontext(), kw_only=True
+    )
+
+
+def load_study_file(name: str) -> ModuleType:
+    """The module of a file of ``experiments/reproduce``.
 
     Raises:
-        UserError: if there is no such file, or it lacks a function.
+        UserError: there is no such file.
     """
     path = FOLDER / f"{name}.py"
     if not path.is_file():
         names = sorted(p.stem for p in FOLDER.glob("*.py"))
         hint = f"there are {', '.join(names)}" if names else f"run from the repository's root, where {FOLDER}/ is"
         raise UserError(f"no study {name!r}; {hint}")
-    module = load_experiment(path)
-    if missing := [function for function in FUNCTIONS if not hasattr(module, function)]:
-        raise UserError(f"study {name!r} needs the function {missing[0]} in {path}")
-    return module
+    return load_experiment(path)
+
+
+def load_study(name: str) -> Study:
+    """The study of a file of ``experiments/reproduce``.
+
+    Raises:
+        UserError: there is no such file, or it has no ``STUDY``.
+    """
+    study = getattr(load_study_file(name), "STUDY", None)
+    if not isinstance(study, Study):
+        raise UserError(f"{FOLDER / name}.py has no STUDY; it must be a k2jax.reproduce.Study")
+    return study

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -68,29 +71,26 @@ def expert_parallel(
     if 0 in (expert_ids.size, w13.size):
         return full(x.shape, 0, x.dtype, x), full((), 0, jnp.int32, x)
     size = -(-x.shape[0] // chunks)
+    parts = [tuple(array[start : start + size] for array in (x, expert_ids, gates)) for start in range(0, len(x), size)]
+    dispatch = partial(expert_dispatch, experts=experts, axis_name=axis_name, backend=backend, slots=slots, impl=impl)
+    compute = partial(routed_experts, impl=impl, max_copies=max_copies, store_fp8=store_fp8)
+    return _overlapped(parts, (w13, w2), dispatch, compute)
 
-    def dispatch(start):
-        chunk = (array[start : start + size] for array in (x, expert_ids, gates))
-        return expert_dispatch(*chunk, experts=experts, axis_name=axis_name, backend=backend, slots=slots, impl=impl)
 
-    dispatched, y, dropped = dispatch(0), [], []
-    for start in range(0, x.shape[0], size):
+def _overlapped(
+    parts: Sequence[tuple[jax.Array, jax.Array, jax.Array]],
+    weights: tuple[jax.Array, jax.Array],
+    dispatch: Callable,
+    compute: Callable,
+) -> tuple[jax.Array, jax.Array]:
+    """Outputs of all parts (tokens, expert ids, gates) and dropped rows; each part is sent before the last computes."""
+    dispatched, y, dropped = dispatch(*parts[0]), [], []
+    for number, (sent, _, _) in enumerate(parts, 1):
         (x_RD, ids_RK, gates_RK), route = dispatched
-        if start + size < x.shape[0]:
-            dispatched = dispatch(start + size)
+        if number < len(parts):
+            dispatched = dispatch(*parts[number])
         # Most received choices belong to other ranks' experts: the mean rank computes as many as it sent.
-        factor = CAPACITY_FACTOR * min(size, x.shape[0] - start) / x_RD.shape[0]
-        y_RD = routed_experts(
-            x_RD,
-            w13,
-            w2,
-            ids_RK,
-            gates_RK,
-            impl=impl,
-            capacity_factor=factor,
-            max_copies=max_copies,
-            store_fp8=store_fp8,
-        )
-        y.append(expert_combine(y_RD, route))
+        factor = CAPACITY_FACTOR * len(sent) / len(x_RD)
+        y.append(expert_combine(compute(x_RD, *weights, ids_RK, gates_RK, capacity_factor=factor), route))
         dropped.append(route.dropped)
     return jnp.concatenate(y), sum(dropped)

@@ -57,20 +57,9 @@ def mla_attention(
 
     Source: DeepSeek-V2 (arXiv:2405.04434), equations 9 to 19; the maximum logit is that of Kimi K2, section 2.1.
     """
-    batch, heads, length, _ = q_nope.shape
-    expected = {
-        "q_rope": (q_rope, (batch, heads, length, k_rope.shape[-1])),
-        "k_nope": (k_nope, q_nope.shape),
-        "k_rope": (k_rope, (batch, length, q_rope.shape[-1])),
-        "v": (v, (batch, heads, length, v.shape[-1])),
-        "exit": (exit, (batch, length)),
-        "start": (start, (batch, length)),
-    }
-    for name, (array, shape) in expected.items():
-        if array is not None and array.shape != shape:
-            raise ValueError(f"{name} has shape {array.shape}, but q_nope {q_nope.shape} requires {shape}")
     inputs = AttentionInputs(q_nope, q_rope, k_nope, k_rope, v, exit, start)
-    chosen = resolve(impl)
+    _check_shapes(inputs)
+    chosen, (batch, heads, length, _) = resolve(impl), q_nope.shape
     if 0 in (batch, heads, length):
         arrays = q_nope, q_rope, k_nope, k_rope, v
         unseen = [full(shape, -jnp.inf, jnp.float32, *arrays) for shape in ((heads,), (batch, heads, length))]
@@ -78,3 +67,19 @@ def mla_attention(
     if chosen == "xla":
         return xla.mla_attention(inputs, scale, xla.default_tiling(length, both_directions=start is not None))
     return mosaic.mla_attention(inputs, scale, interpret=chosen == "interpret")
+
+
+def _check_shapes(inputs: AttentionInputs) -> None:
+    batch, heads, length, _ = inputs.q_nope.shape
+    expected = {
+        "q_rope": (batch, heads, length, inputs.k_rope.shape[-1]),
+        "k_nope": inputs.q_nope.shape,
+        "k_rope": (batch, length, inputs.q_rope.shape[-1]),
+        "v": (batch, heads, length, inputs.v.shape[-1]),
+        "exit": (batch, length),
+        "start": (batch, length),
+    }
+    for name, shape in expected.items():
+        array = getattr(inputs, name)
+        if array is not None and array.shape != shape:
+            raise ValueError(f"{name} has shape {array.shape}, but q_nope {inputs.q_nope.shape} requires {shape}")

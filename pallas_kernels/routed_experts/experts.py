@@ -72,12 +72,7 @@ def routed_experts(
         TooManyCopiesError: a ValueError, if there are more copies than the kernels can sort at a time.
     """
     _check_arrays(x, w13, w2, expert_ids, gates)
-    if capacity_factor <= 0 or block <= 0 or (max_copies is not None and max_copies <= 0):
-        raise ValueError(
-            f"capacity_factor, block and max_copies must be positive; got {capacity_factor}, {block}, {max_copies}"
-        )
-    if not set(store_fp8) <= set(NAMES[:2]):
-        raise ValueError(f"store_fp8 takes {NAMES[0]!r} and {NAMES[1]!r}, not {store_fp8}")
+    _check_settings(capacity_factor, block, max_copies, store_fp8)
     impl = resolve(_supported(impl, x, w2))
     if 0 in (expert_ids.size, w13.size):
         return full(x.shape, 0, x.dtype, x, w13, w2, expert_ids, gates)
@@ -88,6 +83,15 @@ def routed_experts(
         return experts_mosaic(x, w13, w2, expert_ids, gates, settings)
     slots = capacity(expert_ids.size, w13.shape[0], capacity_factor)
     return experts_xla(x, w13, w2, expert_ids, gates, CapacitySettings(slots, block, tuple(store_fp8)))
+
+
+def _check_settings(capacity_factor: float, block: int, max_copies: int | None, store_fp8: tuple[str, ...]) -> None:
+    if capacity_factor <= 0 or block <= 0 or (max_copies is not None and max_copies <= 0):
+        raise ValueError(
+            f"capacity_factor, block and max_copies must be positive; got {capacity_factor}, {block}, {max_copies}"
+        )
+    if not set(store_fp8) <= set(NAMES[:2]):
+        raise ValueError(f"store_fp8 takes {NAMES[0]!r} and {NAMES[1]!r}, not {store_fp8}")
 
 
 def kept_rows(

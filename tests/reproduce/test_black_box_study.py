@@ -16,7 +16,7 @@ from k2jax.config import resolve
 from k2jax.errors import UserError
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study import _placed
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 from k2jax.tasks.file_answers.dataset import EXPECTED, texts_left
 from k2jax.tasks.file_answers.teacher import file_demonstrations
 from k2jax.text import byte_tokenizer, configured_chat
@@ -24,7 +24,7 @@ from k2jax.text.chat import ChatBuilder
 from tests.agents.gateway.forced_agents import FOLDER
 from tests.agents.sandbox.backends import backend
 
-study = load_study("black_box")
+study = load_study_file("black_box")
 BYTES = byte_tokenizer()
 COMPACT = configured_chat(BYTES, "compact")
 

@@ -7,9 +7,9 @@ import pytest
 from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 
-study = load_study("closed_loop_critic")
+study = load_study_file("closed_loop_critic")
 
 
 @pytest.mark.parametrize(

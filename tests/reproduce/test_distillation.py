@@ -5,9 +5,9 @@ import pytest
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study import _placed
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 
-distillation = load_study("distillation")
+distillation = load_study_file("distillation")
 
 
 def configs(workdir):

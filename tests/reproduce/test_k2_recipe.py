@@ -1,15 +1,12 @@
 """The study of K2's recipe: it shares runs with another study, and says what each part changes."""
 
-import json
-from types import SimpleNamespace
-
 import pytest
 
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult, study
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import Study, load_study_file
 
-recipe = load_study("k2_recipe")
+recipe = load_study_file("k2_recipe")
 
 
 def results(of_run):
@@ -30,7 +27,7 @@ def results(of_run):
 
 def test_the_start_is_that_of_the_other_study():
     """The same names and overrides, so that its finished runs are used; each part changes its own keys alone."""
-    other, own = load_study("nano_post_training").runs(), recipe.runs()
+    other, own = load_study_file("nano_post_training").runs(), recipe.runs()
     for seed in (0, 1, 2):
         for name in ("pretrained", "sft", "rl_k2.5"):
             assert own[f"seed{seed}_{name}"] == other[f"seed{seed}_{name}"]
@@ -59,11 +56,9 @@ def test_entropy_is_of_the_ends_of_a_run():
     assert row.split("|")[-2].split()[0] == f"{last:.3f}"
 
 
-@pytest.mark.parametrize("own_name", [None, "own.json"])
-def test_studies_that_share_a_run_keep_their_own_evaluations(tmp_path, own_name):
-    (tmp_path / "evaluation.json").write_text('{"of": "the other"}')
-    other = SimpleNamespace(evaluate=lambda config, workdir: {"of": "this"})
-    if own_name:
-        other.EVALUATION = own_name
-    assert study._evaluated(other, None, tmp_path) == {"of": "this" if own_name else "the other"}
-    assert json.loads((tmp_path / "evaluation.json").read_text()) == {"of": "the other"}
+def test_studies_that_share_a_run_keep_their_own_evaluations(tmp_path):
+    for name in ("one", "another"):
+        measured = Study(None, None, None, evaluate=lambda config, workdir, name=name: {"of": name})
+        assert study._evaluated(name, measured, None, tmp_path) == {"of": name}
+    again = Study(None, None, None, evaluate=lambda config, workdir: pytest.fail("measured twice"))
+    assert study._evaluated("one", again, None, tmp_path) == {"of": "one"}

@@ -9,10 +9,10 @@ from k2jax.config import resolve
 from k2jax.model import feed_forward
 from k2jax.reproduce import RunResult, relative_spread
 from k2jax.reproduce.study import check_held_out
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 from k2jax.rl.scoring_pass import ScoringPass
 
-mcla, turns = load_study("mcla"), load_study("turn_level_gspo")
+mcla, turns = load_study_file("mcla"), load_study_file("turn_level_gspo")
 
 
 def results(study, curves, evaluations=None):
@@ -111,5 +111,5 @@ def test_levels_differ_in_nothing_but_level_and_band_and_are_shown_beside_the_st
 
 def test_dialogues_of_each_number_of_turns_are_held_out():
     """Of those of one turn there are few: as many as a run trains on are not held out."""
-    check_held_out("turn_level_gspo", turns)
+    check_held_out("turn_level_gspo", turns.STUDY)
     assert {task.options[-1] for task in turns.held_out_config().rl.tasks.values()} == {"count=40", "count=80"}

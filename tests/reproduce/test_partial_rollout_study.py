@@ -9,10 +9,10 @@ from k2jax.agents.registry import load_tasks
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study import check_held_out
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 from k2jax.tasks.characters.dataset import final_answer
 
-partial = load_study("partial_rollout")
+partial = load_study_file("partial_rollout")
 
 
 def results(greedy):
@@ -81,7 +81,7 @@ def test_runs_of_a_seed_differ_in_the_cap_and_the_prompts_in_flight_alone():
         caps = [(each.pop("rl.rollout.token_cap"), each.pop("rl.rollout.prompts")) for each in own]
         assert caps == list(partial.RUNS.values()) and all(each == own[0] for each in own)
         assert own[0]["init_from"] == "{workdir}/start" and own[0]["train.seed"] == seed
-    check_held_out("partial_rollout", partial)
+    check_held_out("partial_rollout", partial.STUDY)
 
 
 @pytest.fixture(scope="module")

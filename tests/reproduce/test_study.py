@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from k2jax.config import Config, defaults, replace_keys, resolve, task, to_json
+from k2jax.config import defaults, replace_keys, resolve, task, to_json
 from k2jax.errors import UserError
 from k2jax.reproduce import RunResult, study
 from k2jax.reproduce import study_file as loading
 
-muon_vs_adamw, qk_clip, sparsity = (loading.load_study(name) for name in ("muon_vs_adamw", "qk_clip", "sparsity"))
+muon_vs_adamw, qk_clip, sparsity = (loading.load_study_file(name) for name in ("muon_vs_adamw", "qk_clip", "sparsity"))
 
 
 def result(losses, every=10, seconds_per_step=1.0, **overrides) -> RunResult:
@@ -86,16 +86,9 @@ def test_a_run_of_another_version_is_refused_and_a_done_one_kept(tmp_path):
 
 
 def test_a_quick_look_keeps_proportions():
-    class Experiment:
-        @staticmethod
-        def get_config() -> Config:
-            return defaults("pretrain")
-
-        @staticmethod
-        def runs():
-            return {"short": {"train.steps": 40}, "long": {"train.steps": 120}}
-
-    runs = study.shortened_runs(Experiment, 30)
+    lengths = {"short": {"train.steps": 40}, "long": {"train.steps": 120}}
+    experiment = loading.Study(get_config=lambda: defaults("pretrain"), runs=lambda: lengths, summarize=pytest.fail)
+    runs = study.shortened_runs(experiment, 30)
     assert [run["train.steps"] for run in runs.values()] == [10, 30]
 
 
@@ -107,7 +100,7 @@ def test_an_unknown_study_is_one_line(tmp_path):
 def test_a_study_without_a_summary_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "FOLDER", tmp_path)
     (tmp_path / "half.py").write_text("def get_config(): ...\ndef runs(): ...\n")
-    with pytest.raises(UserError, match=r"study 'half' needs the function summarize in .*half\.py"):
+    with pytest.raises(UserError, match=r"half\.py has no STUDY"):
         study.reproduce("half", tmp_path)
 
 
@@ -124,11 +117,11 @@ def test_a_study_with_too_few_held_out_tasks_stops_before_its_first_run(tmp_path
     config.rl.tasks = {"sums": task(dataset="characters", options=options)}
     config.rl.eval_prompts = wanted
 
-    class Few:
-        held_out_configs = staticmethod(lambda: [config])
-        prepare = runs = get_config = staticmethod(lambda *_: pytest.fail("the study has begun"))
+    def begun(*_):
+        pytest.fail("the study has begun")
 
-    monkeypatch.setattr(study, "load_study", lambda name: Few)
+    few = loading.Study(get_config=begun, runs=begun, summarize=begun, prepare=begun, held_out=lambda: [config])
+    monkeypatch.setattr(study, "load_study", lambda name: few)
     with pytest.raises(UserError, match=words) as caught:
         study.reproduce("few", tmp_path)
     assert "\n" not in str(caught.value)
@@ -137,7 +130,7 @@ def test_a_study_with_too_few_held_out_tasks_stops_before_its_first_run(tmp_path
 def test_every_study_that_measures_on_held_out_tasks_has_them_checked():
     for path in loading.FOLDER.glob("*.py"):
         measures = any(word in path.read_text() for word in ("rl.evaluation import evaluate_", "study.evaluate("))
-        assert measures == hasattr(loading.load_study(path.stem), "held_out_configs"), path
+        assert measures == bool(loading.load_study(path.stem).held_out()), path
 
 
 def test_config_files_of_studies_do_not_import_jax():

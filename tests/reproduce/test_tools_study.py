@@ -9,11 +9,11 @@ from k2jax.client import ScriptedClient
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study import _placed
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 from k2jax.reproduce.turns import AVERAGE, PASS, calls_of
 from tests.agents.tool_episodes import BYTES, episode, task
 
-STUDIES = {name: load_study(name) for name in ("tools", "code", "terminal")}
+STUDIES = {name: load_study_file(name) for name in ("tools", "code", "terminal")}
 PLAIN = {"tools": 2, "code": 2, "terminal": 4}
 """Messages of a conversation in which the teacher does not do what rewards should find."""
 tools = STUDIES["tools"]

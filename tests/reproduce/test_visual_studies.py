@@ -14,11 +14,11 @@ from k2jax.data.images.reading import ReadLimits
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study import _placed, check_held_out
-from k2jax.reproduce.study_file import load_study
+from k2jax.reproduce.study_file import load_study_file
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import Reward
 
-fusion, video, zero_vision, visual_rl = map(load_study, ("fusion", "video", "zero_vision", "visual_rl"))
+fusion, video, zero_vision, visual_rl = map(load_study_file, ("fusion", "video", "zero_vision", "visual_rl"))
 TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
 
 
@@ -221,4 +221,4 @@ def test_visual_rewards_start_from_the_run_with_text_and_see_the_same_pictures()
         assert config.init_from == "runs/start" and config.stage == "rl"
         options = [dict(option.split("=") for option in each.options) for each in config.rl.tasks.values()]
         assert {(int(each["side"]), int(each.get("height", 0))) for each in options} == sizes
-    check_held_out("visual_rl", visual_rl)
+    check_held_out("visual_rl", visual_rl.STUDY)
