@@ -100,7 +100,7 @@ def make_gradient_step(
 
 
 def no_sums(gradient_step: Callable[..., GradientSums], *arguments: Any) -> GradientSums:
-    """What the parts of a batch add up from; ``arguments`` are those of the gradient step, of which only shapes count."""
+    """What the parts of a batch add up from; of the gradient step's ``arguments`` only shapes count."""
     shapes = jax.eval_shape(gradient_step, *arguments)
     sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     unseen = jax.tree.map(lambda leaf: jnp.full_like(leaf, -jnp.inf), sums.stats.max_logit)
