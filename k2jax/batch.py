@@ -32,11 +32,11 @@ class PackedBatch:
             ``{"weights": float32 [B, S]}``, 0 on prompts and on tokens without a parent.
         experts: int16 ``[B, S, expert layers, active experts]``, the experts that each token goes to, or NO_EXPERTS
             where the router chooses; None where it always does.
-        media: int32 ``[B, S]``, the group of ``patches``, counted over all their rows, whose feature stands for the
-            token's embedding; -1 for text. None without images.
         patches: images and clips of the rows. Of a row ``[S]`` that is in no batch yet, the list of their
             ``data.images.packing.PatchChunk``, over which ``media`` counts features. None without images, and in the
             decoder.
+        media: int32 ``[B, S]``, the group of ``patches``, counted over all their rows, whose feature stands for the
+            token's embedding; -1 for text. None without images.
     """
 
     tokens: Array | np.ndarray
@@ -45,8 +45,8 @@ class PackedBatch:
     parent: Array | np.ndarray
     targets: Any
     experts: Array | np.ndarray | None = None
-    media: Array | np.ndarray | None = None
     patches: PatchBatch | list[Any] | None = None
+    media: Array | np.ndarray | None = None
 
 
 @struct.dataclass
