@@ -45,7 +45,7 @@ class Program:
             least one, as ``batch_sharding().put`` makes them; the state is donated. Reinforcement learning has another
             number of parts in every update, so that there gradients are added up part by part, and what the optimizer
             does with them is a program of its own; nothing is compiled anew. All other stages have one part, and
-            ``step``, which is 5 % faster at nano's size: it stores no gradients.
+            ``step``, which is 8 % faster at nano's size: it keeps no sums of gradients.
         evaluate: ``(params, batch) -> (LossShares not divided, their denominators)``, jitted.
     """
 
