@@ -6,6 +6,7 @@ to token j iff ``j <= i < exit[j]``. Losses gather the predicting hidden state b
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 from flax import struct
@@ -43,13 +44,14 @@ class PackedBatch:
     positions: Array | np.ndarray
     exit: Array | np.ndarray
     parent: Array | np.ndarray
+    _: dataclasses.KW_ONLY
     targets: Any
     experts: Array | np.ndarray | None = None
     patches: PatchBatch | list[Any] | None = None
     media: Array | np.ndarray | None = None
 
 
-@struct.dataclass
+@struct.dataclass(kw_only=True)
 class PatchBatch:
     """Rows of patches of images and clips, ``R`` rows of ``P`` patches; indices are within the row.
 

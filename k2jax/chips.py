@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 
-class Chip(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Chip:
     """A TPU generation.
 
     Attributes:
@@ -22,6 +23,7 @@ class Chip(NamedTuple):
     """
 
     kinds: tuple[str, ...]
+    _: dataclasses.KW_ONLY
     devices: int
     flops: float
     hbm_bytes: float
@@ -49,10 +51,54 @@ class Chip(NamedTuple):
 # tpu7x chip are joined by six times the bandwidth of a link. Host bandwidths are PCIe's as "How to Scale Your Model"
 # (jax-ml.github.io/scaling-book, chapter 2) gives them; for tpu7x nothing is published, and v6e's figure is assumed.
 CHIPS = {
-    "v5e": Chip(("TPU v5 lite",), 1, 197e12, 16e9, 0.819e12, 128 << 20, 50e9, 2, 0.0, 16e9),
-    "v5p": Chip(("TPU v5", "TPU v5p"), 1, 459e12, 95e9, 2.765e12, 64 << 20, 100e9, 3, 0.0, 16e9),
-    "v6e": Chip(("TPU v6 lite",), 1, 918e12, 32e9, 1.640e12, 128 << 20, 100e9, 2, 0.0, 32e9),
-    "tpu7x": Chip(("TPU7x",), 2, 2307e12, 192e9, 7.380e12, 64 << 20, 100e9, 3, 600e9, 32e9),
+    "v5e": Chip(
+        ("TPU v5 lite",),
+        devices=1,
+        flops=197e12,
+        hbm_bytes=16e9,
+        hbm_bandwidth=0.819e12,
+        vmem_bytes=128 << 20,
+        link_bandwidth=50e9,
+        torus=2,
+        core_bandwidth=0.0,
+        host_bandwidth=16e9,
+    ),
+    "v5p": Chip(
+        ("TPU v5", "TPU v5p"),
+        devices=1,
+        flops=459e12,
+        hbm_bytes=95e9,
+        hbm_bandwidth=2.765e12,
+        vmem_bytes=64 << 20,
+        link_bandwidth=100e9,
+        torus=3,
+        core_bandwidth=0.0,
+        host_bandwidth=16e9,
+    ),
+    "v6e": Chip(
+        ("TPU v6 lite",),
+        devices=1,
+        flops=918e12,
+        hbm_bytes=32e9,
+        hbm_bandwidth=1.640e12,
+        vmem_bytes=128 << 20,
+        link_bandwidth=100e9,
+        torus=2,
+        core_bandwidth=0.0,
+        host_bandwidth=32e9,
+    ),
+    "tpu7x": Chip(
+        ("TPU7x",),
+        devices=2,
+        flops=2307e12,
+        hbm_bytes=192e9,
+        hbm_bandwidth=7.380e12,
+        vmem_bytes=64 << 20,
+        link_bandwidth=100e9,
+        torus=3,
+        core_bandwidth=600e9,
+        host_bandwidth=32e9,
+    ),
 }
 
 PEAK_FLOPS = {kind: chip.flops / chip.devices for chip in CHIPS.values() for kind in chip.kinds} | {

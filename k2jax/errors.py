@@ -38,14 +38,15 @@ def _beginning(value: Any, room: list[int]) -> Any:
     if type(value) not in (list, tuple, dict):
         room[0] -= 1
         return value
-    keys, parts = [], []
-    for key in value:
+    shown: dict = {}
+    for index, item in enumerate(value):
         if room[0] < 0:
             break
         room[0] -= 1
-        keys.append(_beginning(key, room) if isinstance(value, dict) else None)
-        parts.append(_beginning(value[key] if isinstance(value, dict) else key, room))
-    return dict(zip(keys, parts, strict=True)) if isinstance(value, dict) else type(value)(parts)
+        key = _beginning(item, room) if isinstance(value, dict) else index
+        # A key that is cut where the room ends may begin as an earlier one does, which stays.
+        shown.setdefault(key, _beginning(value[item] if isinstance(value, dict) else item, room))
+    return shown if isinstance(value, dict) else type(value)(shown.values())
 
 
 def nearest(word: str, known: Sequence[str], ending: str = "") -> str:

@@ -47,7 +47,7 @@ def main(values: flags.FlagValues) -> None:
     from k2jax.text.streaming import TextStream
 
     seed = secrets.randbelow(2**32) if values.seed is None else values.seed
-    sampling = Sampling(values.max_tokens, values.temperature, values.top_p, seed=seed)
+    sampling = Sampling(values.max_tokens, temperature=values.temperature, top_p=values.top_p, seed=seed)
     sampling.check()
     tokenizer = tokenizer_of(values.checkpoint)
     ends = {tokenizer.eos, chat_format(tokenizer).end} if values.chat else {tokenizer.eos}

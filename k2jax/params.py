@@ -63,6 +63,7 @@ class ParamSpec:
     axes: tuple[str, ...]
     role: str
     outputs: tuple[str, ...]
+    _: dataclasses.KW_ONLY
     hf: str
     inputs: tuple[str, ...] = ()
     init: str = "normal"

@@ -170,7 +170,7 @@ def check_exchange(config: Config) -> None:
     """Rejects a ``config.parallel.expert_backend`` that this machine cannot run, before anything is compiled.
 
     Raises:
-        UserError: ``ragged`` on a CPU, whose compiler has no such collective, or the kernel ``dma`` without a TPU.
+        UserError: ``ragged`` on a CPU, whose compiler has no such collective.
     """
     import jax
 
@@ -179,10 +179,6 @@ def check_exchange(config: Config) -> None:
         return
     if backend == "ragged" and device == "cpu":
         raise UserError("config.parallel.expert_backend is ragged, which a CPU does not support; use auto")
-    if backend == "dma" and device != "tpu" and config.model.kernels != "interpret":
-        raise UserError(
-            f"config.parallel.expert_backend is dma, a kernel that needs a TPU, and this is a {device}; use auto"
-        )
 
 
 def check_widths(model: ModelConfig) -> None:

@@ -13,19 +13,26 @@ Exports training rows, or demonstrations for supervised fine-tuning by rejection
 
     python -m k2jax.trajectories runs/post --step=40 --format=turns --out=rows.jsonl
     python -m k2jax.trajectories runs/post --filters=finished,correct_answer --out=demonstrations.jsonl
+
+Writes how often each task was solved, which a class of tasks may be filtered by (config.rl.tasks.NAME.pass_rates):
+
+    python -m k2jax.trajectories runs/rollouts --pass_rates --out=rates.json
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import itertools
+import json
 from pathlib import Path
 
 from absl import flags
 
 from k2jax import cli
+from k2jax.agents.difficulty import pass_rates
 from k2jax.agents.viewer.viewer import MOST_TOKENS, write_page
 from k2jax.errors import UserError
+from k2jax.files.atomic import write_atomic
 from k2jax.report.metrics import read_metrics
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 from k2jax.trajectory import Trajectory, TrajectoryStore, demonstrations, exported, verify, write_jsonl
@@ -37,13 +44,14 @@ PROBLEMS = 1
 
 def define_flags(values: flags.FlagValues) -> None:
     """Adds the command's flags to ``values``."""
-    flags.DEFINE_integer("step", None, "Iteration; the newest, or for --verify and --filters all.", flag_values=values)
+    flags.DEFINE_integer("step", None, "Iteration; the newest, or all where all are read.", flag_values=values)
     flags.DEFINE_integer("prompt", None, "Show the samples of this prompt alone.", lower_bound=0, flag_values=values)
     flags.DEFINE_string("out", None, "File to write; trajectories.html in the run's folder.", flag_values=values)
     flags.DEFINE_integer("tokens", MOST_TOKENS, "Most tokens of a page.", lower_bound=1, flag_values=values)
     flags.DEFINE_bool("verify", False, "Check the stored trajectories.", flag_values=values)
     flags.DEFINE_string("format", None, "Export rows: tree, paths, turns or flat.", flag_values=values)
     flags.DEFINE_integer("length", None, "Most tokens of an exported row.", lower_bound=1, flag_values=values)
+    flags.DEFINE_bool("pass_rates", False, "Write the share of right samples of every task.", flag_values=values)
     flags.DEFINE_list("filters", None, "Export demonstrations that pass these filters.", flag_values=values)
 
 
@@ -52,10 +60,12 @@ def main(values: flags.FlagValues, workdir: str) -> int:
     store = TrajectoryStore(Path(workdir) / FOLDER)
     if not store.steps():
         raise UserError(f"{workdir} has no trajectories; give the folder of a run of reinforcement learning")
-    if sum((values.verify, values.format is not None, values.filters is not None)) > 1:
-        raise UserError("--verify, --format and --filters exclude each other; run the command once for each")
+    if sum((values.verify, values.pass_rates, values.format is not None, values.filters is not None)) > 1:
+        raise UserError("--verify, --format, --filters and --pass_rates exclude each other; run the command for each")
     if values.verify:
         return _verify(store, values.step)
+    if values.pass_rates:
+        return _write_pass_rates(values, store)
     if values.format is not None:
         return _export(values, exported(store.read(_step(store, values.step)), values.format, values.length))
     if values.filters is not None:
@@ -82,6 +92,14 @@ def _verify(store: TrajectoryStore, step: int | None) -> int:
         count, inconsistent = count + 1, inconsistent + bool(problems)
     print(f"{count:,} trajectories, {inconsistent:,} of them inconsistent")
     return PROBLEMS if inconsistent else 0
+
+
+def _write_pass_rates(values: flags.FlagValues, store: TrajectoryStore) -> int:
+    cli.require(values, "out")
+    rates = pass_rates(_all(store, values.step))
+    write_atomic(Path(values.out), json.dumps(rates, indent=1) + "\n")
+    print(f"{values.out}: {sum(map(len, rates.values())):,} tasks")
+    return 0
 
 
 def _export(values: flags.FlagValues, records: Iterator[dict]) -> int:

@@ -247,5 +247,5 @@ display(HTML(f'<div><iframe srcdoc="{inside}" width="100%" height="640"></iframe
 #
 # - `python -m k2jax.reproduce nano_post_training` compares with as much more fine-tuning, with rejection sampling and
 #   with a teacher who always shows his work, over three seeds.
-# - `config.rl.loss.name` takes `k2`, `gspo` and `reinforce` as well; `config.rl.tasks` takes several classes of tasks
-#   with temperatures and budgets of their own.
+# - `config.rl.loss.name` takes `k2`, `kat`, `gspo`, `ppo` and `reinforce` too; `config.rl.tasks` takes several classes
+#   of tasks with temperatures and budgets of their own.

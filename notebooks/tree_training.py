@@ -226,14 +226,15 @@ moved = jax.tree.map(lambda leaf: leaf + 0.05 * leaf.std() * jax.random.normal(n
 
 def gradients(name, layout):
     """A function that computes loss and gradients of all rows of a layout."""
-    loss = make_policy_loss(dataclasses.replace(config.rl.loss, name=name, ratio_low=0.99, ratio_high=1.01))
+    objective = dataclasses.replace(config.rl.loss, name=name, ratio_low=0.99, ratio_high=1.01, aggregation="token")
+    loss = make_policy_loss(objective)
     batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], stack_rows(packed[layout].rows))
     step = jax.jit(make_gradient_step(config, program.layout, loss))
     return functools.partial(step, moved, batch, loss.denominators(batch.targets))
 
 
 computed = {layout: gradients("k2.5", layout) for layout in packed}
-for name in ("k2.5", "gspo"):
+for name in ("k2.5", "kat"):
     functions = computed if name == "k2.5" else {layout: gradients(name, layout) for layout in packed}
     by_path, by_tree = (functions[layout]() for layout in packed)
     leaves = zip(jax.tree.leaves(by_path.grads), jax.tree.leaves(by_tree.grads), strict=True)

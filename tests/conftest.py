@@ -11,7 +11,7 @@ import tempfile
 from hypothesis import settings
 import pytest
 
-from tests import emulated
+from tests import budget, emulated
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -50,6 +50,10 @@ def pytest_addoption(parser, pluginmanager):
         group.addoption("--no-loadscope-reorder", action="store_true")
 
 
+def pytest_configure(config):
+    config.pluginmanager.register(budget.Recorder())
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     """One process per core; none besides this one for a single file, whose tests stay together anyway."""
@@ -77,10 +81,20 @@ def pytest_collection_modifyitems(items):
     emulated.delegate(items)
 
 
+MOST_MAPPINGS = 10_000
+"""Memory mappings above which compiled programs are forgotten: the system's limit is 65,530."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget_compiled_programs():
-    """XLA:CPU maps memory for every program; kept to the end, they reach the system's limit of 65,530 mappings."""
+    """XLA:CPU maps memory for every program. What is kept spares later files the same small programs."""
     yield
-    if "jax" in sys.modules:
+    if "jax" in sys.modules and _mappings() > MOST_MAPPINGS:
         sys.modules["jax"].clear_caches()
         gc.collect()
+
+
+def _mappings() -> int:
+    """Of this process, where the system tells; otherwise as many as there may be."""
+    maps = Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.exists() else MOST_MAPPINGS + 1

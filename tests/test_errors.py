@@ -2,7 +2,7 @@
 
 import time
 
-from hypothesis import given, settings, strategies
+from hypothesis import example, given, settings, strategies
 import pytest
 
 from k2jax.errors import abbreviate
@@ -13,8 +13,9 @@ JSON = strategies.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(JSON, strategies.integers(10, 80))
+@example({"b": None, "aa": None, "": None, "ba": False}, 10)
 def test_an_abbreviated_value_is_the_beginning_of_the_whole(value, length):
     whole = ascii(value)
     expected = whole if len(whole) <= length else f"{whole[: length - 3]}..."

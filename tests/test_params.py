@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from k2jax.config import model_preset
+from k2jax.config import model_preset, replace_keys
 from k2jax.model import model_specs
 from k2jax.params import ParamSpec, count, from_matrices, hf_tensors, initialize, map_specs, named_specs, to_matrices
 
 
 def test_matrix_view_puts_gate_and_up_in_the_stack():
     axes = ("layers", "experts", "embed", "gate_up", "ffn")
-    spec = ParamSpec((2, 3, 5, 2, 7), axes, "matrix", ("ffn",), "x", ("embed",))
+    spec = ParamSpec((2, 3, 5, 2, 7), axes, "matrix", ("ffn",), hf="x", inputs=("embed",))
     leaf = np.random.default_rng(0).normal(size=spec.shape)
     matrices = np.asarray(to_matrices(spec, leaf))
     assert matrices.shape == (2, 3, 2, 5, 7)
@@ -44,7 +44,7 @@ def test_hugging_face_names_are_unique_and_number_layers_through_the_model():
 
 
 def test_initial_values_follow_the_declaration_and_depend_on_the_path_alone():
-    specs = model_specs(model_preset("nano"))
+    specs = model_specs(replace_keys(model_preset("nano"), {"layers": 2, "vocab": 1024}))
     params = jax.jit(lambda: initialize(specs, jax.random.key(1), 0.02))()
     for (name, spec), leaf in zip(named_specs(specs), jax.tree.leaves(params), strict=True):
         assert leaf.shape == spec.shape and leaf.dtype == jnp.float32, name
@@ -60,11 +60,11 @@ def test_initial_values_follow_the_declaration_and_depend_on_the_path_alone():
 
 def test_inconsistent_declarations_are_refused():
     with pytest.raises(ValueError):
-        ParamSpec((2, 3), ("a",), "matrix", ("a",), "x")
+        ParamSpec((2, 3), ("a",), "matrix", ("a",), hf="x")
     with pytest.raises(ValueError):
-        ParamSpec((2,), ("a",), "weight", ("a",), "x")
+        ParamSpec((2,), ("a",), "weight", ("a",), hf="x")
     with pytest.raises(ValueError):
-        ParamSpec((2, 3), ("a", "b"), "matrix", ("b",), "x", ("a",), segments=(("q", 2),))
+        ParamSpec((2, 3), ("a", "b"), "matrix", ("b",), hf="x", inputs=("a",), segments=(("q", 2),))
 
 
 def test_count_leaves_router_biases_out():

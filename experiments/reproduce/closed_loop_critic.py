@@ -23,7 +23,7 @@ from k2jax.agents.judges.verdict_metrics import verdict_metrics
 from k2jax.agents.registry import load_tasks
 from k2jax.agents.task import Task
 from k2jax.config import resolve, source, task
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Study, Summary
@@ -179,4 +179,4 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     return figure
 
 
-STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)
+STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)

@@ -168,4 +168,4 @@ def _zoom(panel, results: dict[str, RunResult], first: float):
         panel.set_ylim(min(shown) - 0.02, max(shown) + 0.02)
 
 
-STUDY = Study(get_config, runs, summarize, prepare, evaluate=evaluate)
+STUDY = Study(get_config, runs, summarize, prepare=prepare, evaluate=evaluate)

@@ -196,4 +196,4 @@ def _curves(panel, results: dict[str, RunResult], metric: str, part: str):
         seed_curves(panel, results, run, metric, label=LABELS[run], color=color)
 
 
-STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)
+STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)

@@ -196,4 +196,4 @@ def _seeds(results: dict[str, RunResult]) -> dict[str, RunResult]:
     return {run: result for run, result in results.items() if run != "start"}
 
 
-STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)
+STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)

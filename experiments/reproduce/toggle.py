@@ -196,4 +196,4 @@ def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
     return figure
 
 
-STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)
+STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)

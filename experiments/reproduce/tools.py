@@ -56,4 +56,4 @@ def evaluate(config, workdir):
     return study.evaluate(workdir)
 
 
-STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)
+STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)

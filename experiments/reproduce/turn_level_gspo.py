@@ -37,6 +37,11 @@ LARGEST, DIRECT = 4, 0.7
 PROMPTS = 400  # of each number of turns
 HELD_OUT, SAMPLES = {1: 40, 2: 80, 4: 80, 8: 80, 16: 80}, 3  # problems by turns, and sampled answers to each
 BANDS = {"turn": (0.965, 1.035), "sequence": (0.985, 1.015), "token": (0.95, 1.05)}
+LOSSES = {
+    "turn": {"rl.loss.name": "kat", "rl.loss.aggregation": "token"},
+    "sequence": {"rl.loss.name": "gspo", "rl.loss.aggregation": "token"},
+    "token": {"rl.loss.name": "ppo"},
+}
 LABELS = {
     "sft": "SFT, the start",
     "turn": "ratio of a turn",
@@ -50,7 +55,7 @@ SHARES = {  # heading, metric and digits
     "mean_reward": ("reward", "reward", 3),
     "mean_of_longest": (f"reward, {TURNS[-1]} turns", f"reward/turns_{TURNS[-1]}", 3),
 }
-RL = BY_REWARDS | {"train.steps": ITERATIONS, "optimizer.learning_rate": 5e-4, "rl.loss.name": "gspo"}
+RL = BY_REWARDS | {"train.steps": ITERATIONS, "optimizer.learning_rate": 5e-4}
 
 
 def get_config():
@@ -101,7 +106,7 @@ def _of_seed(seed: int) -> dict[str, dict]:
     data = {"data.sources.text.path": "{workdir}/demonstrations.jsonl"}
     from_start = RL | data | {"init_from": f"{{workdir}}/seed{seed}_sft"}
     levels = {
-        level: from_start | {"rl.loss.level": level, "rl.loss.ratio_low": low, "rl.loss.ratio_high": high}
+        level: from_start | LOSSES[level] | {"rl.loss.ratio_low": low, "rl.loss.ratio_high": high}
         for level, (low, high) in BANDS.items()
     }
     return {"sft": data} | levels
@@ -187,4 +192,4 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords, kinds: list[st
     return figure
 
 
-STUDY = Study(get_config, runs, summarize, prepare, held_out_configs, evaluate)
+STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)

@@ -196,4 +196,4 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     return figure
 
 
-STUDY = Study(get_config, runs, summarize, prepare, evaluate=evaluate)
+STUDY = Study(get_config, runs, summarize, prepare=prepare, evaluate=evaluate)

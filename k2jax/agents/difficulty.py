@@ -1,38 +1,67 @@
-"""Difficulty of tasks for a model, by how often its samples are right (pass@k), and the filter that uses it."""
+"""Difficulty of tasks for a model: the share of its samples that are right, and the filter that uses it.
+
+``python -m k2jax.trajectories --pass_rates`` writes the shares of a collection to the file that
+``rl.tasks.NAME.pass_rates`` names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
+import json
+from pathlib import Path
 
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
+from k2jax.trajectory import Trajectory
+from k2jax.trajectory.filters import CORRECT_REWARD
+
+PassRates = dict[str, dict[str, float]]
+"""Share of right samples by domain and id of a task."""
 
 
-def pass_rates(rewards: Mapping[str, Sequence[float]], correct: float = 1.0) -> dict[str, float]:
+def pass_rates(trajectories: Iterable[Trajectory], correct: float = CORRECT_REWARD) -> PassRates:
     """Share of right samples for every task.
 
     Args:
-        rewards: of the samples of each task, by its id; masked samples are left out by the caller.
+        trajectories: of all samples; those without a reward, which are masked, are left out.
         correct: least reward of a right sample.
-
-    Returns:
-        Rates by id; a task without samples has none.
     """
-    return {task: sum(r >= correct for r in values) / len(values) for task, values in rewards.items() if len(values)}
+    rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for trajectory in trajectories:
+        if trajectory.reward is not None:
+            rewards[trajectory.domain][trajectory.task].append(trajectory.reward.value)
+    return {
+        domain: {task: sum(value >= correct for value in values) / len(values) for task, values in tasks.items()}
+        for domain, tasks in rewards.items()
+    }
 
 
-def moderate(tasks: Iterable[Task], rates: Mapping[str, float], low: float = 0.1, high: float = 0.9) -> list[Task]:
+def read_pass_rates(path: str | Path) -> PassRates:
+    """Reads a file of pass rates.
+
+    Raises:
+        UserError: it cannot be read, or holds something else.
+    """
+    try:
+        rates = json.loads(Path(path).read_text(encoding="utf-8"))
+        numbers = [rate for tasks in rates.values() for rate in tasks.values()]
+    except OSError as error:
+        raise UserError(f"cannot read the pass rates {path}: {error.strerror}") from error
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{path} holds no pass rates; python -m k2jax.trajectories --pass_rates writes them") from error
+    if not all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in numbers):
+        raise UserError(f"{path} holds a pass rate outside [0, 1]")
+    return rates
+
+
+def moderate(tasks: Iterable[Task], rates: PassRates, low: float, high: float) -> list[Task]:
     """The tasks that a model neither always fails nor always solves, in their order (Kimi K2, section 3.2.1).
 
     Args:
         tasks: to choose from.
-        rates: pass rates by id; a task without one was not sampled, and is left out.
+        rates: pass rates; a task without one was not sampled, and is left out.
         low: least rate that is kept.
         high: largest rate that is kept.
-
-    Raises:
-        UserError: the band is empty or lies outside [0, 1].
     """
-    if not 0 <= low <= high <= 1:
-        raise UserError(f"the band of pass rates is {low} to {high}; write 0 <= low <= high <= 1")
-    return [task for task in tasks if low <= rates.get(task.id, -1.0) <= high]
+    return [task for task in tasks if low <= rates.get(task.domain, {}).get(task.id, -1.0) <= high]

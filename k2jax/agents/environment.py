@@ -27,14 +27,12 @@ class Step(NamedTuple):
 
     Attributes:
         observation: what the agent sees next.
-        reward: of this step alone; the verifier judges the episode.
         terminated: the episode has come to its end.
         truncated: the environment has ended it early.
         info: JSON values for logs; that of the last step reaches the verifier, see ``OUTCOME``.
     """
 
     observation: Observation
-    reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, Any] = {}

@@ -265,9 +265,17 @@ class Rollout:
 
     def _sampled(self, parent: int, completion: Completion, turn: int, temperature: float) -> Node:
         mask = np.ones(len(completion.tokens), np.bool_)
-        arrays = completion.tokens, mask, completion.logprobs, completion.versions
-        message = read_message(self.tokenizer, self.chat, completion.tokens)
-        return Node(parent, *arrays, turn, temperature, completion.finish, message)
+        return Node(
+            parent,
+            completion.tokens,
+            mask,
+            completion.logprobs,
+            versions=completion.versions,
+            turn=turn,
+            temperature=temperature,
+            finish=completion.finish,
+            message=read_message(self.tokenizer, self.chat, completion.tokens),
+        )
 
     def _known_experts(self, node: int) -> np.ndarray | None:
         """Routes of all tokens on a path but the last, as ``Completion.experts`` has them; None where unknown."""

@@ -96,7 +96,9 @@ async def play(task: Task, environment: Environment, policy: Policy, seed: int =
 def _acted(parent: int, turn: int, message: Message) -> Node:
     empty = np.zeros(0, np.int32)
     floats, versions = empty.astype(np.float32), empty.astype(np.int64)
-    return Node(parent, empty, empty.astype(bool), floats, versions, turn, finish="stop", message=dict(message))
+    return Node(
+        parent, empty, empty.astype(bool), floats, versions=versions, turn=turn, finish="stop", message=dict(message)
+    )
 
 
 Script = Generator[Message, list[str], None]

@@ -18,12 +18,10 @@ class Budget:
     Attributes:
         tokens: tokens that the model samples, over all turns.
         steps: calls of the model.
-        critical_steps: steps on the longest path of a swarm.
     """
 
     tokens: int | None = None
     steps: int | None = None
-    critical_steps: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +45,7 @@ class Task:
     domain: str
     instruction: tuple[Mapping[str, Any], ...]
     verifier: str
+    _: dataclasses.KW_ONLY
     environment: str = "single_turn"
     image: str = ""
     tools: tuple[str, ...] = ()

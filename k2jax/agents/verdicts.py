@@ -1,7 +1,6 @@
 """Verdicts on disk: each is written before it is used, and a resumed run replays what it has written.
 
-A file for every step, of one JSON object a line behind its CRC-32. A line that was being written when the process died
-is dropped; a damaged line before it is an error.
+A file for every step, of one JSON object a line behind its CRC-32 (see files/append_log.py).
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
-import zlib
 
 from k2jax.agents.environment import OUTCOME
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
+from k2jax.files.append_log import AppendLog, ChecksummedLines, read_log
 from k2jax.trajectory import Reward, Trajectory
 from k2jax.trajectory.types import NO_TURN
 
@@ -52,6 +51,7 @@ class VerdictLog:
     def __init__(self, folder: str | os.PathLike):
         """Reads nothing yet; the folder is made with the first verdict."""
         self._folder = Path(folder)
+        self._logs: dict[int, AppendLog[dict[str, Any]]] = {}
         self._steps: dict[int, dict[tuple[int, ...], Verdict]] = {}
 
     def get(self, key: tuple[int, int, int], turn: int = _NONE, call: int = _NONE) -> Verdict | None:
@@ -68,19 +68,15 @@ class VerdictLog:
         Raises:
             UserError: it cannot be written.
         """
-        verdicts = self._verdicts(key[0])  # drops a torn end before something follows it
-        place = (*key, turn, call)
+        verdicts, place = self._verdicts(key[0]), (*key, turn, call)
         record: dict[str, Any] = {"key": place, "digest": verdict.digest, "error": verdict.error}
         if verdict.reward is not None:
             record["reward"] = verdict.reward._asdict()
-        text = json.dumps(record, allow_nan=False)
-        line = f"{zlib.crc32(text.encode()):08x} {text}\n".encode()
         path = self._path(key[0])
+        if key[0] not in self._logs:
+            self._logs[key[0]] = AppendLog(path, _Lines(), held=False)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "ab", buffering=0) as file:
-                if file.write(line) != len(line):
-                    raise OSError(0, "the disk is full")
+            self._logs[key[0]].append(record)
         except OSError as error:
             raise UserError(f"cannot write the verdict log {path}: {error.strerror}; free some space") from None
         verdicts[place] = verdict
@@ -91,34 +87,25 @@ class VerdictLog:
             if unneeded(step := int(path.stem.removeprefix("step-"))):
                 path.unlink(missing_ok=True)
                 self._steps.pop(step, None)
+                self._logs.pop(step, None)
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}.jsonl"
 
     def _verdicts(self, step: int) -> dict[tuple[int, ...], Verdict]:
         if step not in self._steps:
-            self._steps[step] = _read(self._path(step))
+            path = self._path(step)
+            self._steps[step] = dict(map(_verdict, read_log(path, _Lines()))) if path.exists() else {}
         return self._steps[step]
 
 
-def _read(path: Path) -> dict[tuple[int, ...], Verdict]:
-    """All verdicts of a file; a torn end is cut off."""
-    if not path.exists():
-        return {}
-    verdicts: dict[tuple[int, ...], Verdict] = {}
-    raw, good = path.read_bytes(), 0
-    for number, line in enumerate(raw.splitlines(keepends=True), 1):
-        checksum, _, text = line.rstrip(b"\n").partition(b" ")
-        if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
-            if good + len(line) < len(raw):
-                raise UserError(f"line {number} of the verdict log {path} is damaged; delete the file to judge again")
-            os.truncate(path, good)
-            break
-        record = json.loads(text)
-        reward = Reward(**record["reward"]) if "reward" in record else None
-        verdicts[tuple(record["key"])] = Verdict(record["digest"], reward, record["error"])
-        good += len(line)
-    return verdicts
+class _Lines(ChecksummedLines):
+    remedy = "delete the file to judge again"
+
+
+def _verdict(record: dict[str, Any]) -> tuple[tuple[int, ...], Verdict]:
+    reward = Reward(**record["reward"]) if "reward" in record else None
+    return tuple(record["key"]), Verdict(record["digest"], reward, record["error"])
 
 
 def digest_of(task: Task, trajectory: Trajectory) -> str:

@@ -14,7 +14,7 @@ from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.task import Task
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Wiring:
     """What a config puts in the place of a dataset's own choice; what is empty or 0 stays as the dataset has it.
 

@@ -154,7 +154,7 @@ def kernels(values: flags.FlagValues) -> int:
     if not compiled:
         raise UserError(f"no kernel's name contains {values.only!r}")
     if values.json:
-        print(json.dumps([kernel._asdict() for kernel in compiled], indent=2))
+        print(json.dumps([vars(kernel) for kernel in compiled], indent=2))
     else:
         print(kernel_table(compiled))
         if any(kernel.kernel == "routed_experts" for kernel in compiled):

@@ -15,6 +15,7 @@ from k2jax.aot.serving import ServingReport, compile_serving
 from k2jax.aot.topology import chip_of, devices
 from k2jax.aot.training import COMPILER_OPTIONS, TracedStep, TrainingReport, analyse
 from k2jax.batch import PackedBatch
+from k2jax.config.replace import replace_keys
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.errors import UserError
 from k2jax.losses import Loss
@@ -38,12 +39,7 @@ def for_tpu(config: Config) -> Config:
         UserError: it asks for kernels that do not take the model's widths.
     """
     runtime.check_widths(config.model)
-    train, optimizer = config.train, config.optimizer
-    if train.compute_dtype == "auto":
-        train = dataclasses.replace(train, compute_dtype="bfloat16")
-    if optimizer.newton_schulz_dtype == "auto":
-        optimizer = dataclasses.replace(optimizer, newton_schulz_dtype="bfloat16")
-    return dataclasses.replace(config, train=train, optimizer=optimizer)
+    return replace_keys(config, {"train.compute_dtype": "bfloat16"}) if config.train.compute_dtype == "auto" else config
 
 
 def best_layouts(config: Config, topology: str) -> list[Candidate]:
@@ -77,7 +73,7 @@ def compile_training(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise DoesNotFit(_needed(str(error))) from error
-    return report._replace(notes=[*report.notes, *without_kernels(config.model, config.parallel.tensor)])
+    return dataclasses.replace(report, notes=[*report.notes, *without_kernels(config.model, config.parallel.tensor)])
 
 
 def attempt_training(config: Config, topology: str) -> tuple[TrainingReport | None, str]:
@@ -114,7 +110,7 @@ def compile_inference(config: Config, mode: str, topology: str, context: int, sl
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise DoesNotFit(_needed(str(error))) from error
-    return report._replace(notes=tuple(without_kernels(config.model)))
+    return dataclasses.replace(report, notes=tuple(without_kernels(config.model)))
 
 
 def without_kernels(model: ModelConfig, shards: int = 1) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+import dataclasses
 import itertools
 import multiprocessing
 import os
 import re
 import time
-from typing import NamedTuple
 
 import jax
 
@@ -21,7 +21,8 @@ VMEM = 1  # the compiler's number of the on-chip memory
 MOST_WORKERS = 8  # each takes up to 2 GB
 
 
-class CompiledKernel(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompiledKernel:
     """One kernel on one topology; every number is of one device.
 
     Attributes:
@@ -96,22 +97,22 @@ def compile_case(case: KernelCase, topology: str) -> CompiledKernel:
     chip, memory_use = chip_of(topology), compiled.memory_analysis()
     compute, memory = chip.seconds(cost.flops, cost.bytes)
     return CompiledKernel(
-        case.kernel,
-        case.direction,
-        case.shape,
-        topology,
-        seconds,
-        vmem_bytes(compiled.as_text()),
-        chip.vmem_bytes,
-        memory_use.temp_size_in_bytes,
-        memory_use.temp_size_in_bytes
+        kernel=case.kernel,
+        direction=case.direction,
+        shape=case.shape,
+        topology=topology,
+        compile_seconds=seconds,
+        vmem_bytes=vmem_bytes(compiled.as_text()),
+        vmem_limit_bytes=chip.vmem_bytes,
+        temp_bytes=memory_use.temp_size_in_bytes,
+        hbm_bytes=memory_use.temp_size_in_bytes
         + memory_use.argument_size_in_bytes
         + memory_use.output_size_in_bytes
         - memory_use.alias_size_in_bytes,
-        cost.flops,
-        cost.bytes,
-        max(compute, memory),
-        "compute" if compute >= memory else "memory",
+        flops=cost.flops,
+        bytes=cost.bytes,
+        roofline_seconds=max(compute, memory),
+        bound="compute" if compute >= memory else "memory",
     )
 
 

@@ -7,8 +7,9 @@ full chunk of prompts whose caches are full but for it.
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,8 @@ PAGE_SIZE = 16
 FILLED = 0.8  # of what the weights leave, where the number of sequences is not given: prefill needs room too
 
 
-class ServingReport(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServingReport:
     """A compiled program; everything but ``slots`` and ``tokens`` is of one device.
 
     Attributes:
@@ -121,17 +123,17 @@ def compile_serving(
     times = collective_times(found, chip, mesh, model, ExchangePart(part, part))
     traffic = [collective_time for _, collective_time in times]
     return ServingReport(
-        mode,
-        topology,
-        dict(mesh.shape),
-        each * mesh.size,
-        context,
-        rows.tokens.size,
-        seconds,
-        _hbm(chip, compiled.memory_analysis(), shard_bytes(params), shard_bytes(cache)),
-        totals_by_axes(found, times, mesh),
-        work,
-        roofline(chip, mesh.size, [Work(1, *work)], Work(0, 0, 0), traffic, 0.0),
+        mode=mode,
+        topology=topology,
+        mesh=dict(mesh.shape),
+        slots=each * mesh.size,
+        context=context,
+        tokens=rows.tokens.size,
+        compile_seconds=seconds,
+        hbm=_hbm(chip, compiled.memory_analysis(), shard_bytes(params), shard_bytes(cache)),
+        collectives=totals_by_axes(found, times, mesh),
+        work=work,
+        roofline=roofline(chip, mesh.size, [Work(1, *work)], Work(0, 0, 0), traffic, 0.0),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+import dataclasses
 import math
 import time
 from typing import Any, NamedTuple
@@ -45,7 +46,8 @@ class TracedStep(NamedTuple):
     patches: PatchBatch | None = None
 
 
-class TrainingReport(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingReport:
     """A compiled step; everything but ``tokens`` is of one device.
 
     Attributes:
@@ -100,18 +102,18 @@ def analyse(step: TracedStep, config: Config, topology: str) -> TrainingReport:
     model_flops = tokens * model_flops_per_token(config.model, config.data.sequence_length)
     traffic = [collective_time for _, collective_time in times]
     return TrainingReport(
-        topology,
-        dict(mesh.shape),
-        tokens,
-        seconds,
-        hbm(chip, compiled.memory_analysis(), step.state.params, step.state, loop_buffers(jaxpr), step.empty),
-        totals_by_axes(program, times, mesh),
-        traced_cost(jaxpr, mesh.size, shares),
-        module.flops(module.entry),
-        step.schedule.bubble() if step.schedule else 0.0,
-        roofline(chip, mesh.size, *_work(jaxpr, mesh.size, shares, step.state), traffic, model_flops),
-        [f"{unknown} loops of unknown length were counted once"] * bool(unknown),
-        step.patches
+        topology=topology,
+        mesh=dict(mesh.shape),
+        tokens=tokens,
+        compile_seconds=seconds,
+        hbm=hbm(chip, compiled.memory_analysis(), step.state.params, step.state, loop_buffers(jaxpr), step.empty),
+        collectives=totals_by_axes(program, times, mesh),
+        counts=traced_cost(jaxpr, mesh.size, shares),
+        compiled_flops=module.flops(module.entry),
+        bubble=step.schedule.bubble() if step.schedule else 0.0,
+        roofline=roofline(chip, mesh.size, *_work(jaxpr, mesh.size, shares, step.state), traffic, model_flops),
+        notes=[f"{unknown} loops of unknown length were counted once"] * bool(unknown),
+        tower=step.patches
         and tower_share(config, chip, mesh, step.state.params, step.patches, loop_costs(jaxpr, mesh.size, shares)),
     )
 

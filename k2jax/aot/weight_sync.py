@@ -43,7 +43,8 @@ from pallas_kernels.implementation import target_platform
 TURNS = 8
 
 
-class BucketReport(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BucketReport:
     """A program of the weight sync, compiled; bytes and seconds are of one device and one run.
 
     Attributes:
@@ -79,7 +80,8 @@ class PhasesReport(NamedTuple):
         return all(phase.hbm.fits for phase in self)
 
 
-class SwitchReport(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwitchReport:
     """The switch between training and rollouts; everything but ``pushed`` is of one device.
 
     Attributes:
@@ -176,15 +178,15 @@ def compile_switch(config: Config, topology: str, options: dict | None = None) -
         "its temporaries": largest.temporaries,
     }
     return SwitchReport(
-        topology,
-        dict(program.mesh.shape),
-        dict(mesh.shape),
-        sum(spec.size * targets[name].dtype.itemsize for name, spec in specs.items()),
-        shard_bytes((state.params, state.opt_state)),
-        Hbm(parts, chip.hbm_bytes / chip.devices),
-        shard_bytes((state.params, state.opt_state)) * chip.devices / chip.host_bandwidth,
-        sorted(buckets, key=lambda bucket: -bucket.runs * bucket.seconds),
-        time.perf_counter() - began,
+        topology=topology,
+        training=dict(program.mesh.shape),
+        engine=dict(mesh.shape),
+        pushed=sum(spec.size * targets[name].dtype.itemsize for name, spec in specs.items()),
+        state=shard_bytes((state.params, state.opt_state)),
+        hbm=Hbm(parts, chip.hbm_bytes / chip.devices),
+        host_seconds=shard_bytes((state.params, state.opt_state)) * chip.devices / chip.host_bandwidth,
+        buckets=sorted(buckets, key=lambda bucket: -bucket.runs * bucket.seconds),
+        compile_seconds=time.perf_counter() - began,
     )
 
 
@@ -220,11 +222,11 @@ def _compiled(
     moved = memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes  # read and written at least once
     chip = network.chip
     return BucketReport(
-        tuple(names),
-        sum(runs[name] for name in names),
-        memory.output_size_in_bytes,
-        memory.temp_size_in_bytes,
-        sum(each.bytes * each.count for each in listed),
-        max(seconds, chip.seconds(0.0, moved)[1]),
-        dict(Counter(each.kind for each in listed)),
+        weights=tuple(names),
+        runs=sum(runs[name] for name in names),
+        bucket=memory.output_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        wire=sum(each.bytes * each.count for each in listed),
+        seconds=max(seconds, chip.seconds(0.0, moved)[1]),
+        kinds=dict(Counter(each.kind for each in listed)),
     )

@@ -71,7 +71,7 @@ def main(values: flags.FlagValues, name: str) -> None:
     runtime.prepare()
     rows = import_module(f"k2jax.bench.{name}").measure(values.rounds)
     if values.json:
-        print(json.dumps([row._asdict() for row in rows], indent=2))
+        print(json.dumps([vars(row) for row in rows], indent=2))
         return
     cells = [
         (row.name, row.baseline_name, f"{significant(row.ours)} {row.unit}", f"{significant(row.baseline)} {row.unit}",

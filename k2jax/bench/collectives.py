@@ -39,7 +39,17 @@ def measure(rounds: int = 1) -> list[Row]:
     exchanges = sum(c.count for c in sent["ours"] if c.kind == "all-to-all")
     shapes = {tuple(sorted(sides)) for sides in matrix_sides(layout)}
     name = f"Muon's collectives, {exchanges:.0f} all-to-alls for {len(shapes)} shapes of matrices"
-    return [Row(name, ours_mb, optax_mb, optax_mb / ours_mb, "MB", f"compiled for {TOPOLOGY}", "optax.contrib.muon")]
+    return [
+        Row(
+            name,
+            ours_mb,
+            optax_mb,
+            ratio=optax_mb / ours_mb,
+            unit="MB",
+            device=f"compiled for {TOPOLOGY}",
+            baseline_name="optax.contrib.muon",
+        )
+    ]
 
 
 def experiment() -> Config:

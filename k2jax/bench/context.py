@@ -51,7 +51,17 @@ def _rows(name: str, model: ModelConfig, params: Any, rounds: int) -> list[Row]:
             title = f"{name} decodes, batch {batch}, {PROMPT} + {NEW} tokens, max_length {length:,}"
             ratio = token[LENGTHS[0]] / token[length]
             baseline = f"max_length {LENGTHS[0]}"
-            rows.append(Row(title, token[length], token[LENGTHS[0]], ratio, "ms/token", device_name(), baseline))
+            rows.append(
+                Row(
+                    title,
+                    token[length],
+                    token[LENGTHS[0]],
+                    ratio=ratio,
+                    unit="ms/token",
+                    device=device_name(),
+                    baseline_name=baseline,
+                )
+            )
     return rows
 
 

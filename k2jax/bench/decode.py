@@ -99,5 +99,11 @@ def _cache_row() -> Row:
     latent = 2 * model.layers * attention_of(model).cache_width(model)
     plain = 2 * model.layers * model.heads * (model.mla.qk_nope_dim + model.mla.qk_rope_dim + model.mla.v_dim)
     return Row(
-        "K2's cache, bfloat16", latent / 1e3, plain / 1e3, plain / latent, "kB/token", "arithmetic", "multi-head"
+        "K2's cache, bfloat16",
+        latent / 1e3,
+        plain / 1e3,
+        ratio=plain / latent,
+        unit="kB/token",
+        device="arithmetic",
+        baseline_name="multi-head",
     )

@@ -120,7 +120,14 @@ def _balance() -> Iterator[Row]:
             f"tower's work, largest device over the mean, {len(sizes)} images on {devices} devices, placed in "
             f"{seconds:.1f} s of a core"
         )
-        yield Row(name, *spread, spread[1] / spread[0], "x", "counted", "images where their tokens are")
+        yield Row(
+            name,
+            *spread,
+            ratio=spread[1] / spread[0],
+            unit="x",
+            device="counted",
+            baseline_name="images where their tokens are",
+        )
 
 
 def _efficiency() -> Iterator[Row]:
@@ -129,7 +136,7 @@ def _efficiency() -> Iterator[Row]:
     alone, _, last, _ = estimator.work()
     forward, backward = (max(device_seconds(chip, work.flops, work.bytes)) for work in (alone, last))
     parallel, count = config.parallel, config.train.micro_batches
-    schedule = build_pipeline_schedule("1f1b", parallel.stage, parallel.virtual_stages, estimator.layout.chunks, count)
+    schedule = build_pipeline_schedule(parallel.stage, parallel.virtual_stages, estimator.layout.chunks, count)
     nothing = np.zeros(count)
     pipeline = replay(schedule, forward, backward, nothing, nothing)
     text = estimator.estimate().roofline.seconds
@@ -152,7 +159,14 @@ def _efficiency() -> Iterator[Row]:
         located = text - pipeline + replay(schedule, forward, backward, slowest, 2 * slowest)
         name = f"efficiency of Kimi K2.5's step, {share:.0%} of the tokens are images"
         pair = text / decoupled, text / located
-        yield Row(name, *pair, pair[0] / pair[1], "of text", f"estimated for {TOPOLOGY}", "the tower in stage 0")
+        yield Row(
+            name,
+            *pair,
+            ratio=pair[0] / pair[1],
+            unit="of text",
+            device=f"estimated for {TOPOLOGY}",
+            baseline_name="the tower in stage 0",
+        )
 
 
 def _memory() -> Row:
@@ -162,7 +176,7 @@ def _memory() -> Row:
     one = residual_bytes(dataclasses.replace(config.model, vision=vision_preset("moonvit")), LARGEST) / 1e9
     name = f"residuals of K2.5's tower on a device, {rows} rows of {LARGEST:,} patches"
     device = f"traced for {TOPOLOGY}"
-    return Row(name, one, rows * one, rows, "GB", device, "kept while the decoder runs")
+    return Row(name, one, rows * one, ratio=rows, unit="GB", device=device, baseline_name="kept while the decoder runs")
 
 
 def k2_config() -> Config:
@@ -180,7 +194,15 @@ def _one_device(rounds: int) -> Row:
     seconds = interleaved({name: _stepper(name) for name in ("nano_vision", None)}, rounds, warmup=1)
     ratio = seconds[None] / seconds["nano_vision"]
     name = "step of nano, 8 rows of 256 tokens, 37 % of them from images"
-    return Row(name, seconds["nano_vision"] * 1e3, seconds[None] * 1e3, ratio, "ms", device_name(), "text alone")
+    return Row(
+        name,
+        seconds["nano_vision"] * 1e3,
+        seconds[None] * 1e3,
+        ratio=ratio,
+        unit="ms",
+        device=device_name(),
+        baseline_name="text alone",
+    )
 
 
 def _stepper(vision: str | None) -> Callable[[], jax.Array]:

@@ -7,10 +7,11 @@ bfloat16.
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import functools
 from importlib.util import find_spec
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import Array, lax
@@ -27,7 +28,8 @@ from pallas_kernels.mla_attention import mla_attention
 from pallas_kernels.mla_decode import mla_decode, whole_lanes
 
 
-class Sizes(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
     """Sizes of the benchmarks.
 
     Attributes:
@@ -67,9 +69,27 @@ def device_sizes() -> Sizes:
     """Sizes for the default device."""
     if jax.default_backend() == "cpu":
         nano = model_preset("nano")
-        return Sizes(nano, jnp.float32, nano.heads, ((8, 256), (1, 2048)), 1024, 2048, nano.moe.experts, 1024)
+        return Sizes(
+            model=nano,
+            dtype=jnp.float32,
+            heads=nano.heads,
+            sequences=((8, 256), (1, 2048)),
+            path=1024,
+            tokens=2048,
+            experts=nano.moe.experts,
+            context=1024,
+        )
     k2 = model_preset("k2")
-    return Sizes(k2, jnp.bfloat16, k2.heads, ((1, 4096),), 4096, 4096, 64, 8192)
+    return Sizes(
+        model=k2,
+        dtype=jnp.bfloat16,
+        heads=k2.heads,
+        sequences=((1, 4096),),
+        path=4096,
+        tokens=4096,
+        experts=64,
+        context=8192,
+    )
 
 
 def _attention(sizes: Sizes, batch: int, length: int, rounds: int) -> list[Row]:

@@ -43,7 +43,7 @@ _SECONDS_OF_AN_EPISODE = 0.7e-3
 """Time of an answer for each episode, so that the last begins before the first ends [s]."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class ScaleRun:
     """What was measured of a run: see ``measure``."""
 
@@ -67,7 +67,17 @@ def measure(rounds: int = 1) -> list[Row]:
     result = run_scale(tasks)
     name = f"scheduler lag p99, {result.tasks:,} concurrent episodes, {result.kills} workers killed"
     lag = result.lag.p99
-    return [Row(name, lag * 1e3, LIMIT * 1e3, LIMIT / lag, "ms", f"{os.cpu_count()} processors", "the limit")]
+    return [
+        Row(
+            name,
+            lag * 1e3,
+            LIMIT * 1e3,
+            ratio=LIMIT / lag,
+            unit="ms",
+            device=f"{os.cpu_count()} processors",
+            baseline_name="the limit",
+        )
+    ]
 
 
 def run_scale(tasks: int, kills: int = 6, seed: int = 0) -> ScaleRun:
@@ -146,7 +156,7 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
 def _task(number: int, simulation: Simulation) -> Task:
     instruction = ({"role": "user", "content": f"Look at place {number} and say what is there."},)
     tool = f"simulated seconds={simulation.tool}"
-    return Task(str(number), "simulated", instruction, "", "tools", tools=(tool,), budget=Budget(steps=12))
+    return Task(str(number), "simulated", instruction, "", environment="tools", tools=(tool,), budget=Budget(steps=12))
 
 
 class _Watch:
@@ -195,12 +205,19 @@ def _result(
 ) -> ScaleRun:
     counts = Counter(emission.key for emission in emissions)
     assert max(counts.values()) == 1, "an episode was emitted twice"
-    totals = [sum(getattr(emission, name) for emission in emissions) for name in ("tokens", "turns", "calls")]
-    least = tuple(min(getattr(emission, name) for emission in emissions) for name in ("tokens", "turns", "calls"))
+    names = ("tokens", "turns", "calls")
     return ScaleRun(
-        len(emissions), manager.probe.lag, seconds, manager.most_running, watch.requests, watch.kills, watch.memory,
-        *totals, least, processors,
-    )  # fmt: skip
+        tasks=len(emissions),
+        lag=manager.probe.lag,
+        seconds=seconds,
+        most_running=manager.most_running,
+        most_requests=watch.requests,
+        kills=watch.kills,
+        memory=watch.memory,
+        **{name: sum(getattr(emission, name) for emission in emissions) for name in names},
+        least=tuple(min(getattr(emission, name) for emission in emissions) for name in names),
+        processors=processors,
+    )
 
 
 def _check(folder: Path, result: ScaleRun) -> None:

@@ -6,13 +6,13 @@ prompt, then decodes, slower the more sequences it has; beyond its slots request
 of all engines, idle or not, divided by the samples that were trained on.
 
 In whole batches an iteration's groups start together, and when the last has ended the engines wait for the update.
-Streamed, a new group starts when another is complete, and updates overlap. Router and groups are those of
-``k2jax.rollout``; what engines do is a model, whose constants are below.
+Streamed, a new group starts when another is complete, and updates overlap. The router is that of ``k2jax.rollout``;
+what engines do is a model, whose constants are below.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 import heapq
 import itertools
@@ -20,9 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.agents.collect.journal import Emission
 from k2jax.agents.collect.routing import BLOCK, KnownBlocks, Policy, Router, chained_blocks
-from k2jax.agents.collect.streaming import GroupStream
 from k2jax.bench.timing import Row
 
 ENGINES, SLOTS, CACHE = 4, 32, 400_000  # engines, sequences of each, tokens of its cache
@@ -78,7 +76,17 @@ def measure(rounds: int = 1) -> list[Row]:
         ours = played[policy]
         label = f"engine time of a sample, {name} ({ours.cached:.0%} of prompts cached)"
         theirs = f"round-robin, whole batches ({baseline.cached:.0%} cached)"
-        rows.append(Row(label, ours.cost, baseline.cost, baseline.cost / ours.cost, "s", device, theirs))
+        rows.append(
+            Row(
+                label,
+                ours.cost,
+                baseline.cost,
+                ratio=baseline.cost / ours.cost,
+                unit="s",
+                device=device,
+                baseline_name=theirs,
+            )
+        )
     return rows
 
 
@@ -101,7 +109,7 @@ def play(trace: list[TraceEpisode], policy: Policy, *, streamed: bool) -> Played
     """Plays a trace and returns what it costs."""
     clock, engines = _Clock(), [_SimulatedEngine() for _ in range(ENGINES)]
     router = Router(ENGINES, policy, bound=BOUND, tokens=CACHE)
-    groups = GroupStream((episode.key for episode in trace), ordered=False)
+    samples_left = Counter(episode.key[:2] for episode in trace)
     by_prompt = [trace[begin : begin + SAMPLES] for begin in range(0, len(trace), SAMPLES)]
     waiting, complete, last_update = deque(by_prompt), itertools.count(1), 0.0
 
@@ -112,14 +120,16 @@ def play(trace: list[TraceEpisode], policy: Policy, *, streamed: bool) -> Played
 
     def ended(episode: TraceEpisode) -> None:
         nonlocal last_update
-        for _ in groups.add(Emission(episode.key, "done")):
-            number = next(complete)
-            if number % BATCH == 0:
-                last_update = max(clock.now, last_update) + UPDATE
-            if streamed:
-                start(1)
-            elif number % BATCH == 0:
-                clock.after(last_update - clock.now, lambda: start(BATCH))
+        samples_left[episode.key[:2]] -= 1
+        if samples_left[episode.key[:2]]:
+            return
+        number = next(complete)
+        if number % BATCH == 0:
+            last_update = max(clock.now, last_update) + UPDATE
+        if streamed:
+            start(1)
+        elif number % BATCH == 0:
+            clock.after(last_update - clock.now, lambda: start(BATCH))
 
     start(BATCH)
     clock.run()

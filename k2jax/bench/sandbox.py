@@ -217,4 +217,4 @@ async def _human_eval(backend: BubblewrapBackend, spec: SandboxSpec, python: str
             "sandboxes and plain subprocesses grade HumanEval differently: see python -m k2jax.sandbox check"
         )
     name = f"HumanEval: {canonical} of {len(programs)} canonical and {empty} of {len(programs)} empty solutions pass"
-    return [Row(name, ours, bare, bare / ours, "s", device, "plain subprocesses")]
+    return [Row(name, ours, bare, ratio=bare / ours, unit="s", device=device, baseline_name="plain subprocesses")]

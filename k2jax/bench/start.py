@@ -64,7 +64,17 @@ def _rows(title: str, pairs: list[tuple[Start, Start]]) -> list[Row]:
         first, second = (
             statistics.median(getattr(start, field) for start in side) for side in zip(*pairs, strict=True)
         )
-        rows.append(Row(f"{title}, {what}", second, first, first / second, "s", device_name(), "the first start"))
+        rows.append(
+            Row(
+                f"{title}, {what}",
+                second,
+                first,
+                ratio=first / second,
+                unit="s",
+                device=device_name(),
+                baseline_name="the first start",
+            )
+        )
     return rows
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import statistics
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 
-class Row(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Row:
     """One comparison; a ratio above 1 always means that ours is better.
 
     Attributes:
@@ -26,6 +28,7 @@ class Row(NamedTuple):
     name: str
     ours: float
     baseline: float
+    _: dataclasses.KW_ONLY
     ratio: float
     unit: str
     device: str
@@ -60,9 +63,11 @@ def interleaved(candidates: dict[str, Callable[[], Any]], rounds: int, warmup: i
 
 def time_row(name: str, ours: float, baseline: float, baseline_name: str, device: str) -> Row:
     """Row of two times, given in seconds and reported in milliseconds."""
-    return Row(name, ours * 1e3, baseline * 1e3, baseline / ours, "ms", device, baseline_name)
+    return Row(
+        name, ours * 1e3, baseline * 1e3, ratio=baseline / ours, unit="ms", device=device, baseline_name=baseline_name
+    )
 
 
 def rate_row(name: str, ours: float, baseline: float, unit: str, baseline_name: str, device: str) -> Row:
     """Row of two rates."""
-    return Row(name, ours, baseline, ours / baseline, unit, device, baseline_name)
+    return Row(name, ours, baseline, ratio=ours / baseline, unit=unit, device=device, baseline_name=baseline_name)

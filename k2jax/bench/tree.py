@@ -81,7 +81,7 @@ def random_trees(shape: TreeShape, count: int, rng: np.random.Generator) -> list
 def _sampled(parent: int, count: int, turn: int, rng: np.random.Generator) -> Node:
     logprobs = rng.normal(-np.log(258), 0.1, count).astype(np.float32)
     tokens = rng.integers(0, 258, count).astype(np.int32)
-    return Node(parent, tokens, np.ones(count, np.bool_), logprobs, np.zeros(count, np.int64), turn)
+    return Node(parent, tokens, np.ones(count, np.bool_), logprobs, versions=np.zeros(count, np.int64), turn=turn)
 
 
 def _forward_backward(config: Config, rounds: int) -> Iterator[Row]:

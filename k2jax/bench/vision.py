@@ -120,4 +120,12 @@ def _padding(chunks: list[PatchChunk], model: ModelConfig) -> Row:
     packed = pack_chunks(chunks, rows=len(fill_rows(sizes, LENGTH)), length=LENGTH, patch=model.vision.patch)
     ours, theirs = padding_waste(packed.batch), 1 - sum(sizes) / (len(sizes) * max(sizes))
     name = f"padding of {IMAGES} images of mixed sizes in rows of {LENGTH:,}"
-    return Row(name, 100 * ours, 100 * theirs, theirs / ours, "%", "counted", "every image padded to the largest")
+    return Row(
+        name,
+        100 * ours,
+        100 * theirs,
+        ratio=theirs / ours,
+        unit="%",
+        device="counted",
+        baseline_name="every image padded to the largest",
+    )

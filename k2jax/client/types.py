@@ -41,6 +41,7 @@ class Sampling:
     """
 
     max_tokens: int = 256
+    _: dataclasses.KW_ONLY
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0

@@ -7,8 +7,8 @@ documentation are derived from this table. Source of ``selective``: Kimi K2, sec
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import difflib
-from typing import NamedTuple
 
 from k2jax.config.schema import AttentionKind, Config, ModelConfig, RematPolicy, TrainConfig
 from k2jax.errors import UserError
@@ -17,7 +17,8 @@ GROUPS = ("dense", "moe")
 LISTS = ("keep", "recompute", "store_fp8", "offload")  # keys of TrainConfig that hold names of activations
 
 
-class Activation(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Activation:
     """One named tensor of a layer.
 
     Attributes:
@@ -37,6 +38,7 @@ class Activation(NamedTuple):
     meaning: str
     widths: Callable[[ModelConfig], tuple[int, ...]]
     recomputed: str = ""
+    _: dataclasses.KW_ONLY
     dtype: str = "compute"
     groups: tuple[str, ...] = GROUPS
     attention: AttentionKind | None = None

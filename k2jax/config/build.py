@@ -15,20 +15,21 @@ from ml_collections import ConfigDict, config_dict
 from k2jax.config import schema
 from k2jax.config.checks import check_combinations
 from k2jax.config.fields import check_fields, field_type, group_of, hints_of, mapping_of
-from k2jax.config.presets import model_preset, vision_preset
+from k2jax.config.presets import method_preset, model_preset, vision_preset
 from k2jax.errors import UserError, nearest
 
-FORMAT = 2
-"""Number of the format of ``config.json``, raised when a key changes its name or place."""
+FORMAT = 3
+"""Number of the format of ``config.json``, raised when a key changes its name or place, or leaves."""
 
 
-def defaults(stage: str, model: str = "nano", vision: str | None = None) -> ConfigDict:
+def defaults(stage: str, model: str = "nano", vision: str | None = None, method: str | None = None) -> ConfigDict:
     """Returns a locked ConfigDict with every key of ``schema.Config`` at its default, for ``stage`` and a model preset.
 
-    ``vision`` names a tower to add, see ``presets.VISION_PRESETS``.
+    ``vision`` names a tower to add, and ``method`` a report's reinforcement learning to choose: its loss with band and
+    aggregation, advantages, corrections and packing; see ``presets``.
 
     Example:
-        >>> config = defaults("pretrain", model="moonlight")
+        >>> config = defaults("rl", model="moonlight", method="k2.5")
         >>> config.train.steps = 100
     """
     stages = get_args(schema.Stage)
@@ -39,6 +40,8 @@ def defaults(stage: str, model: str = "nano", vision: str | None = None) -> Conf
         architecture = dataclasses.replace(architecture, vision=vision_preset(vision))
     config = to_config_dict(schema.Config(stage=stage, model=architecture))
     config.lock()
+    if method is not None:
+        config.rl.update_from_flattened_dict(method_preset(method))
     config.data.sources.unlock()  # sources and tasks come and go by name
     config.rl.tasks.unlock()
     return config

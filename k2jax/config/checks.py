@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from k2jax.config.activations import check_activations
 from k2jax.config.schema import (
+    BANDS,
     CONVERSATIONS,
     IMAGE_SOURCES,
     TRAJECTORIES,
@@ -37,6 +38,12 @@ def check_combinations(config: Config) -> None:
     _check_distillation(config.rl)
     _check_routing(config)
     _check_sources(config)
+    for name, task in config.rl.tasks.items():
+        if len(task.pass_band) != 2 or task.pass_band[0] > task.pass_band[1]:
+            raise UserError(
+                f"config.rl.tasks.{name}.pass_band {task.pass_band} must be the least and the largest pass rate, e.g. "
+                "(0.1, 0.9)"
+            )
     profile = config.train.profile_steps
     if profile and not (len(profile) == 2 and 1 <= profile[0] <= profile[1]):
         raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
@@ -229,26 +236,25 @@ def _check_distillation(rl: RLConfig) -> None:
 
 def _check_policy_loss(loss: PolicyLossConfig) -> None:
     """Rules about the policy objective, so that no key is without effect."""
-    if loss.name in ("k2.5", "gspo") and not loss.ratio_low < 1 < loss.ratio_high:
+    low, high = loss.band
+    if loss.name in BANDS and not low < 1 < high:
         raise UserError(
-            f"config.rl.loss.ratio_low {loss.ratio_low} and ratio_high {loss.ratio_high} do not enclose 1, the ratio "
-            "on policy; 0.5 and 2.0 would do"
+            f"config.rl.loss.ratio_low {low} and ratio_high {high} do not enclose 1, the ratio on policy; leave them "
+            f"out for {BANDS[loss.name][0]} and {BANDS[loss.name][1]}"
         )
-    for key, value, reader in (
-        ("length_normalized", loss.length_normalized, "k2"),
-        ("aggregation", loss.aggregation != PolicyLossConfig().aggregation, "gspo"),
-        ("level", loss.level != PolicyLossConfig().level, "gspo"),
+    for key, is_set, readers in (
+        ("ratio_low", loss.ratio_low is not None, tuple(BANDS)),
+        ("ratio_high", loss.ratio_high is not None, tuple(BANDS)),
+        ("aggregation", loss.aggregation != PolicyLossConfig().aggregation, ("kat", "gspo")),
     ):
-        if value and loss.name != reader:
-            raise UserError(f"config.rl.loss.{key} is read by the loss {reader} alone, and rl.loss.name is {loss.name}")
+        if is_set and loss.name not in readers:
+            raise UserError(
+                f"config.rl.loss.{key} is read by the losses {', '.join(readers)}, and rl.loss.name is {loss.name}"
+            )
     if loss.per_domain and loss.name not in TOKEN_LOSSES:
         raise UserError(
             f"config.rl.loss.per_domain weighs tokens, and the loss {loss.name} counts turns or responses; "
             f"rl.loss.name={' or '.join(TOKEN_LOSSES)} would do"
-        )
-    if (loss.level, loss.aggregation) == ("token", "sequence"):
-        raise UserError(
-            "config.rl.loss.level token takes means over tokens; set rl.loss.aggregation=token, not sequence"
         )
     _check_corrections(loss)
     if (loss.ptx > 0) != (loss.ptx_rows > 0):
@@ -283,15 +289,8 @@ def _check_corrections(loss: PolicyLossConfig) -> None:
                 f"config.rl.loss.{key} reads the trainer's own log-probabilities; set rl.loss.old=recompute, not "
                 f"{loss.old}"
             )
-    if mcla.current and mcla.passes == 1:
-        raise UserError("config.rl.loss.mcla.current averages over rl.loss.mcla.passes, which is 1; 2 would do")
     if not icepop.low <= 1 <= icepop.high:
         raise UserError(
             f"config.rl.loss.icepop.low {icepop.low} and high {icepop.high} do not enclose 1, where the trainer and "
             "the engine agree; 0.5 and 5.0 would do"
-        )
-    if icepop.denominator == "kept" and loss.name not in ("k2.5", "reinforce"):
-        raise UserError(
-            f"config.rl.loss.icepop.denominator kept counts tokens, and the loss {loss.name} is a mean over turns or "
-            "responses; take all"
         )

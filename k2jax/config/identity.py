@@ -15,7 +15,6 @@ FIXED = (
     "model",
     "data",
     "optimizer.name",
-    "optimizer.muon_router",
     "train.batch_size",
     "train.seed",
     "init_from",
@@ -34,9 +33,9 @@ FIXED = (
 
 FREE = (
     r"data\.(on_corrupt|workers|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
-    r"|rl\.critic\.(url|api_key_variable|concurrency|timeout)"
+    r"|rl\.tasks\..*\.pass_rates|rl\.critic\.(url|api_key_variable|concurrency|timeout)"
 )
-"""Keys below FIXED ones that change neither (a corpus may move: its contents are compared, not its path)."""
+"""Keys below FIXED ones that change neither (of a corpus and of tasks the contents are compared, not the path)."""
 
 
 def fixed_keys(config: Config) -> dict[str, Any]:

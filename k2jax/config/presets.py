@@ -1,6 +1,11 @@
-"""Architectures by name. They are only defaults: an import reads every value from the checkpoint's own config."""
+"""Architectures and methods of reinforcement learning by name.
+
+Architectures are only defaults: an import reads every value from the checkpoint's own config.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, VisionConfig, YarnConfig
@@ -152,3 +157,31 @@ def model_preset(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise UserError(f"unknown model preset {name!r}; there are {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "k2": {"loss.name": "k2"},  # arXiv:2507.20534, section 3.2.3: rewards less the mean of their group
+    "k2.5": {"loss.name": "k2.5"},  # arXiv:2602.02276, equation 1
+    "kat": {  # section 3.3: turn-level GSPO, IcePop, MCLA, Tree Training as on every path by itself
+        "loss.name": "kat",
+        "loss.old": "recompute",
+        "loss.icepop.on": True,
+        "loss.mcla.passes": 4,  # the report does not say how many
+        "advantage.scale": "std",
+        "packing.layout": "tree",
+        "packing.shared_tokens": "paths",
+    },
+    "gspo": {"loss.name": "gspo", "advantage.scale": "std"},  # arXiv:2507.18071, equations 5 to 7
+}
+"""What a report's method sets below ``config.rl``; a loss's band and aggregation follow from its name."""
+
+
+def method_preset(name: str) -> dict[str, Any]:
+    """Returns the values of the method called ``name``, by dotted key below ``config.rl``.
+
+    Raises:
+        UserError: for an unknown name.
+    """
+    if name not in METHODS:
+        raise UserError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
+    return METHODS[name]

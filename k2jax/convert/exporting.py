@@ -19,9 +19,9 @@ from k2jax.convert.mapping import Block, blocks, hf_shape, to_rows
 from k2jax.convert.packaged import PACKAGED
 from k2jax.convert.tensors import INDEX, Planned, plan_shards, shard_names, write_shard
 from k2jax.errors import UserError
+from k2jax.files.atomic import write_atomic
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import ParamSpec, named_specs
-from k2jax.report.files import write_atomic
 from k2jax.report.transfer import transfer
 from k2jax.text.media import MEDIA_BEGIN, MEDIA_END, MEDIA_PAD
 from k2jax.text.rank_file import RANK_FILE_NAME

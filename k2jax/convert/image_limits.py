@@ -16,7 +16,7 @@ from k2jax.config.schema import IMAGE_SOURCES, VisionConfig
 from k2jax.convert.loading import is_run
 from k2jax.data.images.limits import MERGE, PUBLISHED, ProcessorLimits, ResizeLimits, run_limits
 from k2jax.errors import UserError, abbreviate
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 
 IMAGES_FILE, CLIPS_FILE = "preprocessor_config.json", "video_preprocessor_config.json"
 PROCESSOR_FILE = "processor_config.json"

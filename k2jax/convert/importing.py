@@ -16,7 +16,7 @@ from k2jax.convert.loading import open_source, tokenizer_of
 from k2jax.convert.mapping import blocks, chunks, to_region
 from k2jax.convert.source import Source
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.transfer import transfer
 from k2jax.text.tokenizer import load_tokenizer
 

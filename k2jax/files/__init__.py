@@ -1,4 +1,5 @@
-"""Files and data of others, read within bounds: paths that stay in a folder, and JSON of a limited number of values.
+"""Files and messages: what is written survives, and what others have written is read within bounds.
 
-Reading order: ``confined`` (paths), ``bounded_json`` (values).
+Reading order: ``atomic`` (replacement), ``append_log`` (records), ``frames`` (messages between processes),
+``confined`` (paths), ``bounded_json`` (values).
 """

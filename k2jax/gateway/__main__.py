@@ -67,7 +67,7 @@ def main(values: flags.FlagValues) -> None:
     engine = load_engine(values.checkpoint, values.dtype, vision=True, **sizes)
     name = run_folder(values.checkpoint).name
     media = media_reader(values.checkpoint, engine.model.vision, tokenizer)
-    card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat, media=media)
+    card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat=chat, media=media)
     worker = Worker(engine)
     gateway = Gateway(EngineClient(worker), card, folder, answer_seconds=values.answer_seconds)
     tokenizer.save(folder / "tokenizer")  # for pages of the trajectories

@@ -129,7 +129,7 @@ class BatchRows(NamedTuple):
             np.array([sampling.top_p for sampling in asked], np.float32),
             np.array([sampling.min_p for sampling in asked], np.float32),
             np.array([sampling.top_k for sampling in asked], np.int32),
-            np.array([sampling.seed for sampling in asked], np.uint32),
-            np.array(generated, np.int32),
-            np.array([sampling.top_logprobs > 0 for sampling in asked]),
+            seed=np.array([sampling.seed for sampling in asked], np.uint32),
+            index=np.array(generated, np.int32),
+            alternatives=np.array([sampling.top_logprobs > 0 for sampling in asked]),
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, abc, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 from jax.sharding import Mesh
 import numpy as np
@@ -30,7 +31,8 @@ from k2jax.inference.weights import EngineWeights, Leaves
 OnRequest = Callable[[Request], "bool | None"]
 
 
-class EngineStats(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineStats:
     """Counters; the first six are states, the others only grow.
 
     The last three say how busy the slots were. ``decode_steps`` counts forward passes over one new id of each sequence
@@ -292,22 +294,22 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters, cheap enough to ask for at any time."""
         return EngineStats(
-            self.slots,
-            len(self._scheduler.running),
-            len(self._waiting),
-            len(self._paused),
-            self._scheduler.pages,
-            self._scheduler.pages_in_use,
-            self._scheduler.pages_cached,
-            self._generated,
-            self._prompt_tokens,
-            self._cached_tokens,
-            self._steps,
-            self._programs.features.computed,
-            self._preemptions,
-            self._decode_steps,
-            self._decode_tokens,
-            self._prefill_tokens,
+            slots=self.slots,
+            running=len(self._scheduler.running),
+            waiting=len(self._waiting),
+            paused=len(self._paused),
+            pages=self._scheduler.pages,
+            pages_in_use=self._scheduler.pages_in_use,
+            pages_cached=self._scheduler.pages_cached,
+            tokens_generated=self._generated,
+            prompt_tokens=self._prompt_tokens,
+            prompt_tokens_cached=self._cached_tokens,
+            steps=self._steps,
+            images_computed=self._programs.features.computed,
+            preemptions=self._preemptions,
+            decode_steps=self._decode_steps,
+            decode_tokens=self._decode_tokens,
+            prefill_tokens=self._prefill_tokens,
         )
 
     # --- one step ---------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 import jaxlib
 
 from k2jax import runtime
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 
 PRELOADED = 3
 """Most programs that are loaded before they are asked for, the longest kept first: those of a start's first token.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Iterator
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import Array
@@ -30,7 +31,8 @@ TOP_SIZES = [0, 1, MAX_TOP_LOGPROBS]
 """Numbers of alternatives that programs compute: a request gets the first of as many as suffice."""
 
 
-class RowResult(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class RowResult:
     """What a program computed for one sequence.
 
     Attributes:
@@ -47,6 +49,7 @@ class RowResult(NamedTuple):
     count: int
     scores: PromptScores | None
     experts: np.ndarray | None
+    _: dataclasses.KW_ONLY
     token: int | None = None
     logprob: float = 0.0
     top: tuple[np.ndarray, np.ndarray] | None = None
@@ -190,6 +193,6 @@ def _results(
         result = RowResult(sequence, count, own, routes)
         if drawn is not None and count == sequence.pending:
             top = (drawn.top_ids[row], drawn.top_logprobs[row]) if asked.top_logprobs else None
-            result = result._replace(token=tokens[row], logprob=chosen[row], top=top)
+            result = dataclasses.replace(result, token=tokens[row], logprob=chosen[row], top=top)
         results.append(result)
     return results

@@ -54,6 +54,7 @@ class Request:
     sampling: Sampling
     on_token: Callable[[Request], bool | None] | None = None
     media: tuple[PlacedChunk, ...] = ()
+    _: dataclasses.KW_ONLY
     order: tuple[int, ...] = ()
     scored_temperature: float = 1.0
     tokens: array[int] = dataclasses.field(default_factory=lambda: array("i"))

@@ -1,4 +1,4 @@
-"""GSPO (arXiv:2507.18071, equations 5 and 7), and its forms over turns (KAT-Coder-V2, equations 6 and 7) and tokens."""
+"""GSPO (arXiv:2507.18071, equations 5 and 7), and its form over turns (KAT-Coder-V2, equations 6 and 7)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Literal
 from jax import Array
 import jax.numpy as jnp
 
-from k2jax.config.schema import RatioLevel
 from k2jax.losses.base import Metrics
 from k2jax.losses.policy import Gain, PolicyLoss, held_ratio
 from k2jax.losses.rows import Rows
@@ -19,10 +18,9 @@ LENGTHS = (64, 512)  # of turns, between which clipping is reported apart [token
 class GSPO(PolicyLoss):
     """Minus the mean of ``min(r A, clip(r, low, high) A)``; r is the geometric mean of a unit's ratios of tokens.
 
-    By default a turn is a unit: it has a ratio of its own, and the response counts once (``sequence``), or every turn
-    counts by its sampled tokens (``token``). A response of one turn is a sequence of GSPO, which the level ``sequence``
-    makes of all turns together. The level ``token`` is PPO's objective. The report's epsilons are ``1 - low``
-    and ``high - 1``. The text of KAT-Coder-V2 that was at hand lacks the formulas of turns; these are a reconstruction.
+    A unit is a response, or in KAT-Coder-V2's form a turn. A response counts once (``sequence``), or by its sampled
+    tokens (``token``). The epsilons of the reports are ``1 - low`` and ``high - 1``. The text
+    of KAT-Coder-V2 that was at hand lacks the formulas of turns; these are a reconstruction.
     """
 
     def __init__(
@@ -31,50 +29,29 @@ class GSPO(PolicyLoss):
         high: float,
         *,
         aggregation: Literal["token", "sequence"] = "sequence",
-        level: RatioLevel = "turn",
+        level: Literal["turn", "sequence"] = "sequence",
         **options: Any,
     ):
-        """The bounds of the ratio, what the mean is over, and what has a ratio; options as of PolicyLoss.
-
-        Raises:
-            ValueError: a mean over responses of ratios of tokens, whose share of their response targets do not hold.
-        """
+        """The bounds of the ratio, what the mean is over, and what has a ratio; options as of PolicyLoss."""
         super().__init__(**options)
-        if (level, aggregation) == ("token", "sequence"):
-            raise ValueError("ratios of tokens are averaged over tokens")
         self._low, self._high, self._aggregation, self.level = low, high, aggregation, level
 
     def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:
-        """Means over the sampled tokens of turns ``[B, N]`` or responses ``[B, R]``, or those of tokens."""
-        if self.level == "token":
-            return log_ratio_BS
+        """Means over the sampled tokens of turns ``[B, N]`` or responses ``[B, R]``."""
         if self.level == "sequence":
             return response_sums(log_ratio_BS, targets, rows) / jnp.maximum(targets.response_tokens, 1.0)
         return turn_sums(log_ratio_BS, targets, rows) / jnp.maximum(targets.turn_tokens, 1.0)
 
     def advantages(self, targets: PolicyTargets) -> Array:
-        """Of turns or responses ``[B, U]``; of tokens ``[2, B, S]`` the positive and the negative part of the mean."""
-        if self.level == "token":
-            positive_BS = targets.positive_advantage
-            return jnp.stack([positive_BS, targets.advantage - positive_BS])
+        """Of turns or responses ``[B, U]``."""
         return targets.response_advantage if self.level == "sequence" else targets.turn_advantage
 
     def gain(self, log_ratio: Array, advantage: Array) -> Gain:
-        """The ratio times the advantage, bounded on the side on which the objective would go on rising.
-
-        Responses that share a token have advantages of both signs: each part of their mean has its own bound, and the
-        token is clipped where one of them is.
-        """
-        ratio = held_ratio(log_ratio)
-        too_high, too_low = (advantage > 0) & (ratio > self._high), (advantage < 0) & (ratio < self._low)
-        bounded = jnp.where(too_high, self._high, jnp.where(too_low, self._low, ratio))
-        product, clipped = bounded * advantage, too_high | too_low
-        return Gain(product.sum(0), clipped.any(0)) if self.level == "token" else Gain(product, clipped)
+        """The bounded product."""
+        return Gain(*bounded_product(log_ratio, advantage, self._low, self._high))
 
     def weights(self, targets: PolicyTargets) -> Array:
         """Of the units: their sampled tokens, or their share of the response."""
-        if self.level == "token":
-            return targets.weight
         tokens = self._aggregation == "token"
         if self.level == "sequence":
             return targets.response_tokens if tokens else targets.response_weight
@@ -91,3 +68,11 @@ class GSPO(PolicyLoss):
             report |= {f"turns_{name}": inside, f"clipped_{name}": inside & gain.clipped}
             shortest = longest
         return report
+
+
+def bounded_product(log_ratio: Array, advantage: Array, low: float, high: float) -> tuple[Array, Array]:
+    """The ratio times the advantage, bounded on the side on which the objective would go on rising; and where it is."""
+    ratio = held_ratio(log_ratio)
+    too_high, too_low = (advantage > 0) & (ratio > high), (advantage < 0) & (ratio < low)
+    bounded = jnp.where(too_high, high, jnp.where(too_low, low, ratio))
+    return bounded * advantage, too_high | too_low

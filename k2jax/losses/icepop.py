@@ -7,7 +7,7 @@ KAT-Coder-V2, section 3.3.1).
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from jax import Array, lax
 import jax.numpy as jnp
@@ -16,17 +16,15 @@ from k2jax.losses.targets import PolicyTargets
 
 
 class IcePop(NamedTuple):
-    """The band of k, and what the mean is over.
+    """The band of k. The mean is over all sampled tokens, zeroed ones too.
 
     Attributes:
         low: lowest k that is kept.
         high: highest k that is kept.
-        denominator: ``all`` sampled tokens, zeroed ones too, or those that are ``kept``.
     """
 
     low: float
     high: float
-    denominator: Literal["all", "kept"] = "all"
 
     def kept(self, targets: PolicyTargets) -> Array:
         """Bool ``[B, S]``, where k lies in the band, bounds included; true outside sampled tokens, whose k is 1."""

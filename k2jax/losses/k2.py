@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from jax import Array
-import jax.numpy as jnp
 
 from k2jax.losses.policy import Gain, PolicyLoss
 from k2jax.losses.rows import Rows
@@ -21,18 +20,14 @@ class K2Loss(PolicyLoss):
 
     level = "sequence"
 
-    def __init__(self, tau: float, *, length_normalized: bool = False, **options: Any):
-        """The strength of the pull; with ``length_normalized`` s is the mean over the response's sampled tokens.
-
-        Further options are those of PolicyLoss.
-        """
+    def __init__(self, tau: float, **options: Any):
+        """The strength of the pull; options as of PolicyLoss."""
         super().__init__(**options)
-        self._tau, self._length_normalized = tau, length_normalized
+        self._tau = tau
 
     def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:
-        """Sums (or means) over responses ``[B, R]``."""
-        sums_BR = response_sums(log_ratio_BS, targets, rows)
-        return sums_BR / jnp.maximum(targets.response_tokens, 1.0) if self._length_normalized else sums_BR
+        """Sums over responses ``[B, R]``."""
+        return response_sums(log_ratio_BS, targets, rows)
 
     def advantages(self, targets: PolicyTargets) -> Array:
         """Of responses ``[B, R]``."""

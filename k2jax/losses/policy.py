@@ -58,16 +58,14 @@ class PolicyLoss(Loss):
     level: RatioLevel = "token"
     """What has a ratio of its own: the unit."""
 
-    def __init__(self, *, entropy: bool = False, icepop: IcePop | None = None, averaged: bool = False):
+    def __init__(self, *, entropy: bool = False, icepop: IcePop | None = None):
         """A loss over log-probabilities.
 
         Args:
             entropy: whether the scores hold entropies, which are then reported.
             icepop: weighs tokens by how far the trainer is from the engine.
-            averaged: whether log pi has the value ``targets.current_logprob``, and only its gradient is this pass's
-                (MCLA).
         """
-        self.entropy, self._icepop, self._averaged = entropy, icepop, averaged
+        self.entropy, self._icepop = entropy, icepop
 
     def log_ratios(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Array:
         """The level: log-ratios ``[B, U]`` of the units from those of tokens, which are 0 outside sampled tokens."""
@@ -91,16 +89,13 @@ class PolicyLoss(Loss):
 
     def denominators(self, targets: PolicyTargets) -> dict[str, Array]:
         """The weight of the batch's units, and its sampled tokens."""
-        weights = self.weights(targets)
-        if self._icepop and self._icepop.denominator == "kept":
-            weights = weights * self._icepop.kept(targets)
-        return {"policy": weights.sum(), "tokens": targets.mask.sum()}
+        return {"policy": self.weights(targets).sum(), "tokens": targets.mask.sum()}
 
     def __call__(
         self, scores: TokenScores, targets: PolicyTargets, rows: Rows
     ) -> dict[str, tuple[Array | None, Metrics]]:
         """The sum of minus the weighted gains, and the metrics."""
-        log_ratio_BS = _where_sampled(targets, self._logprobs(scores, targets) - targets.old_logprob)
+        log_ratio_BS = _where_sampled(targets, scores.logprob - targets.old_logprob)
         gain = self._weighed_gain(log_ratio_BS, targets, rows)
         weight = self.weights(targets)
         units = {name: rows.sum(weight * value) for name, value in self.report(gain, targets).items()}
@@ -117,15 +112,9 @@ class PolicyLoss(Loss):
 
         The arguments are those of the loss, which computes the same.
         """
-        log_ratio_BS = _where_sampled(targets, self._logprobs(scores, targets) - targets.old_logprob)
+        log_ratio_BS = _where_sampled(targets, scores.logprob - targets.old_logprob)
         log_ratio = self.log_ratios(log_ratio_BS, targets, rows)
         return held_ratio(log_ratio), self.gain(log_ratio, self.advantages(targets)).clipped
-
-    def _logprobs(self, scores: TokenScores, targets: PolicyTargets) -> Array:
-        if not self._averaged:
-            return scores.logprob
-        own_BS = _where_sampled(targets, scores.logprob)
-        return own_BS + lax.stop_gradient(targets.current_logprob - own_BS)
 
     def _weighed_gain(self, log_ratio_BS: Array, targets: PolicyTargets, rows: Rows) -> Gain:
         """The gain of every unit, in which IcePop's factors weigh the tokens' policy gradients."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from k2jax.config.schema import PolicyLossConfig
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
@@ -13,17 +11,9 @@ from k2jax.losses.icepop import IcePop
 from k2jax.losses.k2 import K2Loss
 from k2jax.losses.k25 import K25Loss
 from k2jax.losses.policy import PolicyLoss
+from k2jax.losses.ppo import PPO
 from k2jax.losses.ptx import PTX
 from k2jax.losses.reinforce import Reinforce
-
-_MAKERS: dict[str, Callable[..., PolicyLoss]] = {
-    "k2": lambda loss, **options: K2Loss(loss.tau, length_normalized=loss.length_normalized, **options),
-    "k2.5": lambda loss, **options: K25Loss(loss.ratio_low, loss.ratio_high, loss.tau, **options),
-    "gspo": lambda loss, **options: GSPO(
-        loss.ratio_low, loss.ratio_high, aggregation=loss.aggregation, level=loss.level, **options
-    ),
-    "reinforce": lambda loss, **options: Reinforce(**options),
-}
 
 
 def make_policy_loss(config: PolicyLossConfig, *, entropy: bool = False, distill: float = 0.0) -> Loss:
@@ -43,5 +33,16 @@ def make_policy_loss(config: PolicyLossConfig, *, entropy: bool = False, distill
 def make_policy_term(config: PolicyLossConfig, *, entropy: bool = False) -> PolicyLoss:
     """The policy loss of ``config.rl.loss`` by itself."""
     band = config.icepop
-    icepop = IcePop(band.low, band.high, band.denominator) if band.on else None
-    return _MAKERS[config.name](config, entropy=entropy, icepop=icepop, averaged=config.mcla.current)
+    options = {"entropy": entropy, "icepop": IcePop(band.low, band.high) if band.on else None}
+    match config.name:
+        case "k2":
+            return K2Loss(config.tau, **options)
+        case "k2.5":
+            return K25Loss(*config.band, config.tau, **options)
+        case "kat" | "gspo":
+            return GSPO(*config.band, aggregation=config.aggregation, level=config.level, **options)
+        case "ppo":
+            return PPO(*config.band, **options)
+        case "reinforce":
+            return Reinforce(**options)
+    raise ValueError(f"no policy loss is called {config.name!r}")

@@ -39,8 +39,6 @@ class PolicyTargets(NamedTuple):
             ``old = "recompute"`` the trainer's own log-probability before the first update of the iteration (with MCLA
             a mean over passes).
         behavior_logprob: float32 ``[B, S]``, log mu: as the engine recorded it at sampling, at ``temperature`` [nats].
-        current_logprob: float32 ``[B, S]``, log pi before this update, averaged over passes (``mcla.current``); 0, and
-            not read, without it [nats].
         temperature: float32 ``[B, S]``, at which the token was sampled; the loss divides the logits by it, and by 1
             where it is 0.
         domain: int32 ``[B, S]``, number of the token's class of tasks, by which tokens are weighed and reported; NONE
@@ -69,7 +67,6 @@ class PolicyTargets(NamedTuple):
     positive_advantage: Array | np.ndarray
     old_logprob: Array | np.ndarray
     behavior_logprob: Array | np.ndarray
-    current_logprob: Array | np.ndarray
     temperature: Array | np.ndarray
     domain: Array | np.ndarray
     distill: Array | np.ndarray

@@ -7,7 +7,7 @@ Widths and checks that need no weights stand with the configuration: ``ModelConf
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
 
 from jax import Array
 
@@ -23,7 +23,8 @@ Attend = Callable[[dict, Array, Array], tuple[Array, Array]]
 """``(attention weights, normalised [B, S, D], layer number []) -> (output [B, S, D], side output)``."""
 
 
-class Attention(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attention:
     """One kind of attention.
 
     Attributes:

@@ -24,8 +24,8 @@ class LayerSpecs:
             ("layers", *axes),
             more.pop("role", "matrix"),
             tuple(outputs.split()),
-            self._name(hf),
-            tuple(inputs.split()),
+            hf=self._name(hf),
+            inputs=tuple(inputs.split()),
             first_layer=self.first,
             **more,
         )
@@ -33,5 +33,5 @@ class LayerSpecs:
     def vector(self, axis: str, size: int, hf: str, role: str = "norm", init: str = "ones") -> ParamSpec:
         """A vector per layer."""
         return ParamSpec(
-            (self.count, size), ("layers", axis), role, (axis,), self._name(hf), init=init, first_layer=self.first
+            (self.count, size), ("layers", axis), role, (axis,), hf=self._name(hf), init=init, first_layer=self.first
         )

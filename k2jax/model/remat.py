@@ -40,7 +40,7 @@ class Remat:
     @classmethod
     def from_config(cls, train: TrainConfig) -> Remat:
         """Reads it from ``config.train``."""
-        return cls(train.remat, *(getattr(train, key) for key in LISTS))
+        return cls(train.remat, train.keep, train.recompute, train.store_fp8, train.offload)
 
     def checkpoint(self, layer: Callable) -> Callable:
         """Wraps a layer so that it keeps these activations until its backward pass and recomputes the others there."""

@@ -23,9 +23,9 @@ def model_specs(config: ModelConfig) -> Specs:
     vocab_shape = (config.vocab, config.d_model)
     specs: Specs = {
         "embed": ParamSpec(
-            vocab_shape, ("vocab", "embed"), "embedding", ("vocab",), "model.embed_tokens.weight", ("embed",)
+            vocab_shape, ("vocab", "embed"), "embedding", ("vocab",), hf="model.embed_tokens.weight", inputs=("embed",)
         ),
-        "final_norm": ParamSpec((config.d_model,), ("embed",), "norm", ("embed",), "model.norm.weight", init="ones"),
+        "final_norm": ParamSpec((config.d_model,), ("embed",), "norm", ("embed",), hf="model.norm.weight", init="ones"),
     }
     if config.dense_layers:
         layers = LayerSpecs(config.dense_layers, first=0)
@@ -34,7 +34,9 @@ def model_specs(config: ModelConfig) -> Specs:
         layers = LayerSpecs(config.layers - config.dense_layers, first=config.dense_layers)
         specs["moe"] = {**_block(config, layers), **_moe(config, layers)}
     if not config.tied_head:
-        specs["head"] = ParamSpec(vocab_shape, ("vocab", "embed"), "head", ("vocab",), "lm_head.weight", ("embed",))
+        specs["head"] = ParamSpec(
+            vocab_shape, ("vocab", "embed"), "head", ("vocab",), hf="lm_head.weight", inputs=("embed",)
+        )
     return specs
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from k2jax.config.schema import Config, OptimizerConfig
 from k2jax.optim.groups import group_of
-from k2jax.optim.muon import matrix_slices
 from k2jax.params import ParamSpec, Specs, named_specs
 
 
@@ -14,11 +13,8 @@ def newton_schulz_flops(spec: ParamSpec, config: OptimizerConfig) -> float:
     A matrix with smaller side n and larger side m costs ``4 n² m + 2 n³`` per iteration: ``X Xᵀ``, its square, and the
     polynomial times X.
     """
-    flops = 0.0
-    for matrix in matrix_slices(spec, config.split_heads):
-        n, m = sorted((matrix.spec.size_of(matrix.spec.inputs), matrix.spec.size_of(matrix.spec.outputs)))
-        flops += matrix.spec.size_of(matrix.spec.stack) * config.newton_schulz_steps * (4.0 * n * n * m + 2.0 * n**3)
-    return flops
+    n, m = sorted((spec.size_of(spec.inputs), spec.size_of(spec.outputs)))
+    return spec.size_of(spec.stack) * config.newton_schulz_steps * (4.0 * n * n * m + 2.0 * n**3)
 
 
 def newton_schulz_share(specs: Specs, config: Config, tokens_per_step: int) -> float:
@@ -42,7 +38,6 @@ def newton_schulz_share(specs: Specs, config: Config, tokens_per_step: int) -> f
         routed = "experts" in spec.stack
         share = config.model.moe.active_experts / spec.size_of(("experts",)) if routed else 1.0
         orthogonalisation += newton_schulz_flops(spec, config.optimizer)
-        for matrix in matrix_slices(spec, config.optimizer.split_heads):
-            n, m = matrix.spec.size_of(matrix.spec.inputs), matrix.spec.size_of(matrix.spec.outputs)
-            training += matrix.spec.size_of(matrix.spec.stack) * 6.0 * n * m * tokens_per_step * share
+        n, m = spec.size_of(spec.inputs), spec.size_of(spec.outputs)
+        training += spec.size_of(spec.stack) * 6.0 * n * m * tokens_per_step * share
     return orthogonalisation / training if training else 0.0

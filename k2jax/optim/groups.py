@@ -12,7 +12,7 @@ from k2jax.params import VISION, ParamSpec, Specs, map_specs, named_specs
 
 _GROUPS = {
     "matrix": "muon",
-    "router": "adamw",  # muon with optimizer.muon_router
+    "router": "adamw",
     "embedding": "adamw",
     "head": "adamw",
     "norm": "adamw",
@@ -48,8 +48,6 @@ def group_of(spec: ParamSpec, config: OptimizerConfig) -> str:
     if spec.role not in _GROUPS:
         raise ValueError(f"no optimizer group for role {spec.role!r} of {spec.hf}")
     group = _GROUPS[spec.role]
-    if spec.role == "router" and config.muon_router:
-        group = "muon"
     return "adamw" if group == "muon" and config.name == "adamw" else group
 
 

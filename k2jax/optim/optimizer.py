@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import jax.numpy as jnp
+import jax
 import optax
 
 from k2jax.config.fields import check_fields
@@ -19,8 +19,6 @@ from k2jax.params import VISION, Specs, map_specs
 from pallas_kernels.newton_schulz import Coefficients
 from pallas_kernels.newton_schulz import coefficients as newton_schulz_coefficients
 
-_DTYPES = {"auto": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16}
-
 
 def build_optimizer(
     optimizer_config: OptimizerConfig,
@@ -28,6 +26,7 @@ def build_optimizer(
     specs: Specs,
     steps: int,
     newton_schulz: NewtonSchulz | None = None,
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Builds the optimizer: gradient clipping, one rule for each group, QK-Clip last.
 
@@ -42,6 +41,7 @@ def build_optimizer(
         specs: spec tree of the parameters.
         steps: optimizer steps of the run, which the schedules span.
         newton_schulz: as in ``scale_by_muon``.
+        dtype: as in ``scale_by_muon``.
 
     Raises:
         UserError: if a value is invalid, or the schedule is longer than the run.
@@ -50,7 +50,15 @@ def build_optimizer(
     config = optimizer_config
     # Without a threshold the norm is clipped at infinity, so that the optimizer state always has the same structure.
     chain = [optax.clip_by_global_norm(config.grad_clip or math.inf)]
-    rules = _rules(config, router_config, specs, steps, newton_schulz)
+    muon = scale_by_muon(
+        specs,
+        coefficients=_coefficients(config),
+        momentum=config.momentum,
+        update_rms=config.update_rms,
+        dtype=dtype,
+        newton_schulz=newton_schulz,
+    )
+    rules = _rules(config, router_config, specs, steps, muon)
     chain.append(optax.partition(rules, group_labels(specs, config)))
     if config.name == "muonclip":
         chain.append(clip_groups(specs, config))
@@ -63,21 +71,11 @@ def learning_rate(optimizer_config: OptimizerConfig, steps: int) -> optax.Schedu
 
 
 def _rules(
-    config: OptimizerConfig, router: RouterConfig, specs: Specs, steps: int, newton_schulz: NewtonSchulz | None
+    config: OptimizerConfig, router: RouterConfig, specs: Specs, steps: int, muon: optax.GradientTransformation
 ) -> dict[str, optax.GradientTransformation]:
     """Transformation of each label. Muon and AdamW share the learning rate and the decoupled weight decay."""
     rate = learning_rate(config, steps)
     decay = optax.add_decayed_weights(config.weight_decay, mask=map_specs(decays, specs))
-    muon = scale_by_muon(
-        specs,
-        coefficients=_coefficients(config),
-        momentum=config.momentum,
-        momentum_form=config.momentum_form,
-        update_rms=config.update_rms,
-        dtype=_DTYPES[config.newton_schulz_dtype],
-        split_heads=config.split_heads,
-        newton_schulz=newton_schulz,
-    )
     adam = optax.scale_by_adam(config.adam_b1, config.adam_b2, config.adam_eps)
     bias_rate = optax.linear_schedule(router.bias_rate, router.bias_rate_final, max(steps - 1, 1))
     rules = {}

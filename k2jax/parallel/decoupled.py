@@ -156,7 +156,7 @@ def with_features(layout: Layout, count: int) -> Layout:
     scattered to all devices.
     """
     width = layout.logical["embed"].shape[-1]
-    spec = ParamSpec((count, width), ("features", "embed"), "embedding", ("features",), "", ("embed",))
+    spec = ParamSpec((count, width), ("features", "embed"), "embedding", ("features",), hf="", inputs=("embed",))
     rest = tuple(axis for axis in layout.marked_axes if axis != STAGE)
     text = layout.text
     return dataclasses.replace(

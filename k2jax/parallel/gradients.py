@@ -31,16 +31,15 @@ from pallas_kernels.routed_experts import NAMES
 from pallas_kernels.vma import vary_tree
 
 P = PartitionSpec
-_EXECUTORS = {"1f1b": one_f_one_b.run, "gpipe": one_f_one_b.run, "autodiff": autodiff_pipeline.run}
+_EXECUTORS = {"1f1b": one_f_one_b.run, "autodiff": autodiff_pipeline.run}
 
 
 def make_schedule(config: Config, layout: Layout, micro_batches: int | None = None) -> Schedule | None:
     """The table of a config's pipeline, by default for the micro-batches of a step; None without stages."""
     if layout.stages == 1:
         return None
-    kind = "gpipe" if config.parallel.executor == "gpipe" else "1f1b"
     micro_batches = micro_batches or config.train.micro_batches
-    return build_pipeline_schedule(kind, layout.stages, config.parallel.virtual_stages, layout.chunks, micro_batches)
+    return build_pipeline_schedule(layout.stages, config.parallel.virtual_stages, layout.chunks, micro_batches)
 
 
 def make_objective(config: Config, loss: Loss, denominators: dict[str, Array]) -> Objective:

@@ -34,7 +34,7 @@ from pallas_kernels.routed_experts import F_MULTIPLE
 _VECTORS = ("norm", "bias", "router_bias")  # too small to be worth sharding further
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
     """One config on one mesh.
 
@@ -139,14 +139,14 @@ def make_layout(config: Config, mesh: Mesh) -> Layout:
     storage = [_storage_spec(spec, placed, mesh) for (_, spec), placed in zip(named_specs(specs), compute, strict=True)]
     structure = jax.tree.structure(specs, is_leaf=is_spec)
     return Layout(
-        mesh,
-        body,
-        logical,
-        specs,
-        jax.tree.unflatten(structure, storage),
-        jax.tree.unflatten(structure, compute),
-        chunk_layers,
-        chunks,
+        mesh=mesh,
+        layer_group=body,
+        logical=logical,
+        specs=specs,
+        storage=jax.tree.unflatten(structure, storage),
+        compute=jax.tree.unflatten(structure, compute),
+        chunk_layers=chunk_layers,
+        chunks=chunks,
     )
 
 

@@ -51,7 +51,7 @@ class Phase(NamedTuple):
     loss: bool
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
     """One table.
 
@@ -104,11 +104,10 @@ class Schedule:
         return 1.0 - ideal / self.seconds(forward, backward)
 
 
-def build_pipeline_schedule(kind: str, stages: int, rounds: int, chunks: int, micro_batches: int) -> Schedule:
-    """The table of a schedule.
+def build_pipeline_schedule(stages: int, rounds: int, chunks: int, micro_batches: int) -> Schedule:
+    """The table of 1F1B, interleaved where ``rounds`` > 1.
 
     Args:
-        kind: ``1f1b`` (interleaved where ``rounds`` > 1), or ``gpipe``: all forwards, then all backwards.
         stages: S.
         rounds: V.
         chunks: C, more than S (V - 1), at most S V, and at least S.
@@ -121,9 +120,6 @@ def build_pipeline_schedule(kind: str, stages: int, rounds: int, chunks: int, mi
         raise ValueError(f"{chunks} chunks do not lie on {stages} stages of {rounds}, or no micro-batch")
     forward = {(m, c): first_tick(m, stages, rounds) + c for m in range(micro_batches) for c in range(chunks)}
     backward = {(m, c): first_tick(m, stages, rounds) + 2 * chunks - 1 - c for m, c in forward}
-    if kind == "gpipe":
-        shift = max(forward.values()) + 1 - min(backward.values())
-        backward = {key: tick + shift for key, tick in backward.items()}
     return _tabulate(stages, rounds, chunks, micro_batches, forward, backward)
 
 
@@ -171,7 +167,14 @@ def _tabulate(
         columns["loss"][forward[m, chunks - 1] + 1] = m
         columns["embed_backward"][backward[m, 0]] = m
     return Schedule(
-        stages, rounds, chunks, micro_batches, table, **columns, slots=most, cotangent_slots=most_cotangents
+        stages=stages,
+        rounds=rounds,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        table=table,
+        **columns,
+        slots=most,
+        cotangent_slots=most_cotangents,
     )
 
 

@@ -20,7 +20,7 @@ XLA_OPTIONS = ("--xla_tpu_enable_async_all_to_all=true", "--xla_tpu_enable_async
 MOUNT_ROOT = "/gcs"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
     """A training run to launch on TPU slices.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 import difflib
 from functools import cache
 from itertools import combinations_with_replacement
@@ -27,6 +27,7 @@ class Generation:
     """
 
     name: str
+    _: KW_ONLY
     prefix: str
     cores: int
     accelerator: str
@@ -41,10 +42,22 @@ class Generation:
 GENERATIONS = {
     generation.name: generation
     for generation in (
-        Generation("v5e", "v5litepod", 1, "tpu-v5-lite-podslice", "v2-alpha-tpuv5-lite", 256, 2),
-        Generation("v5p", "v5p", 2, "tpu-v5p-slice", "v2-alpha-tpuv5", 6144, 3),
-        Generation("v6e", "v6e", 1, "tpu-v6e-slice", "v2-alpha-tpuv6e", 256, 2),
-        Generation("tpu7x", "tpu7x", 2, "tpu7x", None, 9216, 3),
+        Generation(
+            "v5e",
+            prefix="v5litepod",
+            cores=1,
+            accelerator="tpu-v5-lite-podslice",
+            runtime="v2-alpha-tpuv5-lite",
+            chips=256,
+            sides=2,
+        ),
+        Generation(
+            "v5p", prefix="v5p", cores=2, accelerator="tpu-v5p-slice", runtime="v2-alpha-tpuv5", chips=6144, sides=3
+        ),
+        Generation(
+            "v6e", prefix="v6e", cores=1, accelerator="tpu-v6e-slice", runtime="v2-alpha-tpuv6e", chips=256, sides=2
+        ),
+        Generation("tpu7x", prefix="tpu7x", cores=2, accelerator="tpu7x", runtime=None, chips=9216, sides=3),
     )
 }
 SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))

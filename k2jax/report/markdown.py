@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.metrics import read_metrics
 from k2jax.report.plots import FOLDER as PLOTS
 from k2jax.report.samples import Sample, read_samples

@@ -41,11 +41,12 @@ import math
 from pathlib import Path
 import sys
 import time
-from typing import Any
+from typing import Any, BinaryIO
 import zlib
 
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.append_log import AppendLog, Lines, read_log
+from k2jax.files.atomic import write_atomic
 
 FILE = "metrics.jsonl"
 DAMAGED = "metrics.damaged.jsonl"
@@ -76,8 +77,8 @@ class MetricsLog:
             self._replace(kept)
         self._last = kept[-1]["step"] if kept else None
         self._inherited = self._last if self._last == resume_step else None  # the only line that may be replaced
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._path, "ab")  # noqa: SIM115 (closed by close)
+        self._log = AppendLog(self._path, Lines())  # what is in the lines has been checked
+        self._log.open()
         self._events = _event_writer(Path(workdir) / "tensorboard", resume_step) if tensorboard else None
 
     @property
@@ -106,8 +107,7 @@ class MetricsLog:
         if again:
             self._rewrite_last(record)
         else:
-            self._file.write(_line(record))
-            self._file.flush()
+            self._log.append(_line(record))
         self._last, self._inherited = step, None
         if self._events is not None:
             for key, value in record.items():
@@ -116,7 +116,7 @@ class MetricsLog:
 
     def close(self) -> None:
         """Closes the file and flushes the TensorBoard events; further calls do nothing."""
-        self._file.close()
+        self._log.close()
         if self._events is not None:
             self._events.close()
             self._events = None
@@ -128,9 +128,9 @@ class MetricsLog:
         self.close()
 
     def _rewrite_last(self, record: dict[str, Any]) -> None:
-        self._file.close()
+        self._log.close()
         self._replace([*_read(self._path)[0][:-1], record])  # atomic: the file has the old line or the new line
-        self._file = open(self._path, "ab")  # noqa: SIM115 (closed by close)
+        self._log = AppendLog(self._path, Lines())
 
     def _replace(self, records: list[dict[str, Any]]) -> None:
         write_atomic(self._path, b"".join(map(_line, records)))
@@ -200,21 +200,27 @@ def _read(path: Path, most_lists: int | None = None) -> tuple[list[dict[str, Any
         lines = sum(1 for _ in file)
     stride = -(-lines // most_lists) if most_lists else 1
     records: dict[int, dict[str, Any]] = {}
-    damaged, last, whole = [], -1, True
-    with open(path, "rb") as file:  # one line in memory at a time
-        for number, line in enumerate(file, 1):
-            text, ended = line.removesuffix(b"\n"), line.endswith(b"\n")
-            record = _parse(text)
-            whole = whole and ended
-            if record is None:
-                damaged += [(number, text)] * ended
-                continue
-            whole = whole and record["step"] > last
-            last = record["step"]
-            keeps_lists = (lines - number) % stride == 0
-            # The later line counts if two runs wrote the same step. Names are those of the other records, not copies.
-            records[last] = {sys.intern(k): v for k, v in record.items() if keeps_lists or not isinstance(v, list)}
-    return [records[step] for step in sorted(records)], damaged, whole and not damaged
+    damaged, torn, last, ascending, is_ended = [], [], -1, True, True
+    for number, (line, record) in enumerate(read_log(path, _RecordLines(), torn.append), 1):  # one in memory at a time
+        if record is None:
+            damaged.append((number, line[:-1]))
+            continue
+        ascending = ascending and record["step"] > last
+        last, is_ended = record["step"], line.endswith(b"\n")
+        keeps_lists = (lines - number) % stride == 0
+        # The later line counts if two runs wrote the same step. Names are those of the other records, not copies.
+        records[last] = {sys.intern(k): v for k, v in record.items() if keeps_lists or not isinstance(v, list)}
+    whole = ascending and is_ended and not torn and not damaged
+    return [records[step] for step in sorted(records)], damaged, whole
+
+
+class _RecordLines(Lines):
+    """Lines with what they hold: a record, or None for what no run wrote, which a run sets aside."""
+
+    def decode(self, file: BinaryIO, index: int) -> tuple[bytes, dict[str, Any] | None] | None:
+        line = file.readline()
+        record = _parse(line)
+        return None if record is None and not line.endswith(b"\n") else (line, record)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

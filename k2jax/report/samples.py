@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 import re
 
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.table import fenced
 
 FOLDER = "samples"

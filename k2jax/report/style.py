@@ -13,7 +13,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 import numpy as np
 
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 
 DPI = 120  # pixels per inch
 INK, MUTED, GRID, ALERT = "#20242c", "#7d838d", "#e7e9ec", "#c0392b"

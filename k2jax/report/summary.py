@@ -46,6 +46,7 @@ class RunSummary:
     """
 
     title: str  #: name of the run
+    _: dataclasses.KW_ONLY
     stage: str | None = None  #: pretrain | sft | rl
     status: str | None = None  #: how it ended, e.g. "finished", "stopped by SIGTERM"
     command: str | None = None  #: the command that continues the run

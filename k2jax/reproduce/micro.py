@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from k2jax.config import defaults
-from k2jax.report.files import write_json_lines
+from k2jax.files.atomic import write_json_lines
 
 BY_REWARDS = {
     "stage": "rl",

@@ -12,7 +12,7 @@ import jax
 from k2jax.checkpoint import run_config
 from k2jax.config import Config, resolve
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.metrics import read_metrics
 from k2jax.report.style import save_figure
 from k2jax.reproduce.results import RunResult

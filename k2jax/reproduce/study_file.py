@@ -36,6 +36,7 @@ class Study:
     get_config: Callable[[], ConfigDict]
     runs: Callable[[], dict[str, dict[str, Any]]]
     summarize: Callable[[dict[str, RunResult]], Summary]
+    _: dataclasses.KW_ONLY
     prepare: Callable[[Path], None] = lambda workdir: None
     held_out: Callable[[], Sequence[ConfigDict]] = tuple
     evaluate: Callable[[Config, Path], Mapping[str, Any]] | None = None

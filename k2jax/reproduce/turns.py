@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ml_collections import ConfigDict
 import numpy as np
@@ -25,7 +26,8 @@ AVERAGE, PASS = f"eval/avg@{SAMPLES}", f"eval/pass@{SAMPLES}"
 _UPDATES = 4
 
 
-class Turns(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turns:
     """One study.
 
     Attributes:

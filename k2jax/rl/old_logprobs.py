@@ -23,7 +23,7 @@ ROUNDING = 1e-5
 
 
 class OldLogprobs:
-    """Fills ``old_logprob`` (and with ``mcla.current`` ``current_logprob``) of an iteration's rows.
+    """Fills ``old_logprob`` of an iteration's rows.
 
     Args:
         config: the experiment.
@@ -53,25 +53,19 @@ class OldLogprobs:
             logprobs = [scores for rows in updates for scores in self._score(rows)]
             record = {}
         else:
-            logprobs, std = self._averaged(every, (step, 0))
+            logprobs, std = self._averaged(every, step)
             record = {"mcla_std": std}
             self._warn_where_inactive(std)
-        leaves = ("old_logprob", "current_logprob") if self._mcla.current else ("old_logprob",)
-        filled = iter([_with(row, scores, leaves) for row, scores in zip(every, logprobs, strict=True)])
+        filled = iter([_with(row, scores) for row, scores in zip(every, logprobs, strict=True)])
         record["recompute_seconds"] = time.perf_counter() - began
         return [[next(filled) for _ in rows] for rows in updates], record
 
-    def refresh(self, step: int, number: int, rows: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """The rows of update ``number``, above 0, with log pi averaged under the weights as they are by now."""
-        logprobs, _ = self._averaged(rows, (step, number))
-        return [_with(row, scores, ("current_logprob",)) for row, scores in zip(rows, logprobs, strict=True)]
-
-    def _averaged(self, rows: Sequence[PackedBatch], key: tuple[int, int]) -> tuple[np.ndarray, float]:
+    def _averaged(self, rows: Sequence[PackedBatch], step: int) -> tuple[np.ndarray, float]:
         """Means ``[rows, S]`` over passes, and the standard deviation across passes of sampled tokens."""
         padding, passes = padding_like(rows[0]), self._mcla.passes
         scores = np.zeros((passes, len(rows), len(padding.tokens)), np.float32)
         for number in range(passes):
-            rng = np.random.default_rng([self._seed, *key, number])
+            rng = np.random.default_rng([self._seed, step, 0, number])
             moved, places = repacked(rows, padding, rng)
             found = self._score(moved)
             for old, new in places:
@@ -89,7 +83,7 @@ class OldLogprobs:
             )
 
 
-def _with(row: PackedBatch, logprobs: np.ndarray, leaves: Sequence[str]) -> PackedBatch:
-    """The row with log-probabilities ``[S]`` of its sampled tokens as leaves of its targets."""
+def _with(row: PackedBatch, logprobs: np.ndarray) -> PackedBatch:
+    """The row with log-probabilities ``[S]`` of its sampled tokens as log pi_old."""
     values = np.where(row.targets.mask > 0, logprobs, 0.0).astype(np.float32)
-    return row.replace(targets=row.targets._replace(**dict.fromkeys(leaves, values)))
+    return row.replace(targets=row.targets._replace(old_logprob=values))

@@ -69,7 +69,6 @@ def _check_images(config: Config) -> None:
     rl = config.rl
     without = {
         "rl.loss.mcla.passes": rl.loss.mcla.passes > 1,
-        "rl.loss.mcla.current": rl.loss.mcla.current,
         "rl.distill.weight": bool(rl.distill.weight),
         "rl.critic": uses_critic(rl),
     }

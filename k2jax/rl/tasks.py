@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from k2jax.agents.difficulty import moderate, read_pass_rates
 from k2jax.agents.registry import load_tasks
 from k2jax.agents.task import Task
 from k2jax.agents.wiring import Wiring, wired
@@ -95,9 +96,20 @@ class TaskMixture:
             steps=config.steps,
             tokens=config.episode_tokens,
         )
-        return wired(load_tasks(config.dataset, config.options, split), wiring)
+        tasks = wired(load_tasks(config.dataset, config.options, split), wiring)
+        return tasks if split == "test" or not config.pass_rates else _of_moderate_difficulty(name, config, tasks)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 (a run has one mixture)
     def _order(self, name: str, epoch: int) -> np.ndarray:
         seed = hashlib.blake2b(f"{self._seed}/{name}/{epoch}".encode(), digest_size=8).digest()
         return np.random.default_rng(int.from_bytes(seed, "little")).permutation(len(self._train[name]))
+
+
+def _of_moderate_difficulty(name: str, config: TaskConfig, tasks: list[Task]) -> list[Task]:
+    kept = moderate(tasks, read_pass_rates(config.pass_rates), *config.pass_band)
+    if not kept:
+        raise UserError(
+            f"config.rl.tasks.{name}.pass_rates leaves none of {len(tasks)} tasks: {config.pass_rates} has no rate in "
+            f"{config.pass_band} for them"
+        )
+    return kept

@@ -53,7 +53,7 @@ class Marker:
 
     def __init__(self, loss: PolicyLossConfig, score: Callable[[Sequence[PackedBatch]], np.ndarray]):
         self._loss, self._score = make_policy_term(loss), score
-        self._averaged, self._by_sign = loss.mcla.current, loss.name == "gspo"
+        self._by_sign = loss.name == "ppo"
         self._icepop = IcePop(loss.icepop.low, loss.icepop.high) if loss.icepop.on else None
         self._clipping = jax.jit(self._of_row)
 
@@ -66,9 +66,7 @@ class Marker:
             rows: its rows ``[S]`` with the targets that are trained on.
         """
         found: dict[int, _Found] = {}
-        # With mcla.current the ratio is that of log-probabilities which the targets already hold.
-        scores = [row.targets.current_logprob for row in rows] if self._averaged else self._score(rows)
-        texts = [row.replace(media=None, patches=None) for row in rows]
+        scores, texts = self._score(rows), [row.replace(media=None, patches=None) for row in rows]
         units = [jax.device_get(self._clipping(scores[number], text)) for number, text in enumerate(texts)]
         for place in packed.places:
             trajectory = place.response.trajectory

@@ -83,8 +83,6 @@ class Updates:
             if rl.loss.per_domain:
                 equalize_domains(rows)
             done.append(packed)
-            if metrics and rl.loss.mcla.current:  # the weights have moved since log pi_old
-                rows = self._old_logprobs.refresh(step, number, rows)
             if self._marker:
                 self._marker.mark(number, packed, rows)
             ptx = [] if self._ptx is None else self._ptx_rows((step - 1) * rl.updates + number)
@@ -119,7 +117,7 @@ class Updates:
         for number, update in enumerate(in_updates(samples, rl.updates)):
             if self._distiller or any(sample.advantage for sample in update):
                 # K2's objective is a square over the whole response, and the level sequence a ratio of it.
-                splits = rl.loss.name != "k2" and rl.loss.level != "sequence"
+                splits = rl.loss.level != "sequence"
                 options = {"splits_responses": splits, "routes": self._routes, "images": self._images}
                 updates[number] = pack(update, self._config.data.sequence_length, rl.packing, **options)
         if self._old_logprobs is None or not updates:

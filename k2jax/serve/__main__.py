@@ -13,6 +13,7 @@ grace period and then ends the server with exit code 0.
 
 from __future__ import annotations
 
+from pathlib import Path
 import sys
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from k2jax.errors import UserError
 if TYPE_CHECKING:
     from k2jax.agents.api.model_card import ModelCard
     from k2jax.data.images.urls import URL
+    from k2jax.inference.engine import Engine
     from k2jax.inference.worker import Worker
 
 
@@ -31,6 +33,8 @@ def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
     flags.DEFINE_string("checkpoint", None, "A workdir, one of its steps, a Hugging Face folder, or smollm2.", **to)
+    text = "Serve what a running k2jax.rl keeps in memory (rl.rollout.publish), not its last checkpoint."
+    flags.DEFINE_bool("published", False, text, **to)
     flags.DEFINE_enum("dtype", None, ("float32", "bfloat16"), "Data type of the weights; default: as stored.", **to)
     flags.DEFINE_string("model_name", None, "Name of the model in requests; default: the checkpoint's name.", **to)
     flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.", **to)
@@ -113,12 +117,24 @@ def _open_model(values: flags.FlagValues, urls: tuple[URL, ...]) -> tuple[Worker
             values.checkpoint, engine.model.vision, tokenizer, values.max_images, values.max_megapixels, files
         )
         chat = chat_format_or_none(tokenizer)
-        card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat, media=media)
+        card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat=chat, media=media)
+    if values.published:
+        _take_published(engine, run_folder(values.checkpoint))
     if not engine.has_kept_programs:
         print("compiling the first programs", file=sys.stderr)
         # A prompt of two chunks and a token after it; a later start loads what they need in this order.
         engine.generate([[tokenizer.bos] * (PREFILL_WIDTHS[0] + 2)], Sampling(max_tokens=2))
     return Worker(engine), card
+
+
+def _take_published(engine: Engine, workdir: Path) -> None:
+    """Replaces an engine's weights by those that the run of a workdir keeps in this machine's memory."""
+    from k2jax.rl.sync.checkpoint_engine import store_folder
+    from k2jax.rl.sync.stored_weights import load_current
+
+    version, leaves = load_current(store_folder(workdir))
+    engine.update_params(leaves, version)
+    print(f"serving version {version} of the weights, which {workdir} keeps in memory", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ picture_tools are really carried out, in a sandbox for each conversation.
 from absl import flags
 
 from k2jax import cli
-from k2jax.report.files import write_json_lines
+from k2jax.files.atomic import write_json_lines
 from k2jax.tasks.characters.dataset import CharacterTasks
 from k2jax.tasks.characters.teacher import demonstrations
 from k2jax.tasks.commands.dataset import command_demonstrations, command_tasks

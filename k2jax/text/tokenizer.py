@@ -22,7 +22,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.text.byte_level import byte_letters, letter_bytes
 from k2jax.text.rank_file import RANK_FILE_NAME, is_rank_file, rank_file_json
 

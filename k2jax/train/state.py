@@ -40,7 +40,10 @@ class TrainState:
 def make_optimizer(config: Config, layout: Layout) -> optax.GradientTransformationExtraArgs:
     """The optimizer of a config for weights that are stored on a mesh."""
     newton_schulz = make_newton_schulz(layout) if layout.mesh.size > 1 else None
-    return optim.build_optimizer(config.optimizer, config.router, layout.specs, total_updates(config), newton_schulz)
+    dtype = compute_dtype(config.train.compute_dtype, layout.platform)
+    return optim.build_optimizer(
+        config.optimizer, config.router, layout.specs, total_updates(config), newton_schulz, dtype
+    )
 
 
 def total_updates(config: Config) -> int:

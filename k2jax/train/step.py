@@ -132,7 +132,14 @@ def make_apply_step(
             kept = jax.tree.map(lambda a, b: jnp.where(healthy, a, b), new, old)
         balance_loss = stats.balance_loss / config.train.batch_size
         metrics = StepMetrics(
-            sums.shares.total, sums.shares, sums.tokens, grad_norm, update_norm, stats, balance_loss, healthy
+            sums.shares.total,
+            sums.shares,
+            sums.tokens,
+            grad_norm,
+            update_norm=update_norm,
+            stats=stats,
+            balance_loss=balance_loss,
+            healthy=healthy,
         )
         return TrainState(*kept, healthy), metrics
 

@@ -13,7 +13,7 @@ from k2jax.config.build import from_json, to_json
 from k2jax.config.identity import changed_key, fixed_keys, flat_keys
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 
 
 def open_workdir(workdir: str | Path, config: Config) -> Path:

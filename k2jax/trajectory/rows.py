@@ -11,7 +11,7 @@ import numpy as np
 from k2jax.trajectory.types import NO_VERSION, ROOT, Trajectory
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TrajectoryRow:
     """Tokens of a trajectory in the layout of a row of ``k2jax.batch.PackedBatch``; every array is ``[T]``.
 

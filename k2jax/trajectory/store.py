@@ -5,8 +5,8 @@ that the file was created with, and a CRC-32 of these. A record has a magic numb
 as stored and as decompressed, a 128-bit BLAKE2b digest of the stored body and a CRC-32 of all that, and then the body:
 an encoded trajectory (``encoding.py``) compressed by zlib. All numbers are little-endian.
 
-A process that is killed while it appends leaves an incomplete last record. It is reported and left out by readers and
-cut off by the next append. Anything else that is not as it was written is a UserError with the file and the offset.
+An incomplete last record is reported (see files/append_log.py). Anything else that is not as it was written is a
+UserError with the file and the offset.
 
 ``write`` replaces an iteration's file by one rename after an fsync of the file, and then syncs the folder: it survives
 a power failure. ``append`` hands each record to the operating system with one call: it survives the death of the
@@ -17,8 +17,6 @@ imply.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-import contextlib
-import fcntl
 import hashlib
 import os
 from pathlib import Path
@@ -28,7 +26,8 @@ from typing import BinaryIO
 import zlib
 
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.append_log import AppendLog, Codec, DamagedRecordError, damaged, read_log
+from k2jax.files.atomic import replacing, write_atomic
 from k2jax.trajectory.encoding import LARGEST, EncodingError, decode, encode
 from k2jax.trajectory.types import Trajectory
 
@@ -66,7 +65,7 @@ class TrajectoryStore:
         self.folder = Path(folder)
         self._keep = keep
         self._report = report
-        self._open: tuple[int, BinaryIO, int] | None = None  # step, file, index of its next record
+        self._open: tuple[int, AppendLog[Trajectory]] | None = None  # of the step that was appended to last
 
     def path(self, step: int) -> Path:
         """The file of an iteration."""
@@ -92,23 +91,15 @@ class TrajectoryStore:
         """
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.path(step)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with _naming(path), open(temporary, "wb") as file:
-                file.write(_file_header(step, 0))
-                count = 0
-                for trajectory in trajectories:
-                    file.write(_record(count, trajectory))
-                    count += 1
-                file.seek(0)
-                file.write(_file_header(step, count))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        path, records = self.path(step), _Records(step)
+        with replacing(path) as file:
+            file.write(_file_header(step, 0))
+            count = 0
+            for trajectory in trajectories:
+                file.write(records.encode(trajectory, count))
+                count += 1
+            file.seek(0)
+            file.write(_file_header(step, count))
         _sync_folder(self.folder)
         self._retain(step)
         return path
@@ -127,18 +118,14 @@ class TrajectoryStore:
         """
         if self._open is None or self._open[0] != step:
             self.close()
-            self._open = self._open_for_appending(step)
-        _, file, index = self._open
-        data = _record(index, trajectory)
-        end = file.seek(0, os.SEEK_END)
-        with _naming(self.path(step)):
-            try:
-                _write_all(file, data)
-            except BaseException:  # a full disk: the next record must not follow half a record
-                file.truncate(end)
-                raise
-        self._open = step, file, index + 1
-        return end
+            path = self.path(step)
+            if not path.exists():
+                write_atomic(path, _file_header(step, 0))
+                self._retain(step)
+            log = AppendLog(path, _Records(step), report=self._report)
+            log.open()
+            self._open = step, log
+        return self._open[1].append(trajectory)
 
     def read(self, step: int) -> Iterator[Trajectory]:
         """The trajectories of an iteration in the order of writing, one at a time in memory.
@@ -157,12 +144,11 @@ class TrajectoryStore:
     def sync(self) -> None:
         """Waits until what was appended is on the disk."""
         if self._open is not None:
-            os.fsync(self._open[1].fileno())
+            self._open[1].sync()
 
     def close(self) -> None:
         """Syncs and closes the file that is appended to; the store remains usable."""
         if self._open is not None:
-            self.sync()
             self._open[1].close()
             self._open = None
 
@@ -171,24 +157,6 @@ class TrajectoryStore:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _open_for_appending(self, step: int) -> tuple[int, BinaryIO, int]:
-        path = self.path(step)
-        if not path.exists():
-            write_atomic(path, _file_header(step, 0))
-            self._retain(step)
-        file = open(path, "r+b", buffering=0)  # noqa: SIM115 (closed by close)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ends = [end for _, end in _records(file, path, self._report)]
-            file.truncate(ends[-1] if ends else _FILE.size)
-        except BlockingIOError:
-            file.close()
-            raise UserError(f"{path} is being written by another process; stop it first") from None
-        except BaseException:
-            file.close()
-            raise
-        return step, file, len(ends)
 
     def _retain(self, step: int) -> None:
         """Removes the oldest iterations beyond ``keep``, never the one just written, and what killed writers left."""
@@ -214,13 +182,8 @@ def read_trajectories(path: Path | str, report: Report = _print_warning) -> Iter
     if not path.is_file():
         steps = ", ".join(map(str, TrajectoryStore(path.parent).steps())) or "none"
         raise UserError(f"there is no file of trajectories {path}; stored iterations: {steps}")
-    return _read(path, report)
-
-
-def _read(path: Path, report: Report) -> Iterator[Trajectory]:
-    with open(path, "rb") as file:
-        for trajectory, _ in _records(file, path, report):
-            yield trajectory
+    step = path.name.removesuffix(SUFFIX)
+    return read_log(path, _Records(int(step) if step.isdecimal() else -1), report)
 
 
 def _file_header(step: int, count: int) -> bytes:
@@ -241,77 +204,77 @@ def read_trajectory(path: Path | str, offset: int) -> Trajectory:
         raise UserError(f"{path} does not exist") from None
     with file:
         file.seek(offset)
+        try:
+            trajectory = _Records(-1).decode(file, None)
+            if trajectory is None:
+                raise DamagedRecordError("no whole record begins here")
+        except DamagedRecordError as error:
+            raise damaged(path, offset, error) from None
+    return trajectory
+
+
+class _Records(Codec[Trajectory]):
+    """The records of the file of an iteration."""
+
+    def __init__(self, step: int):
+        self._step, self._created_with = step, 0
+
+    def encode(self, trajectory: Trajectory, index: int) -> bytes:
+        data = encode(trajectory)
+        body = zlib.compress(data, _LEVEL)
+        fields = _RECORD.pack(_RECORD_MAGIC, index, len(body), len(data), _digest(body), 0)[:-_CRC_BYTES]
+        return fields + zlib.crc32(fields).to_bytes(_CRC_BYTES, "little") + body
+
+    def decode(self, file: BinaryIO, index: int) -> Trajectory | None:
         header = file.read(_RECORD.size)
-        if len(header) < _RECORD.size:
-            raise _damaged(path, offset, "no record begins here")
-        stored, decompressed = _body_bytes(header, _RECORD.unpack(header)[1], path, offset)
-        return _body(file.read(stored), header, decompressed, path, offset)
+        stored, decompressed = _body_bytes(header, index)
+        body = file.read(stored)
+        if len(header) < _RECORD.size or len(body) < stored:
+            return None
+        return _trajectory(body, header, decompressed)
 
+    def read_header(self, file: BinaryIO) -> bool:
+        header = file.read(_FILE.size)
+        if len(header) < _FILE.size or not header.startswith(_FILE_MAGIC):
+            raise DamagedRecordError("it does not begin like a file of trajectories")
+        if zlib.crc32(header[:-_CRC_BYTES]) != _FILE.unpack(header)[-1]:
+            raise DamagedRecordError("its header does not have its checksum")
+        _, version, step, self._created_with, _ = _FILE.unpack(header)
+        if version != FORMAT:
+            raise UserError(f"{file.name} has the format {version}, and this version of k2jax reads {FORMAT}")
+        if step != self._step:
+            raise DamagedRecordError(f"it holds the iteration {step}; name it {step}{SUFFIX}")
+        return True
 
-def _record(index: int, trajectory: Trajectory) -> bytes:
-    data = encode(trajectory)
-    body = zlib.compress(data, _LEVEL)
-    fields = _RECORD.pack(_RECORD_MAGIC, index, len(body), len(data), _digest(body), 0)[:-_CRC_BYTES]
-    return fields + zlib.crc32(fields).to_bytes(_CRC_BYTES, "little") + body
+    def check_count(self, count: int) -> None:
+        if count < self._created_with:
+            raise DamagedRecordError(f"the file is cut off: it was written with {self._created_with:,} records")
 
 
 def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16).digest()
 
 
-def _records(file: BinaryIO, path: Path, report: Report) -> Iterator[tuple[Trajectory, int]]:
-    """The trajectories of a file, each with the offset at which its record ends."""
-    size = os.fstat(file.fileno()).st_size
-    created_with = _read_file_header(file, path)
-    index, offset = 0, _FILE.size
-    while offset < size:
-        header = file.read(_RECORD.size)
-        body_bytes = _body_bytes(header, index, path, offset)
-        if len(header) < _RECORD.size or offset + _RECORD.size + body_bytes[0] > size:
-            break
-        yield _body(file.read(body_bytes[0]), header, body_bytes[1], path, offset), file.tell()
-        index, offset = index + 1, file.tell()
-    if index < created_with:
-        raise _damaged(path, offset, f"the file is cut off: it was written with {created_with:,} records")
-    if offset < size:
-        report(f"{path}: the last record, at byte {offset:,}, is incomplete and left out (its writer was killed)")
-
-
-def _read_file_header(file: BinaryIO, path: Path) -> int:
-    """Checks the header of a file and returns the number of records that it was created with."""
-    header = file.read(_FILE.size)
-    if len(header) < _FILE.size or not header.startswith(_FILE_MAGIC):
-        raise _damaged(path, 0, "it does not begin like a file of trajectories")
-    if zlib.crc32(header[:-_CRC_BYTES]) != _FILE.unpack(header)[-1]:
-        raise _damaged(path, 0, "its header does not have its checksum")
-    _, version, step, count, _ = _FILE.unpack(header)
-    if version != FORMAT:
-        raise UserError(f"{path} has the format {version}, and this version of k2jax reads {FORMAT}")
-    if path.name != f"{step}{SUFFIX}":
-        raise _damaged(path, 0, f"it holds the iteration {step}; name it {step}{SUFFIX}")
-    return count
-
-
-def _body_bytes(header: bytes, index: int, path: Path, offset: int) -> tuple[int, int]:
+def _body_bytes(header: bytes, index: int | None) -> tuple[int, int]:
     """Bytes of a record's body as stored and as decompressed; (0, 0) where the file ends within the header."""
     if not header.startswith(_RECORD_MAGIC[: len(header)]):
-        raise _damaged(path, offset, "no record begins here")
+        raise DamagedRecordError("no record begins here")
     if len(header) < _RECORD.size:
         return 0, 0
     _, stored_index, stored, decompressed, _, crc32 = _RECORD.unpack(header)
     if zlib.crc32(header[:-_CRC_BYTES]) != crc32:
-        raise _damaged(path, offset, "the record's header does not have its checksum")
-    if stored_index != index:
-        raise _damaged(path, offset, f"the record {stored_index} stands where the record {index} belongs")
+        raise DamagedRecordError("the record's header does not have its checksum")
+    if index not in (None, stored_index):
+        raise DamagedRecordError(f"the record {stored_index} stands where the record {index} belongs")
     if max(stored, decompressed) > LARGEST + 2**20:  # what does not compress grows a little
-        raise _damaged(path, offset, "the record is larger than any record may be")
+        raise DamagedRecordError("the record is larger than any record may be")
     return stored, decompressed
 
 
-def _body(body: bytes, header: bytes, decompressed_bytes: int, path: Path, offset: int) -> Trajectory:
+def _trajectory(body: bytes, header: bytes, decompressed_bytes: int) -> Trajectory:
     """The trajectory of a record's body, which is decompressed to the length in its header and no further."""
     if _digest(body) != _RECORD.unpack(header)[-2]:
-        raise _damaged(path, offset, "the record does not have its checksum")
+        raise DamagedRecordError("the record does not have its checksum")
     decompressor = zlib.decompressobj()
     try:
         data = decompressor.decompress(body, decompressed_bytes + 1)
@@ -319,29 +282,7 @@ def _body(body: bytes, header: bytes, decompressed_bytes: int, path: Path, offse
             raise EncodingError("its length is not the one in its header")
         return decode(data)
     except (zlib.error, EncodingError) as error:
-        raise _damaged(path, offset, f"the record is no trajectory: {error}") from None
-
-
-def _damaged(path: Path, offset: int, reason: str) -> UserError:
-    return UserError(f"{path} is damaged at byte {offset:,}: {reason}; restore or delete the file")
-
-
-def _write_all(file: BinaryIO, data: bytes) -> None:
-    """Writes all of ``data`` to an unbuffered file, whose ``write`` may take less."""
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Gives an OSError of a write the name of the file, for the message about a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno and error.filename is None:
-            error.filename = str(path)
-        raise
+        raise DamagedRecordError(f"the record is no trajectory: {error}") from None
 
 
 def _sync_folder(folder: Path) -> None:

@@ -54,6 +54,7 @@ class Node:
     tokens: np.ndarray
     mask: np.ndarray
     logprobs: np.ndarray
+    _: dataclasses.KW_ONLY
     versions: np.ndarray
     turn: int = NO_TURN
     temperature: float = 1.0
@@ -70,7 +71,7 @@ class Node:
             np.asarray(tokens, np.int32).reshape(count),
             np.zeros(count, np.bool_),
             np.zeros(count, np.float32),
-            np.full(count, NO_VERSION, np.int64),
+            versions=np.full(count, NO_VERSION, np.int64),
             message=message,
         )
 
@@ -94,6 +95,7 @@ class Trajectory:
     task: str
     domain: str
     key: tuple[int, int, int]
+    _: dataclasses.KW_ONLY
     nodes: list[Node] = dataclasses.field(default_factory=list)
     status: Status = "unfinished"
     reward: Reward | None = None

@@ -57,7 +57,7 @@ def mla_attention(
 
     Source: DeepSeek-V2 (arXiv:2405.04434), equations 9 to 19; the maximum logit is that of Kimi K2, section 2.1.
     """
-    inputs = AttentionInputs(q_nope, q_rope, k_nope, k_rope, v, exit, start)
+    inputs = AttentionInputs(q_nope, q_rope, k_nope, k_rope, v=v, exit=exit, start=start)
     _check_shapes(inputs)
     chosen, (batch, heads, length, _) = resolve(impl), q_nope.shape
     if 0 in (batch, heads, length):

@@ -7,7 +7,7 @@ arrays' elements: a width of 64 counts as 64, although a TPU's tiles pad it to 1
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 from jax import Array
 from jax.experimental import pallas as pl
@@ -17,7 +17,8 @@ from pallas_kernels.mla_attention.blocks import most_pairs
 FLOAT32 = 4
 
 
-class AttentionShape(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionShape:
     """Sizes of a call.
 
     Attributes:
@@ -41,7 +42,8 @@ class AttentionShape(NamedTuple):
     @classmethod
     def of(cls, q_nope: Array, rope: int, v: Array) -> AttentionShape:
         """Sizes of a call with these inputs and this width of the rope."""
-        return cls(*q_nope.shape, rope, v.shape[-1], v.dtype.itemsize)
+        sizes = dict(zip(("batch", "heads", "length", "nope"), q_nope.shape, strict=True))
+        return cls(**sizes, rope=rope, value=v.shape[-1], itemsize=v.dtype.itemsize)
 
 
 def causal_visits(shape: AttentionShape, block: int) -> int:

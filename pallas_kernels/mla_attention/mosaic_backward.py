@@ -53,7 +53,7 @@ def backward(
     dq_nope, dq_rope = _query_gradients(operands, (exit, start), settings)
     dk_nope, dk_rope, dv = _key_gradients(operands, (exit, start), settings)
     dk_rope = dk_rope.sum(1).swapaxes(1, 2).astype(k_rope.dtype)
-    return AttentionInputs(dq_nope, dq_rope.swapaxes(2, 3), dk_nope, dk_rope, dv, None, None)
+    return AttentionInputs(dq_nope, dq_rope.swapaxes(2, 3), dk_nope, dk_rope, v=dv, exit=None, start=None)
 
 
 def _in_specs(settings: tile.AttentionSettings, operands) -> list[pl.BlockSpec]:

@@ -36,7 +36,7 @@ class Wayward:
             raise ZeroDivisionError("oops")
         if self.does == "flood":
             return Step(Observation(({"role": "user", "content": "x" * (9 << 20)},)))
-        return Step(Observation(({"role": "user", "content": "go on"},)), 0.5, info={"n": 1})
+        return Step(Observation(({"role": "user", "content": "go on"},)), info={"n": 1})
 
     async def close(self):
         type(self).open -= 1
@@ -149,8 +149,8 @@ def test_a_server_that_is_full_or_gone_is_an_infrastructure_error_and_places_com
 @pytest.mark.parametrize(
     "reply",
     ["", "[]", "{}", '{"step": {}, "tools": []}',
-     '{"step": {"observation": [1], "reward": 0, "info": {}}, "tools": []}',
-     '{"step": {"observation": [], "reward": NaN, "terminated": true, "truncated": false, "info": {}}, "tools": []}',
+     '{"step": {"observation": [1], "info": {}}, "tools": []}',
+     '{"step": {"observation": [], "terminated": true, "truncated": false, "info": []}, "tools": []}',
      "[" * 100_000],
 )  # fmt: skip
 def test_a_reply_that_is_none_is_an_infrastructure_error(reply):
@@ -169,7 +169,7 @@ def test_web_pages_are_refused():
 
 
 def test_steps_are_read_as_they_are_written_and_wrong_addresses_refused():
-    step = Step(Observation(({"role": "tool", "content": "ü"},)), 0.25, True, False, {"patch": "x"})
+    step = Step(Observation(({"role": "tool", "content": "ü"},)), True, False, {"patch": "x"})
     assert read_step(write_step(step)) == step
     (task,) = load_tasks("tool_use", ("count=1",))
     with pytest.raises(UserError, match="write ws://HOST:PORT"):

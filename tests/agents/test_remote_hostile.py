@@ -157,7 +157,7 @@ def test_a_task_says_no_odd_time(timeout):
         asyncio.run(RemoteEnvironment().reset(a_task("ws://h:1", timeout=timeout), 0))
 
 
-STEP = {"observation": [], "reward": 0, "terminated": False, "truncated": False, "info": {}}
+STEP = {"observation": [], "terminated": False, "truncated": False, "info": {}}
 REPLIES = [
     "[" + "[]," * 200_000 + "[]]",
     '{"step":' * 3000 + "1" + "}" * 3000,

@@ -1,7 +1,6 @@
 """Verdicts are written before they are used, survive a torn end, and are replayed for the same messages alone."""
 
 import asyncio
-import shutil
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,8 +25,10 @@ VERDICTS = st.builds(Verdict, st.just("0" * 16), REWARDS) | st.builds(Verdict, s
 def finished(answer: str, key=(1, 2, 3), status="finished") -> Trajectory:
     ids = np.zeros(1, np.int32)
     message = {"role": "assistant", "content": answer}
-    node = Node(-1, ids, ids == 0, ids.astype(np.float32), ids.astype(np.int64), 0, finish="stop", message=message)
-    return Trajectory("t", "d", key, [node], status)
+    node = Node(
+        -1, ids, ids == 0, ids.astype(np.float32), versions=ids.astype(np.int64), turn=0, finish="stop", message=message
+    )
+    return Trajectory("t", "d", key, nodes=[node], status=status)
 
 
 class CountingPool:
@@ -61,38 +62,6 @@ def test_a_log_that_is_read_again_holds_the_last_verdict_of_every_key(tmp_path_f
     for again in (log, VerdictLog(folder)):
         assert all(again.get(key, turn, call) == verdict for (key, turn, call), verdict in expected.items())
     assert VerdictLog(folder).get((9, 9, 9)) is None
-
-
-def test_a_log_that_was_cut_anywhere_keeps_all_verdicts_before_the_cut_and_goes_on(tmp_path):
-    whole = tmp_path / "whole"
-    log = VerdictLog(whole)
-    for sample in range(3):
-        log.append((0, 0, sample), Verdict("d", Reward(float(sample), info={"text": "a b\u2028c"})))
-    (file,) = whole.iterdir()
-    raw = file.read_bytes()
-    ends = [i + 1 for i, byte in enumerate(raw) if byte == ord("\n")]
-    assert len(ends) == 3
-    for cut in range(len(raw) + 1):
-        shutil.rmtree(tmp_path / "cut", ignore_errors=True)
-        (tmp_path / "cut").mkdir()
-        (tmp_path / "cut" / file.name).write_bytes(raw[:cut])
-        torn = VerdictLog(tmp_path / "cut")
-        known = [sample for sample in range(3) if torn.get((0, 0, sample))]
-        assert known == list(range(sum(end <= cut for end in ends)))
-        torn.append((0, 1, 0), Verdict("e", None, "why"))
-        again = VerdictLog(tmp_path / "cut")
-        assert again.get((0, 1, 0)) == Verdict("e", None, "why")
-        assert [sample for sample in range(3) if again.get((0, 0, sample))] == known
-
-
-def test_a_damaged_line_before_the_end_is_reported_and_not_skipped(tmp_path):
-    log = VerdictLog(tmp_path)
-    for sample in range(2):
-        log.append((0, 0, sample), Verdict("d", Reward(1.0)))
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes().replace(b"1.0", b"2.0", 1))
-    with pytest.raises(UserError, match=r"line 1 of the verdict log .* is damaged"):
-        VerdictLog(tmp_path).get((0, 0, 1))
 
 
 def test_verdicts_of_steps_that_nobody_needs_are_deleted(tmp_path):

@@ -19,7 +19,7 @@ def task(tools=("calculator", "store"), **fields):
     """A task of the environment with tools."""
     metadata = {"store": {"a": "12", "b": "30"}} | fields.pop("metadata", {})
     instruction = fields.pop("instruction", ({"role": "user", "content": "a+b="},))
-    return Task("t", "kv2", instruction, "final_answer", "tools", tools=tools, metadata=metadata, **fields)
+    return Task("t", "kv2", instruction, "final_answer", environment="tools", tools=tools, metadata=metadata, **fields)
 
 
 def episode(client, task, environment=None, *, chat=COMPACT, tokenizer=BYTES, max_tokens=60, **options):

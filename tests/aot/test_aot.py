@@ -1,15 +1,10 @@
 """The command's mistakes get one line; what it prints comes from a config and a topology."""
 
-import subprocess
-import sys
-
 import pytest
 
+from tests.command import run_command
+
 NANO = "--config=experiments/pretrain/nano.py"
-
-
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "k2jax.aot", *arguments], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +20,6 @@ def run(*arguments):
     ],
 )
 def test_mistakes_get_one_line_and_exit_code_2(arguments, message):
-    done = run(*arguments)
+    done = run_command("k2jax.aot", *arguments)
     assert done.returncode == 2, done.stderr[-500:]
     assert message in done.stderr and len(done.stderr.splitlines()) == 1

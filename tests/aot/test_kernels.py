@@ -10,6 +10,7 @@ from k2jax.aot import topology
 from k2jax.aot.kernel_cases import cases
 from k2jax.aot.kernels import compile_cases, vmem_bytes
 from k2jax.aot.report.expert_parts import expert_parts_table
+from tests.command import run_command
 
 TOPOLOGIES = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
 BOTH = {"mla_attention", "routed_experts", "grouped_matmul", "grouped_matmul_transposed", "expert_dispatch + combine"}
@@ -34,7 +35,7 @@ def test_one_shape_of_every_kernel_compiles_and_fits():
     assert {(kernel.kernel, kernel.direction) for kernel in compiled} == WANTED
     for kernel in compiled:
         assert kernel.fits
-        check(kernel._asdict())
+        check(vars(kernel))
 
 
 @pytest.mark.slow
@@ -93,6 +94,6 @@ def regions(key, *listed):
     ],
 )
 def test_mistakes_get_one_line_and_exit_code_2(arguments, message):
-    done = subprocess.run([sys.executable, "-m", "k2jax.aot", *arguments], capture_output=True, text=True)
+    done = run_command("k2jax.aot", *arguments)
     assert done.returncode == 2
     assert message in done.stderr and len(done.stderr.splitlines()) == 1

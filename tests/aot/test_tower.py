@@ -1,6 +1,7 @@
 """What the tower takes of a step: bytes that its backward pass reads of its forward pass, and its share of a trace."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -51,6 +52,7 @@ def bytes_of(tree):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
+@functools.cache
 def share_and_decoder(layers):
     """The tower's share of a step of two stages with 16 rows of 256 patches, or None, and the decoder's FLOPs."""
     topology, patches = "v5p:2x2x2", 256

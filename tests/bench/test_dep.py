@@ -9,13 +9,13 @@ from k2jax.parallel.schedule import build_pipeline_schedule
 
 @pytest.mark.parametrize(("stages", "rounds", "chunks", "micro_batches"), [(2, 1, 2, 3), (4, 2, 8, 8), (4, 3, 10, 9)])
 def test_without_images_a_replay_takes_as_long_as_the_schedule_says(stages, rounds, chunks, micro_batches):
-    schedule = build_pipeline_schedule("1f1b", stages, rounds, chunks, micro_batches)
+    schedule = build_pipeline_schedule(stages, rounds, chunks, micro_batches)
     nothing = np.zeros(micro_batches)
     assert replay(schedule, 1.0, 3.0, nothing, nothing) == pytest.approx(schedule.seconds(1.0, 3.0))
 
 
 def test_a_tick_waits_for_the_stage_that_has_images_and_only_for_what_exceeds_the_others():
-    schedule = build_pipeline_schedule("1f1b", 2, 1, 2, 1)  # forward 0, forward 1, backward 1, backward 0
+    schedule = build_pipeline_schedule(2, 1, 2, 1)  # forward 0, forward 1, backward 1, backward 0
     plain = replay(schedule, 1.0, 3.0, np.zeros(1), np.zeros(1))
     assert plain == 8
     assert replay(schedule, 1.0, 3.0, np.array([0.5]), np.array([2.0])) == plain + 2.5

@@ -12,6 +12,7 @@ from k2jax import cli
 from k2jax.checkpoint import run_config
 from k2jax.config import (
     ModelConfig,
+    PackingConfig,
     defaults,
     from_json,
     load_experiment,
@@ -21,10 +22,13 @@ from k2jax.config import (
     source,
     to_json,
 )
-from k2jax.config.presets import PRESETS
+from k2jax.config.presets import METHODS, PRESETS
 from k2jax.config.reference import keys, reference_markdown
+from k2jax.convert.loading import open_pretrained
 from k2jax.errors import UserError
 from k2jax.optim import learning_rate
+from k2jax.rl.setup import check_config
+from k2jax.train.workdir import open_workdir
 
 EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.py"))
 FILE = "from k2jax.config import defaults\ndef get_config():\n    return defaults('pretrain')\n"
@@ -58,6 +62,8 @@ def test_every_experiment_loads_and_resolves(path):
         if not hasattr(module, "runs"):
             config.train.steps = steps
             config = resolve(config)
+            if config.stage == "rl":
+                check_config(config)
             learning_rate(config.optimizer, config.train.steps)
     for overrides in getattr(module, "runs", dict)().values():
         config = module.get_config()
@@ -151,9 +157,9 @@ def test_mistakes_in_a_grouped_query_model_are_one_line(overrides, words):
     ("overrides", "words"),
     [
         ({"ratio_low": 1.0}, "ratio_low 1.0 and ratio_high 2.0 do not enclose 1"),
-        ({"name": "gspo", "ratio_high": 0.9}, "ratio_low 0.5 and ratio_high 0.9 do not enclose 1"),
-        ({"aggregation": "sequence"}, "aggregation is read by the loss gspo alone, and rl.loss.name is k2.5"),
-        ({"length_normalized": True}, "length_normalized is read by the loss k2 alone"),
+        ({"name": "gspo", "ratio_high": 0.9}, "ratio_low 0.9997 and ratio_high 0.9 do not enclose 1"),
+        ({"aggregation": "token"}, "aggregation is read by the losses kat, gspo, and rl.loss.name is k2.5"),
+        ({"name": "k2", "ratio_high": 2.0}, "ratio_high is read by the losses k2.5, kat, gspo, ppo, and rl.loss.name"),
         ({"ptx": 0.1}, "ptx 0.1 and ptx_rows 0 go together"),
         ({"ptx_rows": 2}, "ptx 0.0 and ptx_rows 2 go together"),
     ],
@@ -168,10 +174,22 @@ def test_mistakes_in_a_policy_objective_are_one_line(overrides, words):
 
 
 def test_each_policy_objective_takes_its_own_keys():
-    for overrides in ({"name": "gspo", "aggregation": "sequence"}, {"name": "k2", "length_normalized": True}):
+    for overrides in ({"name": "gspo", "aggregation": "token"}, {"name": "ppo", "ratio_low": 0.7}, {"name": "k2"}):
         config = defaults("rl")
         config.rl.loss.update({"ptx": 0.1, "ptx_rows": 1, **overrides})
         assert resolve(config).rl.loss.name == overrides["name"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_s_name_alone_gives_what_its_report_trains_with(method):
+    rl = resolve(defaults("rl", method=method)).rl
+    assert rl.loss.name == method and rl.loss.ratio_low is None and rl.advantage.baseline == "mean"
+    assert rl.advantage.scale == ("std" if method in ("kat", "gspo") else "none")
+    tree = rl.packing == PackingConfig("tree", "paths") and rl.loss.icepop.on and rl.loss.mcla.passes > 1
+    assert tree == (method == "kat") == (rl.loss.old == "recompute")
+    check_config(resolve(defaults("rl", method=method)))
+    with pytest.raises(UserError, match=r"unknown method 'k3'; there are k2, k2\.5, kat, gspo"):
+        defaults("rl", method="k3")
 
 
 def test_keys_of_the_other_attention_are_not_read():
@@ -225,8 +243,8 @@ FLAT = {"model": {"layers": 4, "experts": 32, "kv_lora_rank": 64}, "train": {"st
 @pytest.mark.parametrize(
     ("stored", "words"),
     [
-        (FLAT, r"written by an earlier version of k2jax \(configuration format 1, this version reads 2\)"),
-        ({"format": 3, "model": {}}, r"written by another version of k2jax \(configuration format 3"),
+        (FLAT, r"written by an earlier version of k2jax \(configuration format 1, this version reads 3\)"),
+        ({"format": 4, "model": {}}, r"written by another version of k2jax \(configuration format 4"),
         ([], "no configuration"),
     ],
     ids=["earlier", "later", "a list"],
@@ -236,6 +254,21 @@ def test_a_stored_config_of_another_version_is_refused_in_one_line(tmp_path, sto
     with pytest.raises(UserError, match=words) as error:
         run_config(tmp_path)
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda workdir: open_workdir(workdir, resolve(defaults("rl"))), open_pretrained],
+    ids=["to resume", "for init_from"],
+)
+def test_a_workdir_whose_config_holds_a_key_that_is_gone_is_refused_in_one_line(tmp_path, read):
+    stored = json.loads(to_json(resolve(defaults("rl"))))
+    stored["rl"]["rollout"]["deterministic"] = True
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"format": 2}))
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"an earlier version of k2jax .*use that version, or start a new") as error:
+        read(tmp_path)
+    assert "\n" not in str(error.value) and str(tmp_path / "config.json") in str(error.value)
 
 
 def test_replaced_keys_reach_nested_groups_and_leave_the_rest():

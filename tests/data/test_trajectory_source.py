@@ -32,7 +32,7 @@ def sampled(prompt, answers, value=1.0, sample=0):
                 np.array(ids, np.int32),
                 np.ones(count, np.bool_),
                 np.full(count, -0.5, np.float32),
-                np.zeros(count, np.int64),
+                versions=np.zeros(count, np.int64),
                 turn=turn,
                 finish="stop",
             )

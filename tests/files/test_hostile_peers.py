@@ -16,6 +16,7 @@ from k2jax.agents.toolsets.mcp_transport import MOST_VALUES, _read
 from k2jax.agents.toolsets.store import LARGEST, StoreTools
 from k2jax.agents.toolsets.types import ToolError
 from k2jax.agents.verifier_pool import frames
+from k2jax.files.frames import lengths
 from k2jax.processes import rendezvous
 from k2jax.tasks.code.verifier import verdict_of
 
@@ -78,7 +79,7 @@ def test_greetings_count_and_others_take_no_longer_than_they_may(monkeypatch):
 
 @pytest.mark.parametrize("record", [b"7", b"[]", b"{", b"NaN", b"\xff", DEEP, WIDE])
 def test_a_verifier_s_process_says_objects_of_few_values_or_nothing(record):
-    with sent(struct.pack(">I", len(record)) + record) as connection, pytest.raises(frames.FrameError):
+    with sent(lengths(len(record), 0) + record) as connection, pytest.raises(frames.FrameError):
         frames.receive(connection)
 
 

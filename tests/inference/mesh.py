@@ -13,7 +13,7 @@ from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import make_engine_mesh
 from k2jax.processes import start
 from k2jax.processes.termination import run_and_exit
-from tests.inference.tiny import MLA, oracle, prompts, weights
+from tests.inference.tiny import SHORT, ids_of, oracle, prompts, weights
 
 PROMPTS = prompts(1, 3, 40, 17, 33, 2, 21, 7, 30, 16, 38, 15, seed=3)
 GREEDY = Sampling(max_tokens=6, temperature=0.0, prompt_logprobs=True)
@@ -41,16 +41,11 @@ def largest_error(model, requests, temperature=1.0, seeds=(0,)):
     return float(np.abs(differences).max())
 
 
-def ids_of(requests):
-    """Generated ids of each request."""
-    return [list(request.tokens) for request in requests]
-
-
 def _main() -> int:
     """Two processes with a device each hold the experts together; each makes the same calls."""
     assert len(jax.devices()) == 2 == 2 * len(jax.local_devices())
-    requests = mesh_engine(MLA, make_engine_mesh(expert=2)).generate(PROMPTS, GREEDY)
-    print(json.dumps({"error": largest_error(MLA, requests), "ids": ids_of(requests)}), flush=True)
+    requests = mesh_engine(SHORT, make_engine_mesh(expert=2)).generate(PROMPTS, GREEDY)
+    print(json.dumps({"error": largest_error(SHORT, requests), "ids": ids_of(requests)}), flush=True)
     return 0
 
 

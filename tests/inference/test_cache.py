@@ -1,27 +1,32 @@
 """The cache: a program writes into it in place, whatever its size, and a broken sequence leaves nothing in it."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from k2jax.client import Sampling
-from k2jax.inference import programs as programs_module
 from k2jax.inference.decode import Continuation, decode
 from k2jax.inference.engine import Engine
 from k2jax.inference.forward import Chunk, Targets, empty_cache, run_chunk
 from k2jax.inference.sampler import Choice
 from k2jax.inference.weights import EngineWeights
-from tests.inference.tiny import MLA, MODELS, engine, oracle, prompts, weights
+from tests.inference.tiny import MODELS, check_against_oracle, engine, prompts, weights
 
 GREEDY = Sampling(max_tokens=4, temperature=0.0, prompt_logprobs=True)
 
 
-@pytest.mark.parametrize("stacked", [False, True], ids=["unstacked", "stacked"])
-@pytest.mark.parametrize("program", ["prefill", "decode"])
-@pytest.mark.parametrize("name", ["mla-yarn", "gqa-bias-llama3"])
+@pytest.mark.parametrize(
+    ("name", "program", "stacked"),
+    [
+        ("mla-yarn", "decode", False),
+        ("mla-no-q-lora-groups", "prefill", True),
+        ("gqa-bias-llama3", "prefill", False),
+        ("gqa-bias-llama3", "decode", True),
+        pytest.param("mla-yarn", "prefill", False, marks=pytest.mark.slow),
+        pytest.param("mla-yarn", "decode", True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_program_needs_no_second_cache(name, program, stacked):
     model = MODELS[name]
     params = EngineWeights(weights(model), model, None, stacked).params
@@ -49,31 +54,24 @@ def test_a_sequence_that_is_not_finite_harms_none_that_gets_its_pages(name):
     [bad] = one.generate([[1, broken, *range(10, 40)]], GREEDY)
     assert np.isnan(bad.prompt_logprobs[1])
     [good] = one.generate([[1, 2, 3]], GREEDY)
-    [expected] = engine(model).generate([[1, 2, 3]], GREEDY)
-    assert good.tokens.tolist() == expected.tokens.tolist()
-    np.testing.assert_allclose(good.prompt_logprobs, [oracle(model, [1, 2, 3])[i, i + 2] for i in range(2)], atol=1e-4)
+    assert len(good.tokens) == 4
+    check_against_oracle(model, good)
 
 
 def test_programs_are_compiled_once_for_the_first_cache_and_for_those_that_they_return(through_jit):
-    one = engine(MODELS["gqa-bias-llama3"], slots=3, max_length=208)  # sizes of no other test
+    one = engine(MODELS["gqa-bias-llama3"], slots=3, max_length=48)  # sizes of no other test
     before = run_chunk._cache_size(), decode._cache_size()
     one.generate([[1]], Sampling(max_tokens=9, temperature=0.0))
     one.generate([[*range(16)]], Sampling(max_tokens=1, temperature=0.0))
     assert (run_chunk._cache_size(), decode._cache_size()) == (before[0] + 1, before[1] + 1)
 
 
-def test_programs_read_few_pages_beyond_those_in_use(monkeypatch, through_jit):
+def test_programs_read_few_pages_beyond_those_in_use(ran):
     """A fresh prompt reads none, and a later token at most twice those of its sequence."""
+    engine(max_length=256).generate(prompts(70), Sampling(max_tokens=30, temperature=0.0))
     read = []
-
-    def record(params, cache, rows, *others, program, ahead, **static):
-        length = int((rows.start + ahead * rows.count).max())
-        read.append((rows.pages.shape[1], -(-length // cache.shape[2])))
-        return program(params, cache, rows, *others, **static)
-
-    for program, ahead in ((run_chunk, 0), (decode, 1)):  # decoding also writes to the pages that it knows
-        changed = functools.partial(record, program=program, ahead=ahead)
-        monkeypatch.setattr(programs_module, program.__name__, changed)
-    engine(MLA, page_size=16).generate(prompts(70), Sampling(max_tokens=30, temperature=0.0))
+    for name, (rows, *_), _, _ in [run for run in ran if run.name != "sample"]:
+        ahead = name == "decode"  # decoding also writes to the pages that it knows
+        read.append((rows.pages.shape[1], -(-int((rows.start + ahead * rows.count).max()) // 16)))
     assert read[0] == (0, 0) and read[1] == (4, 4) and len(read) == 2 + 8
     assert all(used <= columns < max(5, 2 * used) for columns, used in read)

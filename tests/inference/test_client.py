@@ -3,8 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import subprocess
-import sys
 
 import hypothesis
 from hypothesis import strategies as st
@@ -16,9 +14,8 @@ from k2jax.errors import UserError
 from k2jax.inference import Worker
 from k2jax.inference.client import EngineClient, ForcedClient
 from k2jax.inference.weights import named_leaves
-from tests.emulated import ROOT
-from tests.inference.resuming import SIZES
-from tests.inference.tiny import MLA, engine, oracle, prompts, weights
+from tests.emulated import run_on
+from tests.inference.tiny import ROUTED, engine, finish, oracle, prompts, weights
 
 [PROMPT] = prompts(12)
 SAMPLED = Sampling(max_tokens=20, temperature=0.8, seed=5)
@@ -27,35 +24,38 @@ SAMPLED = Sampling(max_tokens=20, temperature=0.8, seed=5)
 @pytest.fixture(scope="module")
 def whole():
     """The request without an interruption."""
-    [request] = engine(**SIZES).generate([PROMPT], SAMPLED)
+    [request] = engine(ROUTED).generate([PROMPT], SAMPLED)
     return request.completion()
 
 
 @pytest.fixture
 def worker():
-    worker = Worker(engine(version=3, **SIZES))
+    worker = Worker(engine(ROUTED, version=3))
     yield worker
     worker.stop()
 
 
-@pytest.fixture(scope="module")
-def other_process():
-    command = [sys.executable, "-m", "tests.inference.resuming"]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    yield process
-    process.stdin.close()
-    process.wait(timeout=60)
+def resume(generated):
+    """The request on a fresh engine, behind generated tokens."""
+    run = engine(ROUTED)
+    request = run.submit(PROMPT, SAMPLED, generated)
+    finish(run)
+    return request.completion()
 
 
 @hypothesis.settings(max_examples=12)
 @hypothesis.given(cut=st.integers(0, 20))
-def test_a_request_cut_anywhere_goes_on_in_another_process(whole, other_process, cut):
-    generated = whole.tokens[:cut].tolist()
-    other_process.stdin.write(json.dumps([PROMPT, dataclasses.asdict(SAMPLED), generated]) + "\n")
-    other_process.stdin.flush()
-    tokens, logprobs, finish = json.loads(other_process.stdout.readline())
-    assert tokens == whole.tokens.tolist() and finish == "length"
-    np.testing.assert_allclose(logprobs[cut:], whole.logprobs[cut:], atol=1e-4)
+def test_a_request_cut_anywhere_goes_on_in_another_engine(whole, cut):
+    completion = resume(whole.tokens[:cut].tolist())
+    assert completion.tokens.tolist() == whole.tokens.tolist() and completion.finish == "length"
+    np.testing.assert_allclose(completion.logprobs[cut:], whole.logprobs[cut:], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_request_that_was_cut_goes_on_in_another_process(whole):
+    generated = whole.tokens[:7].tolist()
+    program = f"from tests.inference.test_client import resume; print(resume({generated}).tokens.tolist())"
+    assert json.loads(run_on(1, "-c", program).splitlines()[-1]) == whole.tokens.tolist()
 
 
 def test_results_are_arrays(worker, whole):
@@ -65,7 +65,7 @@ def test_results_are_arrays(worker, whole):
     np.testing.assert_array_equal(completion.tokens, whole.tokens)
     np.testing.assert_allclose(completion.logprobs, whole.logprobs, atol=1e-5)
     assert set(completion.versions.tolist()) == {3}
-    expected = oracle(MLA, [*PROMPT, *completion.tokens], 0.8)[np.arange(11, 31), completion.tokens]
+    expected = oracle(ROUTED, [*PROMPT, *completion.tokens], 0.8)[np.arange(11, 31), completion.tokens]
     np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
 
 
@@ -75,7 +75,7 @@ def test_a_resumed_completion_keeps_what_is_known_of_its_tokens(worker, whole):
 
     async def run():
         half = await client.generate(PROMPT, SAMPLED, on_token=lambda token, _: token == whole.tokens[7])
-        worker.call(lambda engine: engine.update_params(named_leaves(weights(MLA)), 4))
+        worker.call(lambda engine: engine.update_params(named_leaves(weights(ROUTED)), 4))
         return half, await client.generate(
             PROMPT, SAMPLED, resume=half, on_token=lambda token, logprob: seen.append((token, logprob))
         )
@@ -93,7 +93,7 @@ def test_a_resumed_completion_keeps_what_is_known_of_its_tokens(worker, whole):
 
 
 def test_more_tokens_than_a_request_may_have_are_refused():
-    run = engine(**SIZES)
+    run = engine(ROUTED)
     with pytest.raises(UserError, match="21 generated tokens are more than the request may have"):
         run.submit(PROMPT, SAMPLED, [1] * 21)
     with pytest.raises(UserError, match="outside the vocabulary"):
@@ -143,7 +143,7 @@ def test_a_callback_s_error_is_its_coroutine_s_alone(worker):
 
 
 def test_an_engine_that_failed_is_told():
-    worker = Worker(engine(**SIZES))
+    worker = Worker(engine(ROUTED))
 
     async def run():
         worker._engine.step = lambda: 1 / 0
@@ -160,7 +160,7 @@ def test_forced_tokens_have_the_full_forward_pass_s_logprobs(worker, temperature
     sampling = Sampling(max_tokens=25, temperature=temperature, return_experts=True)
     completion = asyncio.run(client.generate(PROMPT, sampling))
     assert (completion.tokens.tolist(), completion.finish) == (reply[:25], "length")
-    expected = oracle(MLA, [*PROMPT, *reply[:25]], temperature)[np.arange(11, 36), reply[:25]]
+    expected = oracle(ROUTED, [*PROMPT, *reply[:25]], temperature)[np.arange(11, 36), reply[:25]]
     np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
     assert set(completion.versions.tolist()) == {3} and completion.experts.shape == (36, 2, 2)
 

@@ -9,12 +9,13 @@ import pytest
 
 from k2jax.client import Sampling
 from k2jax.errors import UserError
-from k2jax.inference import programs as programs_module
 from k2jax.inference.weights import named_leaves
 from k2jax.model import feed_forward, forward, unstack_layers
-from tests.inference.tiny import GQA, MLA, engine, prompts, weights
+from tests.inference import tiny
+from tests.inference.tiny import GQA, ROUTED, finish, prompts, weights, with_few_pages
 
-ROUTED = Sampling(max_tokens=20, temperature=0.8, return_experts=True)
+ASKED = Sampling(max_tokens=20, temperature=0.8, return_experts=True)
+engine = functools.partial(tiny.engine, ROUTED)
 
 
 @functools.cache
@@ -34,7 +35,7 @@ def _recorded(model, width):
     return jax.jit(run)
 
 
-def chosen_experts(ids, model=MLA, seed=0):
+def chosen_experts(ids, model=ROUTED, seed=0):
     """``[len(ids), expert layers, active experts]``, experts of a token in order of their number."""
     padded = np.zeros((1, 128), np.int32)
     padded[0, : len(ids)] = ids
@@ -51,10 +52,9 @@ def check(request, seed=0):
 def test_of_every_token_that_was_computed():
     """Prompts shorter and longer than a chunk, next to requests that do not ask."""
     run = engine()
-    requests = [run.submit(prompt, ROUTED) for prompt in prompts(3, 40, 17)]
+    requests = [run.submit(prompt, ASKED) for prompt in prompts(3, 40, 17)]
     plain = run.submit(prompts(9)[0], Sampling(max_tokens=25))
-    while run.has_work():
-        run.step()
+    finish(run)
     for request in requests:
         check(request)
     assert plain.completion().experts is None
@@ -62,19 +62,18 @@ def test_of_every_token_that_was_computed():
 
 def test_of_shared_prefixes_preempted_and_resumed_requests():
     """Pages of a request that did not ask are computed again, those of one that did are used with their experts."""
-    prompt = prompts(70)[0]
+    prompt = prompts(40)[0]
     run = engine()
     run.generate([prompt], Sampling(max_tokens=1))
-    first, second = (run.generate([prompt], ROUTED)[0] for _ in range(2))
-    assert (first.cached_tokens, second.cached_tokens) == (0, 64)
-    crowded = engine(pages=10, max_length=128)
-    squeezed = crowded.generate(prompts(60, 61, 62), ROUTED)
-    resumed = run.submit(prompt, ROUTED, list(first.tokens[:7]))
+    first, second = (run.generate([prompt], ASKED)[0] for _ in range(2))
+    assert (first.cached_tokens, second.cached_tokens) == (0, 32)
+    crowded = with_few_pages(engine(), 7)
+    squeezed = crowded.generate(prompts(30, 31, 33), ASKED)
+    resumed = run.submit(prompt, ASKED, list(first.tokens[:7]))
     run.step()
     run.pause(resumed)
     run.resume(resumed)
-    while run.has_work():
-        run.step()
+    finish(run)
     assert (run.stats().preemptions, crowded.stats().preemptions > 0) == (0, True)
     for request in (first, second, *squeezed, resumed):
         check(request)
@@ -83,12 +82,11 @@ def test_of_shared_prefixes_preempted_and_resumed_requests():
 def test_a_token_keeps_the_experts_that_it_was_chosen_with():
     """Recomputing the cache under new weights does not change what was reported of earlier tokens."""
     run = engine()
-    request = run.submit(prompts(20)[0], ROUTED)
+    request = run.submit(prompts(20)[0], ASKED)
     for _ in range(3):
         run.step()
-    run.update_params(named_leaves(weights(MLA, 3)), 1)
-    while run.has_work():
-        run.step()
+    run.update_params(named_leaves(weights(ROUTED, 3)), 1)
+    finish(run)
     old = list(request.versions).count(0)
     fed = request.ids[:-1]
     experts = np.sort(request.completion().experts)
@@ -97,24 +95,17 @@ def test_a_token_keeps_the_experts_that_it_was_chosen_with():
     np.testing.assert_array_equal(experts[20 + old - 1 :], chosen_experts(fed, seed=3)[20 + old - 1 :])
 
 
-def test_who_does_not_ask_runs_a_program_without_them(monkeypatch, through_jit):
-    variants = []
-    for program in (programs_module.run_chunk, programs_module.decode):
-
-        def record(*arguments, program=program, **static):
-            variants.append((program.__name__, static["return_experts"]))
-            output = program(*arguments, **static)
-            assert static["return_experts"] == (output.experts.size > 0)
-            return output
-
-        monkeypatch.setattr(programs_module, program.__name__, record)
+def test_who_does_not_ask_runs_a_program_without_them(ran):
     run = engine()
     run.generate(prompts(9), Sampling(max_tokens=2))
-    run.generate(prompts(9), ROUTED)
+    run.generate(prompts(9), ASKED)
+    variants = [(each.name, each.static["return_experts"]) for each in ran if each.name != "sample"]
     assert variants[:3] == [("run_chunk", False), ("decode", False), ("run_chunk", True)]
     assert set(variants[3:]) == {("decode", True)}
+    for each in ran:
+        assert each.name == "sample" or each.static["return_experts"] == (each.output.experts.size > 0)
 
 
 def test_a_model_without_experts_has_none_to_report():
     with pytest.raises(UserError, match="the model has no experts"):
-        engine(GQA).submit([1], ROUTED)
+        tiny.engine(GQA).submit([1], ASKED)

@@ -11,12 +11,13 @@ from k2jax.inference.forward import empty_cache
 from tests.inference.tiny import MLA, NORMED, PLAIN, oracle, prompts, weights
 
 
+@pytest.mark.parametrize("lengths", [(1, 12), pytest.param((1, 20), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", [PLAIN, NORMED], ids=["mla", "gqa"])
-def test_cached_decoding_equals_the_full_pass(model):
-    """Prompts of one token and of several pages and chunks, in one batch."""
+def test_cached_decoding_equals_the_full_pass(model, lengths):
+    """Prompts of one token and of two pages, or of several pages and chunks, in one batch."""
     kernels = replace_keys(model, {"kernels": "interpret"})
-    engine = Engine(kernels, weights(model), slots=4, max_length=64, page_size=8)
-    for request in engine.generate(prompts(1, 20), Sampling(max_tokens=3, temperature=0.0)):
+    engine = Engine(kernels, weights(model), slots=2, max_length=32, page_size=8)
+    for request in engine.generate(prompts(*lengths), Sampling(max_tokens=3, temperature=0.0)):
         expected = oracle(model, request.ids)
         for i, token in enumerate(request.tokens):
             row = expected[len(request.prompt) - 1 + i]

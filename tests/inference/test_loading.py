@@ -11,7 +11,6 @@ from k2jax.client import Sampling
 from k2jax.convert.loading import Opened
 from k2jax.errors import UserError
 from k2jax.inference.loading import load_engine, open_engine
-from k2jax.inference.mesh import make_engine_mesh
 from tests.inference.tiny import layer_by_layer
 from tests.serve.folder import write
 
@@ -28,16 +27,17 @@ def assert_equal(ours, expected):
         np.testing.assert_array_equal(np.asarray(mine, np.float32), np.asarray(expected[name], np.float32))
 
 
-@pytest.mark.parametrize(
-    "data", [None, pytest.param(2, marks=pytest.mark.devices(2))], ids=["one device", "two devices"]
-)
-@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
-def test_an_engine_reads_the_weights_that_from_pretrained_gives(folder, dtype, data):
+def check_loaded(folder, dtype, mesh=None):
+    """An engine reads the weights that ``from_pretrained`` gives."""
     _, params = k2jax.from_pretrained(folder, dtype=dtype)
-    mesh = make_engine_mesh(data) if data else None
-    engine = load_engine(folder, dtype, mesh, slots=2, max_length=32)
+    engine = load_engine(folder, dtype, mesh, slots=8, max_length=32)
     assert_equal(dict(engine.weights.leaves()), dict(layer_by_layer(params)))
     assert engine.version == 0
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_an_engine_reads_the_weights_that_from_pretrained_gives(folder, dtype):
+    check_loaded(folder, dtype)
 
 
 def test_an_engine_that_is_opened_has_its_weights_when_the_context_ends(folder, monkeypatch):
@@ -53,7 +53,8 @@ def test_an_engine_that_is_opened_has_its_weights_when_the_context_ends(folder, 
         may_read.set()
     assert engine.weights.complete
     asked = Sampling(max_tokens=4, temperature=0.0)
-    [request], [expected] = (each.generate([[1, 2, 3]], asked) for each in (engine, load_engine(folder, slots=2)))
+    engines = engine, load_engine(folder, slots=2, max_length=32)
+    [request], [expected] = (each.generate([[1, 2, 3]], asked) for each in engines)
     assert request.tokens == expected.tokens
 
 

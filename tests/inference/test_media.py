@@ -12,9 +12,7 @@ from k2jax.config.schema import VisionConfig
 from k2jax.data.images.packing import PatchChunk, pack_chunks
 from k2jax.errors import UserError
 from k2jax.inference import programs, shapes
-from k2jax.inference.decode import decode
 from k2jax.inference.engine import Engine
-from k2jax.inference.forward import run_chunk
 from k2jax.inference.media import PlacedChunk, content_digest, place_chunks
 from k2jax.inference.mesh import make_engine_mesh
 from k2jax.inference.tower import FeatureStore, row_length
@@ -22,7 +20,7 @@ from k2jax.inference.weights import named_leaves
 from k2jax.model import K2
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
-from tests.inference.tiny import GQA, MLA, prompts
+from tests.inference.tiny import GQA, MLA, finish, prompts
 
 VISION = VisionConfig(layers=2, width=24, heads=2, ffn=40, patch=2, grid=6)
 SEEING = {"mla": dataclasses.replace(MLA, vision=VISION), "gqa": dataclasses.replace(GQA, vision=VISION)}
@@ -130,8 +128,7 @@ def test_an_interrupted_request_reads_its_images_again():
     run.pause(request)
     run.resume(request)
     run.update_params(named_leaves(weights("gqa", 1)), 1)  # recomputes the prompt, by the new tower
-    while run.has_work():
-        run.step()
+    finish(run)
     assert set(request.versions) == {0, 1} and run.stats().images_computed == 2
     check(request, version=0)
     check(request, version=1)
@@ -159,29 +156,23 @@ def test_a_beginning_before_different_images_is_shared():
     check(requests[1])
 
 
-def test_text_runs_the_programs_of_a_decoder_alone(monkeypatch, through_jit):
+def test_text_runs_the_programs_of_a_decoder_alone(ran, monkeypatch):
     """Programs without images get the weights of a decoder and nothing else; beside images, too."""
-    calls = []
+    structures, decoder_of = set(), programs.Programs._decoder.fget
 
-    def recorded(params, cache, chunk, targets, media, **options):
-        calls.append((jax.tree.structure(params), int((chunk.count > 0).sum()), media))
-        return run_chunk(params, cache, chunk, targets, media, **options)
+    def recorded(self):
+        structures.add(str(jax.tree.structure(decoder_of(self))))
+        return decoder_of(self)
 
-    def recorded_decode(params, *others, **options):
-        calls.append((jax.tree.structure(params), 0, None))
-        return decode(params, *others, **options)
-
-    monkeypatch.setattr(programs, "run_chunk", recorded)
-    monkeypatch.setattr(programs, "decode", recorded_decode)
+    monkeypatch.setattr(programs.Programs, "_decoder", property(recorded))
     texts = prompts(10, 3)
     decoder = {group: part for group, part in weights("gqa").items() if group != "vision"}
     Engine(SEEING["gqa"], decoder, slots=4, max_length=64).generate(texts, GREEDY)
-    [alone] = {structure for structure, _, media in calls if media is None}
-    calls.clear()
     tokens, media = shown(2, image(1, 8, 10), 3)
     engine().generate([tokens, *texts], GREEDY, [media, (), ()])
-    assert [rows for _, rows, media in calls if media is not None] == [1, 1]  # the image's prompt, in two chunks
-    assert {structure for structure, _, _ in calls} == {alone}
+    chunks = [run.given for run in ran if run.name == "run_chunk"]
+    assert [int((chunk.count > 0).sum()) for chunk, _, seen in chunks if seen is not None] == [1, 1]  # of two chunks
+    assert len(structures) == 1
 
 
 def test_features_of_the_contents_that_were_used_last_are_kept():

@@ -4,16 +4,25 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
 from k2jax.client import Sampling
 from k2jax.errors import UserError
+from k2jax.inference import shapes
+from k2jax.inference.checksum import combine, replica_sums, seed_of
 from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import make_engine_mesh
 from k2jax.inference.weights import named_leaves
-from tests.inference.mesh import GREEDY, PROMPTS, ids_of, largest_error, mesh_engine
-from tests.inference.tiny import GQA, MLA, oracle, weights
+from tests.inference.mesh import GREEDY, PROMPTS, largest_error, mesh_engine
+from tests.inference.test_checksum import DTYPES, SHAPE, values
+from tests.inference.test_checksum import oracle as checksum
+from tests.inference.test_loading import check_loaded
+from tests.inference.test_ownership import MESH, ON_A_MESH, check_copies
+from tests.inference.tiny import GQA, SHORT, check_alternatives, finish, ids_of, oracle, weights
+from tests.serve.folder import write
 from tests.train.together import end, free_port, python
 
 
@@ -21,13 +30,14 @@ from tests.train.together import end, free_port, python
 @pytest.mark.parametrize(
     ("model", "axes", "experts"),
     [
-        pytest.param(MLA, {"data": 2, "expert": 4}, 2, id="data 2 x expert 4"),
-        pytest.param(MLA, {"expert": 8}, 1, id="expert 8", marks=pytest.mark.slow),
+        pytest.param(SHORT, MESH, 2, id="data 2 x expert 4"),
+        pytest.param(SHORT, {"expert": 8}, 1, id="expert 8", marks=pytest.mark.slow),
         pytest.param(GQA, {"data": 8}, None, id="data 8, grouped-query attention", marks=pytest.mark.slow),
     ],
 )
-def test_every_position_equals_one_pass_on_one_device(model, axes, experts):
+def test_every_position_equals_one_pass_on_one_device(model, axes, experts, monkeypatch):
     """Prompts of many lengths, greedy, all positions; then samples of one prompt, twice, with few pages."""
+    monkeypatch.setattr(shapes, "PREFILL_WIDTHS", (16,))
     engine = mesh_engine(model, make_engine_mesh(**axes), pages=8 * 6)
     assert {shard.data.shape[1] for shard in engine._programs._cache.addressable_shards} == {
         6 + 1
@@ -35,7 +45,13 @@ def test_every_position_equals_one_pass_on_one_device(model, axes, experts):
     if experts:
         w13 = engine._weights.params["moe"][0]["experts"]["w13"]
         assert {shard.data.shape[0] for shard in w13.addressable_shards} == {experts}  # on each device
-    greedy = engine.generate(PROMPTS, GREEDY)
+    asked = [dataclasses.replace(GREEDY, top_logprobs=(0, 5, 1)[i % 3]) for i in range(len(PROMPTS))]
+    greedy = engine.generate(PROMPTS, asked)
+    for request in greedy:
+        wanted = request.sampling.top_logprobs
+        assert len(request.prompt_top_logprobs) == (len(request.prompt) - 1 if wanted else 0)
+        for row, top in zip(oracle(model, request.ids), request.prompt_top_logprobs, strict=False):
+            check_alternatives(row, top, wanted)
     assert sum(len(request.ids) - 1 for request in greedy) > 200
     assert largest_error(model, greedy) <= 1e-4
     sampling = [Sampling(max_tokens=20, temperature=0.8, seed=i) for i in range(24)]
@@ -46,41 +62,69 @@ def test_every_position_equals_one_pass_on_one_device(model, axes, experts):
     assert engine.stats().pages_in_use == 0
 
 
-@pytest.mark.devices(8)
-def test_alternatives_of_prompts_on_a_mesh_are_the_best_of_one_pass_on_one_device():
-    asked = [dataclasses.replace(GREEDY, max_tokens=1, top_logprobs=top) for top in (5, 0, 1)]
-    engine = mesh_engine(MLA, make_engine_mesh(data=2, expert=4))
-    for request in engine.generate(PROMPTS[2:5], asked):
-        wanted = request.sampling.top_logprobs
-        assert len(request.prompt_top_logprobs) == (len(request.prompt) - 1 if wanted else 0)
-        for row, top in zip(oracle(MLA, request.ids), request.prompt_top_logprobs, strict=False):
-            assert len(top) == wanted
-            np.testing.assert_allclose([p for _, p in top], np.sort(row)[::-1][:wanted], atol=1e-4)
-            np.testing.assert_allclose([row[token] for token, _ in top], [p for _, p in top], atol=1e-4)
-
-
 @pytest.mark.slow
 @pytest.mark.devices(8)
 def test_tokens_drawn_with_top_p_are_those_of_one_device():
     sampling = [Sampling(max_tokens=20, temperature=0.8, top_p=0.9, seed=i) for i in range(32)]
     asked = [PROMPTS[i % len(PROMPTS)] for i in range(32)]
-    meshes = None, make_engine_mesh(data=2, expert=4)
-    alone, together = (ids_of(mesh_engine(MLA, mesh).generate(asked, sampling)) for mesh in meshes)
+    meshes = None, make_engine_mesh(**MESH)
+    alone, together = (ids_of(mesh_engine(SHORT, mesh).generate(asked, sampling)) for mesh in meshes)
     assert alone == together
 
 
 @pytest.mark.slow
 @pytest.mark.devices(8)
 def test_weights_change_on_the_mesh_while_requests_run():
-    engine = mesh_engine(MLA, make_engine_mesh(expert=8))
+    engine = mesh_engine(SHORT, make_engine_mesh(expert=8))
     requests = [engine.submit(prompt, Sampling(max_tokens=20, temperature=0.0)) for prompt in PROMPTS[:6]]
     for _ in range(4):
         engine.step()
-    engine.update_params(named_leaves(weights(MLA, 1)), 1)
-    while engine.has_work():
-        engine.step()
+    engine.update_params(named_leaves(weights(SHORT, 1)), 1)
+    finish(engine)
     assert {version for request in requests for version in request.versions} == {0, 1}
-    assert largest_error(MLA, requests, seeds=(0, 1)) <= 1e-4
+    assert largest_error(SHORT, requests, seeds=(0, 1)) <= 1e-4
+
+
+@pytest.mark.devices(8)
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("spec", [(), ("expert",), (None, "data"), ("expert", "data"), (("data", "expert"),)], ids=str)
+def test_sharded_arrays_have_the_checksum_of_the_whole(spec, dtype):
+    mesh = make_engine_mesh(**MESH)
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    array = values(dtype)
+    sums = np.asarray(replica_sums(jax.device_put(array, sharding), seed_of("w")))
+    assert combine(sums, sharding) == [frozenset({checksum(array)})]
+    stacked = NamedSharding(mesh, PartitionSpec(None, *spec))
+    layers, seeds = values(dtype, 1, (2, *SHAPE)), np.array([seed_of("w", 0), seed_of("w", 1)])
+    sums = np.asarray(replica_sums(jax.device_put(layers, stacked), seeds))
+    assert combine(sums, stacked) == [frozenset({checksum(layers[row], row=row)}) for row in range(2)]
+
+
+@pytest.mark.devices(8)
+def test_copies_that_differ_have_a_checksum_each():
+    mesh = make_engine_mesh(**MESH)
+    sharding = NamedSharding(mesh, PartitionSpec("expert"))
+    whole, other = values(np.float32), values(np.float32)
+    other[0, 0, 0] += 1
+    pieces = [
+        jax.device_put((other if number == 4 else whole)[index], device)
+        for number, (device, index) in enumerate(sharding.devices_indices_map(SHAPE).items())
+    ]
+    array = jax.make_array_from_single_device_arrays(SHAPE, sharding, pieces)
+    [found] = combine(np.asarray(replica_sums(array, seed_of("w"))), sharding)
+    assert found == {checksum(whole), checksum(other)}
+
+
+@pytest.mark.devices(8)
+@pytest.mark.parametrize(("stacked", "axes"), ON_A_MESH)
+def test_arrays_of_a_caller_are_copied_once(stacked, axes):
+    check_copies(stacked, axes)
+
+
+@pytest.mark.devices(8)
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_an_engine_reads_the_weights_that_from_pretrained_gives(tmp_path, dtype):
+    check_loaded(write(tmp_path), dtype, make_engine_mesh(data=8))
 
 
 @pytest.mark.slow
@@ -95,9 +139,9 @@ def test_two_processes_give_the_same_tokens():
 
 def test_what_does_not_divide_is_refused():
     with pytest.raises(UserError, match="data 2 x expert 4 devices: there are 1"):
-        make_engine_mesh(data=2, expert=4)
+        make_engine_mesh(**MESH)
     two = jax.sharding.AbstractMesh((2, 1), ("data", "expert"))
     with pytest.raises(UserError, match="slots 5 do not divide over 2 devices; 6 would"):
-        Engine(MLA, weights(MLA), slots=5, mesh=two)
+        Engine(SHORT, weights(SHORT), slots=5, mesh=two)
     with pytest.raises(UserError, match=r"pages for one sequence of max_length .* on each of 2 devices"):
-        Engine(MLA, weights(MLA), slots=4, pages=8, max_length=128, mesh=two)
+        Engine(SHORT, weights(SHORT), slots=4, pages=8, max_length=128, mesh=two)

@@ -4,7 +4,6 @@ import pytest
 
 from k2jax.client import Sampling
 from k2jax.errors import UserError
-from k2jax.inference.request import State
 from k2jax.inference.worker import Worker
 from tests.inference.tiny import engine, prompts
 
@@ -14,26 +13,6 @@ def worker():
     worker = Worker(engine())
     yield worker
     worker.stop()
-
-
-def finish(worker, requests):
-    """Waits for the requests without touching the engine from here."""
-    while any(request.state != State.FINISHED for request in requests):
-        worker.call(lambda engine: None, timeout=60)
-
-
-def test_requests_of_many_callers_finish(worker):
-    requests = [worker.submit(prompt, Sampling(max_tokens=5)) for prompt in prompts(3, 20, 40, 5, 6)]
-    finish(worker, requests)
-    assert all(len(request.tokens) == 5 for request in requests)
-    assert worker.stats().running == 0
-
-
-def test_a_cancelled_request_ends(worker):
-    request = worker.submit(prompts(10)[0], Sampling(max_tokens=200))
-    worker.cancel(request)
-    finish(worker, [request])
-    assert request.finish_reason == "cancelled"
 
 
 def test_an_error_in_a_call_is_the_caller_s(worker):

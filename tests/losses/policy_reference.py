@@ -87,13 +87,13 @@ def k25(logprob, old, responses, *, low, high, tau):
     return total / count
 
 
-def k2(logprob, old, responses, *, tau, length_normalized=False):
+def k2(logprob, old, responses, *, tau):
     """Kimi K2, the squared objective of section 3.2.3 over 2 tau."""
     total = 0.0
     for response in responses:
         row, tokens = response.row, response.tokens
         log_ratio = sum(logprob[row, token] - old[row, token] for token in tokens)
-        total += (response.advantage - tau * log_ratio / (len(tokens) if length_normalized else 1)) ** 2
+        total += (response.advantage - tau * log_ratio) ** 2
     return total / (2 * tau) / len(responses)
 
 

@@ -46,7 +46,7 @@ def test_value_and_gradient_are_those_of_the_formula_in_float64(seed):
     assert (np.asarray(gradient)[targets.mask == 0] == 0).all()
 
 
-@pytest.mark.parametrize("policy", [Reinforce(), GSPO(0.8, 1.2)])
+@pytest.mark.parametrize("policy", [Reinforce(), GSPO(0.8, 1.2, level="turn")])
 def test_a_teacher_that_agrees_has_a_gradient_of_exactly_zero(policy):
     """Beside a policy loss whose advantages are 0, and with a policy that has moved."""
     _, targets, logprob = problem(3)
@@ -57,12 +57,12 @@ def test_a_teacher_that_agrees_has_a_gradient_of_exactly_zero(policy):
 
 def test_it_dilutes_no_policy_loss_and_is_not_diluted_by_one():
     _, targets, logprob = with_teacher(4)
-    policy, alone = GSPO(0.8, 1.2), Distillation(WEIGHT)
+    policy, alone = GSPO(0.8, 1.2, level="turn"), Distillation(WEIGHT)
     together = shares(CombinedLoss(policy, alone), logprob.astype(np.float32), targets)[0]
     for loss in (policy, alone):
         for term, value in shares(loss, logprob.astype(np.float32), targets)[0].items():
             np.testing.assert_array_equal(together[term], value)
-    made = make_policy_loss(PolicyLossConfig(name="gspo", ratio_low=0.8, ratio_high=1.2, aggregation="sequence"),
+    made = make_policy_loss(PolicyLossConfig(name="kat", ratio_low=0.8, ratio_high=1.2),
                             distill=WEIGHT)  # fmt: skip
     np.testing.assert_array_equal(shares(made, logprob.astype(np.float32), targets)[0]["distill"], together["distill"])
 

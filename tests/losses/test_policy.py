@@ -1,5 +1,6 @@
 """Policy losses against float64 loops over responses, turns and tokens: values, gradients, limits, metrics."""
 
+import dataclasses
 import math
 
 from hypothesis import given, settings
@@ -10,13 +11,13 @@ import numpy as np
 import pytest
 
 from k2jax.batch import TokenScores
-from k2jax.config import PolicyLossConfig, defaults, resolve
-from k2jax.errors import UserError
+from k2jax.config import PolicyLossConfig
 from k2jax.losses import CombinedLoss, Rows, make_policy_loss
 from k2jax.losses.gspo import GSPO
 from k2jax.losses.k2 import K2Loss
 from k2jax.losses.k25 import K25Loss
 from k2jax.losses.policy import Gain
+from k2jax.losses.ppo import PPO
 from k2jax.losses.ptx import PTX
 from k2jax.losses.quantiles import BOUNDS
 from k2jax.losses.reinforce import Reinforce
@@ -28,9 +29,8 @@ BAND = {"low": 0.7, "high": 1.4}
 CASES = {
     "k2.5": (K25Loss(0.7, 1.4, 0.05), reference.k25, BAND | {"tau": 0.05}),
     "k2": (K2Loss(0.1), reference.k2, {"tau": 0.1}),
-    "k2, normalized": (K2Loss(0.1, length_normalized=True), reference.k2, {"tau": 0.1, "length_normalized": True}),
-    "gspo": (GSPO(0.7, 1.4), reference.gspo, BAND | {"aggregation": "sequence"}),
-    "gspo, tokens": (GSPO(0.7, 1.4, aggregation="token"), reference.gspo, BAND | {"aggregation": "token"}),
+    "kat": (GSPO(0.7, 1.4, level="turn"), reference.gspo, BAND | {"aggregation": "sequence"}),
+    "kat, tokens": (GSPO(0.7, 1.4, level="turn", aggregation="token"), reference.gspo, BAND | {"aggregation": "token"}),
     "reinforce": (Reinforce(), reference.reinforce, {}),
 }
 EXIT = np.full((ROWS, LENGTH), LENGTH, np.int32)
@@ -102,7 +102,7 @@ def test_far_outside_the_band_k25_only_pulls_back_and_stays_finite(log_ratio):
 
 @pytest.mark.parametrize(("advantage", "log_ratio", "slope"), [(1, 0.5, 0), (1, -0.5, 1), (-1, 0.5, -1), (-1, -0.5, 0)])
 def test_gspo_clips_only_where_the_objective_would_go_on_rising(advantage, log_ratio, slope):
-    loss = GSPO(0.8, 1.2)
+    loss = GSPO(0.8, 1.2, level="turn")
     found = jax.grad(lambda x: loss.gain(x, advantage).value)(log_ratio)
     np.testing.assert_allclose(found, slope * math.exp(log_ratio), rtol=1e-6)
     assert bool(loss.gain(jnp.float32(log_ratio), advantage).clipped) == (slope == 0)
@@ -134,7 +134,7 @@ def test_responses_of_one_turn_have_the_ratio_of_the_sequence():
         (tokens,) = turns
         ratio = np.exp((logprob[row, tokens] - targets.old_logprob[row, tokens]).sum() / len(tokens))
         total += min(ratio * advantage, np.clip(ratio, 0.7, 1.4) * advantage) / len(responses)
-    np.testing.assert_allclose(value_and_gradient(GSPO(0.7, 1.4), logprob, targets)[0], -total, rtol=1e-5)
+    np.testing.assert_allclose(value_and_gradient(GSPO(0.7, 1.4, level="turn"), logprob, targets)[0], -total, rtol=1e-5)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
@@ -147,7 +147,7 @@ def test_turns_of_one_token_have_the_ratio_of_the_token(aggregation):
         ratio = np.exp(logprob[row, token] - targets.old_logprob[row, token])
         gains.append(min(ratio * advantage, np.clip(ratio, 0.7, 1.4) * advantage))
     weights = [1 / len(r.turns) for r in responses for _ in r.turns] if aggregation == "sequence" else None
-    value = value_and_gradient(GSPO(0.7, 1.4, aggregation=aggregation), logprob, targets)[0]
+    value = value_and_gradient(GSPO(0.7, 1.4, level="turn", aggregation=aggregation), logprob, targets)[0]
     np.testing.assert_allclose(value, -np.average(gains, weights=weights), rtol=1e-5)
 
 
@@ -167,30 +167,39 @@ def test_the_level_sequence_gives_all_turns_of_a_response_one_ratio(aggregation,
 
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**16))
-def test_the_level_token_gives_every_token_its_own_ratio(seed):
+def test_ppo_gives_every_token_its_own_ratio(seed):
     responses, targets, logprob = problem(seed)
     single = [response._replace(turns=[[token] for token in response.tokens]) for response in responses]
     options = BAND | {"aggregation": "token"}
     function = lambda logprob: reference.gspo(logprob, targets.old_logprob, single, **options)  # noqa: E731
-    value, gradient = value_and_gradient(GSPO(0.7, 1.4, aggregation="token", level="token"), logprob, targets)
+    value, gradient = value_and_gradient(PPO(0.7, 1.4), logprob, targets)
     np.testing.assert_allclose(value, function(logprob), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(gradient, reference.gradient_of(function, logprob), rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("name", "band", "level"),
     [
-        ({"rl.loss.level": "token"}, "level is read by the loss gspo alone"),
-        ({"rl.loss.aggregation": "sequence"}, "set rl.loss.aggregation=token, not sequence"),
+        ("k2", (0.0, math.inf), "sequence"),
+        ("k2.5", (0.5, 2.0), "token"),
+        ("kat", (0.9997, 1.0004), "turn"),
+        ("gspo", (0.9997, 1.0004), "sequence"),
+        ("ppo", (0.8, 1.2), "token"),
     ],
 )
-def test_a_level_that_targets_cannot_serve_is_refused_in_one_line(overrides, words):
-    config = defaults("rl")
-    if "rl.loss.level" not in overrides:
-        overrides |= {"rl.loss.level": "token", "rl.loss.name": "gspo"}
-    config.update_from_flattened_dict(overrides)
-    with pytest.raises(UserError, match=words):
-        resolve(config)
+def test_a_name_alone_gives_the_report_s_band_level_and_aggregation(name, band, level):
+    """And where each of them stops a gradient that rises, a band that is given moves the bound."""
+    config = PolicyLossConfig(name=name)
+    assert config.band == pytest.approx(band) and config.level == make_policy_loss(config).level == level
+    assert config.aggregation == "sequence"
+    if name == "k2":
+        return
+    other = dataclasses.replace(config, ratio_low=0.6, ratio_high=1.3)
+    for chosen, (low, high) in ((config, band), (other, (0.6, 1.3))):
+        loss = make_policy_loss(chosen)
+        for ratio, advantage, clipped in ((high * 1.0001, 1, 1), (high * 0.9999, 1, 0), (low * 0.9999, -1, 1)):
+            gain = loss.gain(jnp.log(jnp.full((1, 1, 1), ratio)), jnp.full((1, 1, 1), float(advantage)))
+            assert bool(gain.clipped.all()) == bool(clipped), (name, ratio)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=CASES)
@@ -263,7 +272,7 @@ def test_gspo_reports_clipping_by_length_of_turn():
         turn_weight=np.array([[1, 1, 1, 1, 1, 0]] * ROWS, np.float32),
     )
     clipped = jnp.asarray([[True, False, True, True, False, False]] * ROWS)
-    report = GSPO(0.8, 1.2).report(Gain(jnp.zeros(clipped.shape), clipped), targets)
+    report = GSPO(0.8, 1.2, level="turn").report(Gain(jnp.zeros(clipped.shape), clipped), targets)
     shares = {name: float((targets.turn_weight * value).sum() / (5 * ROWS)) for name, value in report.items()}
     assert shares == pytest.approx(
         {"clipped": 0.6, "turns_to_64": 0.4, "clipped_to_64": 0.2, "turns_to_512": 0.4, "clipped_to_512": 0.4}
@@ -310,10 +319,10 @@ def test_losses_with_a_term_of_one_name_do_not_combine():
 @pytest.mark.parametrize(
     ("name", "options", "formula", "settings"),
     [
-        ("k2", {"tau": 0.2, "length_normalized": True}, reference.k2, {"tau": 0.2, "length_normalized": True}),
+        ("k2", {"tau": 0.2}, reference.k2, {"tau": 0.2}),
         ("k2.5", {"tau": 0.2}, reference.k25, {"low": 0.6, "high": 1.3, "tau": 0.2}),
-        ("gspo", {"aggregation": "sequence"}, reference.gspo, {"low": 0.6, "high": 1.3, "aggregation": "sequence"}),
-        ("gspo", {"aggregation": "token"}, reference.gspo, {"low": 0.6, "high": 1.3, "aggregation": "token"}),
+        ("kat", {"aggregation": "sequence"}, reference.gspo, {"low": 0.6, "high": 1.3, "aggregation": "sequence"}),
+        ("kat", {"aggregation": "token"}, reference.gspo, {"low": 0.6, "high": 1.3, "aggregation": "token"}),
         ("reinforce", {}, reference.reinforce, {}),
     ],
 )

@@ -23,7 +23,7 @@ def rows_of(exit):
     return Rows(jnp.asarray(exit), jnp.arange(exit.shape[1]))
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(trees())
 def test_a_branch_sums_its_path_from_the_root(problem):
     exit, values, _, leaves = problem
@@ -34,7 +34,7 @@ def test_a_branch_sums_its_path_from_the_root(problem):
             np.testing.assert_allclose(sums[row, branch], sum(path), atol=1e-5)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(trees())
 def test_a_turn_sums_its_tokens_and_ids_outside_belong_to_none(problem):
     exit, values, turns, leaves = problem

@@ -24,9 +24,7 @@ TINY = ModelConfig(
 )  # fmt: skip
 VARIANTS = {
     "llama": {},
-    "qwen2": {"gqa.qkv_bias": True},
-    "qwen3": {"gqa.qk_norm": True, "gqa.head_dim": 10},
-    "bias and norm": {"gqa.qkv_bias": True, "gqa.qk_norm": True},
+    "bias and norm, wide heads": {"gqa.qkv_bias": True, "gqa.qk_norm": True, "gqa.head_dim": 10},
     "one kv head": {"gqa.kv_heads": 1},
     "experts": {"dense_layers": 1},
 }

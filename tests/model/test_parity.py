@@ -57,7 +57,17 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=lambda name: name.replace(" ", "-"))
+COVERED = {  # by a variant with more of it, or of the other attention
+    "yarn", "three dense layers", "tied head", "llama", "llama, other bounds", "llama, yarn",
+    "llama, kv_heads == heads", "qwen2",
+}  # fmt: skip
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in COVERED else []) for name in VARIANTS],
+    ids=lambda name: name.replace(" ", "-"),
+)
 def pair(request):
     """(config, what transformers computes, what k2jax computes with the same weights)."""
     base, fields = VARIANTS[request.param]

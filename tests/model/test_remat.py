@@ -36,6 +36,14 @@ CASES = {
     "wide-moe": (WIDE, "moe"),
 }
 each_case = pytest.mark.parametrize(("model", "group"), CASES.values(), ids=CASES)
+few_cases = pytest.mark.parametrize(
+    ("model", "group"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] if name.startswith(("wide", "no")) else [])
+        for name, case in CASES.items()
+    ],
+    ids=CASES,
+)
 FP8 = tuple(a.name for a in ACTIVATIONS if a.fp8)
 
 
@@ -95,7 +103,7 @@ def test_every_name_of_the_table_is_in_some_case():
     assert set().union(*(names_of(model, group) for model, group in CASES.values())) == set(BY_NAME)
 
 
-@each_case
+@few_cases
 @pytest.mark.parametrize("policy", ["selective", "full"])
 def test_a_policy_keeps_its_names_and_nothing_else(policy, model, group):
     config = experiment(model, policy)
@@ -145,7 +153,7 @@ def test_fp8_keeps_one_byte_a_number_and_one_scale_a_tile(name, case):
     assert numbers / 128 <= tiles  # no tile is wider than 128
 
 
-@each_case
+@few_cases
 def test_offloaded_names_are_on_the_host_and_others_are_not(model, group):
     names = sorted(names_of(model, group))
     for half in (names[::2], names[1::2]):

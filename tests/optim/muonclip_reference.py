@@ -9,16 +9,27 @@ D, HEADS, NOPE, ROPE, V, Q_LORA, KV_LORA, FFN, EXPERTS, VOCAB = 12, 2, 4, 2, 4, 
 
 def _attention(layers, first, q_lora):
     def matrix(i, o, name):
-        return ParamSpec((layers, i, o), ("layers", "in", "out"), "matrix", ("out",), name, ("in",), first_layer=first)
+        return ParamSpec(
+            (layers, i, o), ("layers", "in", "out"), "matrix", ("out",), hf=name, inputs=("in",), first_layer=first
+        )
 
     def norm(width, name):
-        return ParamSpec((layers, width), ("layers", "embed"), "norm", ("embed",), name, init="ones", first_layer=first)
+        return ParamSpec(
+            (layers, width), ("layers", "embed"), "norm", ("embed",), hf=name, init="ones", first_layer=first
+        )
 
     def heads(i, segments, name):
         shape = (layers, i, HEADS, sum(width for _, width in segments))
         axes = ("layers", "in", "heads", "dim")
         return ParamSpec(
-            shape, axes, "matrix", ("heads", "dim"), name, ("in",), first_layer=first, segments=tuple(segments)
+            shape,
+            axes,
+            "matrix",
+            ("heads", "dim"),
+            hf=name,
+            inputs=("in",),
+            first_layer=first,
+            segments=tuple(segments),
         )
 
     q = heads(Q_LORA if q_lora else D, (("q_nope", NOPE), ("q_rope", ROPE)), "q")
@@ -29,7 +40,9 @@ def _attention(layers, first, q_lora):
         "kv_a": matrix(D, KV_LORA + ROPE, "kv_a"),
         "kv_norm": norm(KV_LORA, "kv_norm"),
         "kv_b": heads(KV_LORA, (("k_nope", NOPE), ("v", V)), "kv_b"),
-        "o": ParamSpec((layers, HEADS, V, D), o_axes, "matrix", ("embed",), "o", ("heads", "dim"), first_layer=first),
+        "o": ParamSpec(
+            (layers, HEADS, V, D), o_axes, "matrix", ("embed",), hf="o", inputs=("heads", "dim"), first_layer=first
+        ),
     }
 
 
@@ -40,12 +53,12 @@ def _ffn(layers, first, experts):
         (*names, "embed", "gate_up", "ffn"),
         "matrix",
         ("ffn",),
-        "w13",
-        ("embed",),
+        hf="w13",
+        inputs=("embed",),
         first_layer=first,
     )
     down = ParamSpec(
-        (*stack, FFN, D), (*names, "ffn", "embed"), "matrix", ("embed",), "w2", ("ffn",), first_layer=first
+        (*stack, FFN, D), (*names, "ffn", "embed"), "matrix", ("embed",), hf="w2", inputs=("ffn",), first_layer=first
     )
     return {"w13": up, "w2": down}
 
@@ -54,7 +67,7 @@ def model_specs(dense=1, moe=2, q_lora=True):
     """The tree of a tiny Kimi K2: every role, every kind of stack."""
     router = {"role": "router", "outputs": ("experts",), "inputs": ("embed",), "first_layer": dense}
     return {
-        "embed": ParamSpec((VOCAB, D), ("vocab", "embed"), "embedding", ("vocab",), "embed", ("embed",)),
+        "embed": ParamSpec((VOCAB, D), ("vocab", "embed"), "embedding", ("vocab",), hf="embed", inputs=("embed",)),
         "dense": {"attention": _attention(dense, 0, q_lora), "ffn": _ffn(dense, 0, 0)},
         "moe": {
             "attention": _attention(moe, dense, q_lora),
@@ -62,11 +75,17 @@ def model_specs(dense=1, moe=2, q_lora=True):
             "shared": _ffn(moe, dense, 0),
             "router": ParamSpec((moe, D, EXPERTS), ("layers", "embed", "experts"), hf="router", **router),
             "router_bias": ParamSpec(
-                (moe, EXPERTS), ("layers", "experts"), "router_bias", ("experts",), "b", init="zeros", first_layer=dense
+                (moe, EXPERTS),
+                ("layers", "experts"),
+                "router_bias",
+                ("experts",),
+                hf="b",
+                init="zeros",
+                first_layer=dense,
             ),
         },
-        "final_norm": ParamSpec((D,), ("embed",), "norm", ("embed",), "final_norm", init="ones"),
-        "head": ParamSpec((VOCAB, D), ("vocab", "embed"), "head", ("vocab",), "head", ("embed",)),
+        "final_norm": ParamSpec((D,), ("embed",), "norm", ("embed",), hf="final_norm", init="ones"),
+        "head": ParamSpec((VOCAB, D), ("vocab", "embed"), "head", ("vocab",), hf="head", inputs=("embed",)),
     }
 
 
@@ -91,16 +110,15 @@ def newton_schulz(matrix, steps=5):
 class Muon:
     """One matrix, float64: momentum, Newton-Schulz, 0.2 sqrt(max(n, m)), decoupled decay."""
 
-    def __init__(self, weight, rate, decay=0.1, momentum=0.95, nesterov=False):
+    def __init__(self, weight, rate, decay=0.1, momentum=0.95):
         self.weight = np.asarray(weight, np.float64)
         self.moment = np.zeros_like(self.weight)
-        self.rate, self.decay, self.momentum, self.nesterov = rate, decay, momentum, nesterov
+        self.rate, self.decay, self.momentum = rate, decay, momentum
 
     def step(self, gradient):
         gradient = np.asarray(gradient, np.float64)
         self.moment = self.momentum * self.moment + gradient
-        direction = gradient + self.momentum * self.moment if self.nesterov else self.moment
-        update = newton_schulz(direction) * 0.2 * np.sqrt(max(self.weight.shape))
+        update = newton_schulz(self.moment) * 0.2 * np.sqrt(max(self.weight.shape))
         self.weight = self.weight - self.rate * (update + self.decay * self.weight)
 
 

@@ -18,7 +18,7 @@ def bias_specs(*groups):
     """One router-bias leaf per (first layer, layers), two experts."""
     axes = ("layers", "experts")
     return {
-        f"g{first}": ParamSpec((n, 2), axes, "router_bias", ("experts",), "b", init="zeros", first_layer=first)
+        f"g{first}": ParamSpec((n, 2), axes, "router_bias", ("experts",), hf="b", init="zeros", first_layer=first)
         for first, n in groups
     }
 
@@ -66,7 +66,7 @@ def test_a_missing_or_misshapen_statistic_is_an_error(tokens):
 
 
 def test_a_weight_that_is_no_router_bias_is_refused():
-    specs = {**bias_specs((0, 1)), "norm": ParamSpec((3,), ("embed",), "norm", ("embed",), "n")}
+    specs = {**bias_specs((0, 1)), "norm": ParamSpec((3,), ("embed",), "norm", ("embed",), hf="n")}
     transformation = balance_router_bias(specs, lambda step: 1e-3)
     weights = {"g0": jnp.zeros((1, 2)), "norm": jnp.ones(3)}
     with pytest.raises(ValueError, match="only router biases"):
@@ -75,7 +75,7 @@ def test_a_weight_that_is_no_router_bias_is_refused():
 
 def test_load_evens_out():
     """Top-1 routing of fixed skewed scores: the busiest expert's share falls to near the mean."""
-    specs = {"b": ParamSpec((1, 8), ("layers", "experts"), "router_bias", ("experts",), "b", init="zeros")}
+    specs = {"b": ParamSpec((1, 8), ("layers", "experts"), "router_bias", ("experts",), hf="b", init="zeros")}
     transformation = balance_router_bias(specs, lambda step: 1e-2)
     scores = jax.nn.sigmoid(jax.random.normal(jax.random.key(0), (512, 8)) + jnp.linspace(0, 2, 8))
 

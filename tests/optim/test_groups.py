@@ -14,7 +14,7 @@ CONFIG = OptimizerConfig()
 
 
 def vector(role):
-    return ParamSpec((3,), ("embed",), role, ("embed",), "w")
+    return ParamSpec((3,), ("embed",), role, ("embed",), hf="w")
 
 
 def test_the_table_of_a_model():
@@ -34,13 +34,12 @@ def test_the_table_of_a_model():
 
 @pytest.mark.parametrize("role", params.ROLES)
 @pytest.mark.parametrize("name", ["muonclip", "muon", "adamw"])
-@pytest.mark.parametrize("muon_router", [False, True])
-def test_every_role_has_one_group(role, name, muon_router):
-    config = dataclasses.replace(CONFIG, name=name, muon_router=muon_router)
+def test_every_role_has_one_group(role, name):
+    config = dataclasses.replace(CONFIG, name=name)
     group = group_of(vector(role), config)
     if role == "router_bias":
         assert group == "balance"
-    elif name != "adamw" and (role == "matrix" or (role == "router" and muon_router)):
+    elif name != "adamw" and role == "matrix":
         assert group == "muon"
     else:
         assert group == "adamw"

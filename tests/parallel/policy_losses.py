@@ -11,10 +11,9 @@ TURNS, RESPONSES = 5, 3  # of a row at most
 BAND = {"ratio_low": 0.8, "ratio_high": 1.25}
 CONFIGS = {
     "k2": PolicyLossConfig(name="k2", tau=0.1),
-    "k2 normalized": PolicyLossConfig(name="k2", tau=0.1, length_normalized=True),
     "k2.5": PolicyLossConfig(name="k2.5", tau=0.1, **BAND),
-    "gspo": PolicyLossConfig(name="gspo", aggregation="sequence", **BAND),
-    "gspo tokens": PolicyLossConfig(name="gspo", aggregation="token", **BAND),
+    "kat": PolicyLossConfig(name="kat", **BAND),
+    "kat tokens": PolicyLossConfig(name="kat", aggregation="token", **BAND),
     "reinforce and ptx": PolicyLossConfig(name="reinforce", ptx=0.3, ptx_rows=1),
 }
 

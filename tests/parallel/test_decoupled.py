@@ -129,8 +129,9 @@ def in_loops(jaxpr, inside=False):
             yield from in_loops(part, inside or equation.primitive.name in ("scan", "while"))
 
 
-@pytest.mark.devices(2)
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    "stages", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.devices(2)])], ids=["one stage", "two stages"]
+)
 def test_a_micro_batch_adds_to_the_gradient_of_the_features_that_it_shows_alone(monkeypatch, stages):
     """A gradient of the step's whole table for every micro-batch would cost more than the tower."""
     monkeypatch.setattr(parallel_decoupled, "PATCHES_AT_ONCE", 1)  # or the tower's own arrays have the table's shape
@@ -147,7 +148,9 @@ def test_a_micro_batch_adds_to_the_gradient_of_the_features_that_it_shows_alone(
 
 
 @pytest.mark.parametrize(
-    "at_once", [PATCHES, 4 * PATCHES, 8 * PATCHES], ids=lambda patches: f"{patches} patches at once"
+    "at_once",
+    [PATCHES, pytest.param(4 * PATCHES, marks=pytest.mark.slow), 8 * PATCHES],
+    ids=lambda patches: f"{patches} patches at once",
 )
 def test_on_one_device_the_gradients_are_those_of_one_program(monkeypatch, at_once):
     monkeypatch.setattr(parallel_decoupled, "PATCHES_AT_ONCE", at_once)

@@ -1,80 +1,51 @@
 """A step on eight emulated devices is the step of one device: loss, gradients, MuonClip's update, statistics."""
 
+import functools
+
 import numpy as np
 import pytest
 
-from tests.parallel.eight import steps
+from tests.parallel.one_step import one_step
+from tests.parallel.turn_loss import TurnLoss, with_turns
 
-ALWAYS = {
-    "one": {"do": "step validate"},  # moments after the step are its gradients
-    "all": {
-        "parallel.data": 2,
-        "parallel.expert": 2,
-        "parallel.stage": 2,
-        "parallel.virtual_stages": 2,
-        "do": "step validate",
-    },
+pytestmark = pytest.mark.devices(8)
+
+WHOLE = {"parallel.data": 2, "parallel.expert": 2, "parallel.stage": 2, "parallel.virtual_stages": 2}
+UNEVEN = {  # two of six slots are empty, four heads do not divide over three stages
+    "parallel.stage": 3,
+    "parallel.virtual_stages": 2,
+    "parallel.data": 2,
+    "train.micro_batches": 3,
 }
-ALONE = {"one": {"do": "step gradients validate"}}
-SLOW = {
-    "uneven": {  # two of six slots are empty, four heads do not divide over three stages
-        "parallel.stage": 3,
-        "parallel.virtual_stages": 2,
-        "parallel.data": 2,
-        "train.micro_batches": 3,
-        "do": "gradients",
-    },
-    "data": {"parallel.data": 8, "train.micro_batches": 2, "do": "step"},
-    "expert": {"parallel.expert": 8, "train.micro_batches": 2, "do": "step validate"},
-    "stage": {"parallel.stage": 4, "do": "step"},
-    "gpipe": {"parallel.data": 2, "parallel.stage": 4, "parallel.executor": "gpipe", "do": "gradients"},
+TWO_PARTS = {"train.micro_batches": 2}
+STEPS = {
+    "data": {"parallel.data": 8, **TWO_PARTS},
+    "expert": {"parallel.expert": 8, **TWO_PARTS},
+    "stage": {"parallel.stage": 4},
+    "tensor": {"parallel.tensor": 2, **TWO_PARTS},
+    "tensor, data and expert": {"parallel.tensor": 2, "parallel.data": 2, "parallel.expert": 2},
+    "tensor, stage and expert": {"parallel.tensor": 2, "parallel.stage": 2, "parallel.expert": 2},
+    "context": {"parallel.context": 2, **TWO_PARTS},
+    "context, data and expert": {"parallel.context": 2, "parallel.data": 2, "parallel.expert": 2},
+    "context, stage and tensor": {"parallel.context": 2, "parallel.stage": 2, "parallel.tensor": 2},
+}
+GRADIENTS = {
+    "uneven": UNEVEN,
     "autodiff": {
         "parallel.expert": 2,
         "parallel.stage": 2,
         "parallel.virtual_stages": 2,
         "parallel.executor": "autodiff",
-        "do": "gradients",
     },
 }
-SLOW_SHARED = {
-    "tensor": {"parallel.tensor": 2, "train.micro_batches": 2, "do": "step validate"},
-    "tensor, data and expert": {
-        "parallel.tensor": 2,
-        "parallel.data": 2,
-        "parallel.expert": 2,
-        "do": "step validate",
-    },
-    "tensor, stage and expert": {
-        "parallel.tensor": 2,
-        "parallel.stage": 2,
-        "parallel.expert": 2,
-        "do": "step validate",
-    },
-    "context": {"parallel.context": 2, "train.micro_batches": 2, "do": "step validate"},
-    "context, data and expert": {
-        "parallel.context": 2,
-        "parallel.data": 2,
-        "parallel.expert": 2,
-        "do": "step validate",
-    },
-    "context, stage and tensor": {
-        "parallel.context": 2,
-        "parallel.stage": 2,
-        "parallel.tensor": 2,
-        "do": "step validate",
-    },
-}
-SMALL = {"model.layers": 2, "model.heads": 8, "train.micro_batches": 1, "do": "gradients"}
-SHARED = {
-    "small": SMALL,
-    "context, tensor and expert": SMALL | {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2},
-}
-CROWDED = {"parallel.expert_slots": 0.2, "do": "gradients crowd"}
+SMALL = {"model.layers": 2, "model.heads": 8, "train.micro_batches": 1}
+SHARED = {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2}
+FEW_SLOTS = {"parallel.expert_slots": 0.2, "parallel.expert": 2}
 DROPPING = {
-    "expert": SMALL | CROWDED | {"parallel.expert": 2},
-    "tensor, differentiated by JAX": CROWDED
-    | {"parallel.expert": 2, "parallel.stage": 2, "parallel.tensor": 2, "parallel.executor": "autodiff"},
-    "data, stage": CROWDED | {"parallel.data": 2, "parallel.expert": 2, "parallel.stage": 2},
+    "expert": SMALL | FEW_SLOTS,
+    "tensor, differentiated by JAX": FEW_SLOTS
+    | {"parallel.stage": 2, "parallel.tensor": 2, "parallel.executor": "autodiff"},
+    "data, stage": FEW_SLOTS | {"parallel.data": 2, "parallel.stage": 2},
 }
 GROUPED = {
     "model.attention": "gqa",
@@ -86,62 +57,47 @@ GROUPED = {
     "model.vocab": 301,  # padded where it is spread
     "model.layers": 4,
     "model.dense_layers": 0,
-    "do": "step",
 }
 GROUPED_QUERIES = {
-    "one": GROUPED,
-    "data and stage": GROUPED | {"parallel.data": 2, "parallel.stage": 2},
-    "context and tensor": GROUPED | {"parallel.context": 2, "parallel.tensor": 2, "train.remat": "selective"},
-    "context, stage and tensor": GROUPED | {"parallel.context": 2, "parallel.stage": 2, "parallel.tensor": 2},
+    "data and stage": {"parallel.data": 2, "parallel.stage": 2},
+    "context and tensor": {"parallel.context": 2, "parallel.tensor": 2, "train.remat": "selective"},
+    "context, stage and tensor": {"parallel.context": 2, "parallel.stage": 2, "parallel.tensor": 2},
+}
+TURNS = {
+    "data, expert and stage": WHOLE,
+    "data, expert and stage, differentiated by JAX": WHOLE
+    | {"parallel.virtual_stages": 1, "parallel.executor": "autodiff"},
+    "context and stage": {"parallel.context": 2, "parallel.stage": 2},
+    "tensor and context": SMALL | {"parallel.tensor": 2, "parallel.context": 2},
 }
 
 
-TURNS = {"do": "gradients validate turns"}
-SMALL_TURNS = SMALL | {"do": "gradients validate turns"}
-TERMS_AND_TURNS = {
-    "one": TURNS,
-    "data, expert and stage": TURNS
-    | {"parallel.data": 2, "parallel.expert": 2, "parallel.stage": 2, "parallel.virtual_stages": 2},
-    "data, expert and stage, differentiated by JAX": TURNS
-    | {"parallel.data": 2, "parallel.expert": 2, "parallel.stage": 2, "parallel.executor": "autodiff"},
-    "context and stage": TURNS | {"parallel.context": 2, "parallel.stage": 2},
-    "small": SMALL_TURNS,
-    "tensor and context": SMALL_TURNS | {"parallel.tensor": 2, "parallel.context": 2},
-}
-TERMS_ALWAYS = ("one", "data, expert and stage", "small", "tensor and context")
-
-
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """All cases that are not slow, in one process."""
-    return steps(tmp_path_factory.mktemp("steps"), ALWAYS | SHARED | {"expert": DROPPING["expert"]})
+def one():
+    """The step of one device; moments after the step are its gradients."""
+    return one_step({}, step=True, validate=True)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """One device, with all that slow cases compare."""
-    return steps(tmp_path_factory.mktemp("alone"), ALONE)["one"]
+@functools.cache
+def gradients_alone():
+    return one_step({}, gradients=True)
 
 
-@pytest.fixture(scope="module")
-def more(tmp_path_factory):
-    return steps(tmp_path_factory.mktemp("more"), SLOW)
+@functools.cache
+def turns_alone(small):
+    return one_step(SMALL if small else {}, gradients=True, validate=True, loss=(TurnLoss, with_turns))
 
 
-@pytest.fixture(scope="module")
-def grouped(tmp_path_factory):
-    return steps(tmp_path_factory.mktemp("grouped"), GROUPED_QUERIES)
+@functools.cache
+def grouped_alone():
+    return one_step(GROUPED, step=True)
 
 
-def test_rows_without_a_slot_are_counted(found):
-    check_dropped_rows(found["expert"], DROPPING["expert"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in DROPPING if case != "expert"])
-def test_rows_without_a_slot_are_counted_on_other_meshes(tmp_path, case):
-    overrides = DROPPING[case]
-    check_dropped_rows(steps(tmp_path, {case: overrides})[case], overrides)
+@pytest.mark.parametrize(
+    "case", [case if case == "expert" else pytest.param(case, marks=pytest.mark.slow) for case in DROPPING]
+)
+def test_rows_without_a_slot_are_counted(case):
+    check_dropped_rows(one_step(DROPPING[case], gradients=True, crowd=True), DROPPING[case])
 
 
 def check_dropped_rows(found, overrides):
@@ -170,52 +126,42 @@ def assert_same_step(here, one):
         assert here["params['moe']['experts']['w13']"].shape[0] == 4  # layers, without empty slots
 
 
-def test_a_step_on_a_mesh_is_that_of_one_device(found):
-    assert_same_step(found["all"], found["one"])
+def test_a_step_on_a_mesh_is_that_of_one_device(one):
+    assert_same_step(one_step(WHOLE, step=True, validate=True), one)
 
 
-def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device(found):
-    assert_same_step(found["context, tensor and expert"], found["small"])
-
-
-@pytest.fixture(scope="module")
-def turns(tmp_path_factory):
-    return steps(tmp_path_factory.mktemp("turns"), {name: TERMS_AND_TURNS[name] for name in TERMS_ALWAYS})
+def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device():
+    assert_same_step(one_step(SMALL | SHARED, gradients=True), one_step(SMALL, gradients=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "alone"), [("data, expert and stage", "one"), ("tensor and context", "small")])
-def test_a_loss_over_turns_and_branches_is_that_of_one_device(turns, case, alone):
-    assert_same_step(turns[case], turns[alone])
-    assert len({name for name in turns[case] if name.startswith("loss['terms']")}) == 3
-    assert turns[case]["loss['metrics']['entropy/nats']"] > 5.0  # of 300 tokens, nearly uniform: log 300 = 5.7
+@pytest.mark.parametrize("case", TURNS)
+def test_a_loss_over_turns_and_branches_is_that_of_one_device(case):
+    here = one_step(TURNS[case], gradients=True, validate=True, loss=(TurnLoss, with_turns))
+    assert_same_step(here, turns_alone(case == "tensor and context"))
+    assert len({name for name in here if name.startswith("loss['terms']")}) == 3
+    assert here["loss['metrics']['entropy/nats']"] > 5.0  # of 300 tokens, nearly uniform: log 300 = 5.7
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [name for name in TERMS_AND_TURNS if name not in TERMS_ALWAYS])
-def test_a_loss_over_turns_and_branches_on_other_meshes_is_that_of_one_device(turns, tmp_path, case):
-    assert_same_step(steps(tmp_path, {case: TERMS_AND_TURNS[case]})[case], turns["one"])
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_on_other_meshes_is_that_of_one_device(one, case):
+    assert_same_step(one_step(STEPS[case], step=True, validate=True), one)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW)
-def test_a_step_on_other_meshes_is_that_of_one_device(alone, more, case):
-    assert_same_step(more[case], alone)
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients_on_other_meshes_are_those_of_one_device(case):
+    assert_same_step(one_step(GRADIENTS[case], gradients=True), gradients_alone())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW_SHARED)
-def test_a_step_where_devices_share_rows_or_layers_is_that_of_one_device(alone, tmp_path, case):
-    assert_same_step(steps(tmp_path, {case: SLOW_SHARED[case]})[case], alone)
+@pytest.mark.parametrize("case", GROUPED_QUERIES)
+def test_a_step_with_grouped_queries_is_that_of_one_device(case):
+    assert_same_step(one_step(GROUPED | GROUPED_QUERIES[case], step=True), grouped_alone())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [name for name in GROUPED_QUERIES if name != "one"])
-def test_a_step_with_grouped_queries_is_that_of_one_device(grouped, case):
-    assert_same_step(grouped[case], grouped["one"])
-
-
-def test_the_batch_clips_heads_and_pads_rows(found):
-    logits = found["one"]["stats['max_logit']['text']"]
+def test_the_batch_clips_heads_and_pads_rows(one):
+    logits = one["stats['max_logit']['text']"]
     assert (logits > 0.03).any() and (logits < 0.03).any()
-    assert found["one"]["denominators['nll']"] < 14 * 31
+    assert one["denominators['nll']"] < 14 * 31

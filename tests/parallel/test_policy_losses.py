@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from tests.parallel.eight import steps
-from tests.parallel.policy_losses import CONFIGS
+from tests.parallel.one_step import one_step
+from tests.parallel.policy_losses import CONFIGS, every_policy_loss, with_policy_targets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.devices(8)]
 
-SMALL = {"model.layers": 3, "model.heads": 8, "train.micro_batches": 2, "do": "gradients policies"}
+SMALL = {"model.layers": 3, "model.heads": 8, "train.micro_batches": 2}
 CASES = {
     "one": SMALL,
     "data, expert and stage": SMALL | {"parallel.data": 2, "parallel.expert": 2, "parallel.stage": 2},
@@ -17,8 +17,9 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return steps(tmp_path_factory.mktemp("policies"), CASES)
+def found():
+    loss = every_policy_loss, with_policy_targets
+    return {case: one_step(CASES[case], gradients=True, loss=loss) for case in CASES}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "one"])

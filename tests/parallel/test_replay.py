@@ -3,26 +3,26 @@
 import numpy as np
 import pytest
 
-from tests.parallel.eight import steps
+from tests.parallel.one_step import one_step
 
-SMALL = {"model.layers": 4, "train.micro_batches": 2, "train.batch_size": 8, "do": "gradients validate replay"}
+SMALL = {"model.layers": 4, "train.micro_batches": 2, "train.batch_size": 8}
 STAGES = {"parallel.stage": 2, "parallel.virtual_stages": 2, "parallel.expert": 2}
 CASES = {
     "one": SMALL,
-    "not replayed": SMALL | {"do": "gradients"},
     "stages": SMALL | STAGES,
     "autodiff": SMALL | STAGES | {"parallel.executor": "autodiff"},
     "tensor and context": SMALL | {"parallel.tensor": 2, "parallel.context": 2},
 }
 MESHES = ("stages", "autodiff", "tensor and context")
 
+pytestmark = [pytest.mark.slow, pytest.mark.devices(8)]
+
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return steps(tmp_path_factory.mktemp("replay"), CASES)
+def found():
+    return {case: one_step(CASES[case], gradients=True, validate=True, replay=True) for case in CASES}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", MESHES)
 def test_gradients_with_replayed_experts_are_those_of_one_device(found, case):
     here, one = found[case], found["one"]
@@ -37,7 +37,6 @@ def test_gradients_with_replayed_experts_are_those_of_one_device(found, case):
             assert difference <= 1e-5 * max(np.abs(one[name]).max(initial=0.0), 1e-12), name
 
 
-@pytest.mark.slow
 def test_replayed_experts_change_where_tokens_go(found):
-    counts = [np.asarray(found[case]["stats['expert_tokens']"]) for case in ("one", "not replayed")]
+    counts = [case["stats['expert_tokens']"] for case in (found["one"], one_step(SMALL, gradients=True))]
     assert (counts[0] != counts[1]).any() and counts[0].sum() == counts[1].sum()

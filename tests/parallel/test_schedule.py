@@ -17,10 +17,10 @@ def numbers(draw):
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(["1f1b", "gpipe"]), numbers())
-def test_every_micro_batch_passes_every_chunk_once_and_in_order(kind, sizes):
+@given(numbers())
+def test_every_micro_batch_passes_every_chunk_once_and_in_order(sizes):
     stages, _, chunks, micro_batches = sizes
-    found = build_pipeline_schedule(kind, *sizes)
+    found = build_pipeline_schedule(*sizes)
     times = {direction: {} for direction in ("forward", "backward")}
     for direction, seen in times.items():
         for tick, stage in np.argwhere(found.table[direction] >= 0):
@@ -42,11 +42,11 @@ def test_every_micro_batch_passes_every_chunk_once_and_in_order(kind, sizes):
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(["1f1b", "gpipe"]), numbers())
-def test_playing_a_table_brings_every_value_where_it_is_needed(kind, sizes):
+@given(numbers())
+def test_playing_a_table_brings_every_value_where_it_is_needed(sizes):
     """A replay with names in place of activations: slots are written before they are read and never overwritten."""
     stages, chunks = sizes[0], sizes[2]
-    found = build_pipeline_schedule(kind, *sizes)
+    found = build_pipeline_schedule(*sizes)
     row = lambda name, tick, stage: int(found.table[name][tick, stage])  # noqa: E731
     inputs = [{} for _ in range(stages)]
     cotangents = [{} for _ in range(stages)]
@@ -80,19 +80,16 @@ def test_playing_a_table_brings_every_value_where_it_is_needed(kind, sizes):
 
 @pytest.mark.parametrize(("stages", "rounds", "micro_batches"), [(2, 1, 4), (4, 1, 16), (4, 2, 16), (8, 3, 32)])
 def test_the_bubble_is_the_formula_and_live_activations_are_bounded_by_stages(stages, rounds, micro_batches):
-    found = build_pipeline_schedule("1f1b", stages, rounds, stages * rounds, micro_batches)
+    found = build_pipeline_schedule(stages, rounds, stages * rounds, micro_batches)
     assert found.bubble() == pytest.approx((stages - 1) / (micro_batches * rounds + stages - 1))
     assert found.slots <= stages * (rounds + 1)
-    many = build_pipeline_schedule("1f1b", stages, rounds, stages * rounds, 4 * micro_batches)
+    many = build_pipeline_schedule(stages, rounds, stages * rounds, 4 * micro_batches)
     assert many.slots == found.slots  # whatever the number of micro-batches
-    assert (
-        build_pipeline_schedule("gpipe", stages, rounds, stages * rounds, micro_batches).slots == micro_batches * rounds
-    )
 
 
 def test_kimi_k2_on_sixteen_stages():
     size, chunks = cut(60, 16, 4)
-    found = build_pipeline_schedule("1f1b", 16, 4, chunks, 256)
+    found = build_pipeline_schedule(16, 4, chunks, 256)
     assert (size, chunks) == (1, 60)
     assert (found.table["forward_round"][:, 12:] == 3).sum() == 0  # the four empty slots are never run
     assert found.bubble() == pytest.approx(1 - 60 / 64 * (256 * 4) / (256 * 4 + 11), abs=1e-3)
@@ -101,4 +98,4 @@ def test_kimi_k2_on_sixteen_stages():
 def test_numbers_that_are_no_pipeline_are_refused():
     assert cut(60, 16, 1) is None and cut(60, 16, 2) == (2, 30) and cut(26, 4, 4) == (2, 13)
     with pytest.raises(ValueError, match="do not lie on"):
-        build_pipeline_schedule("1f1b", 4, 1, 3, 8)
+        build_pipeline_schedule(4, 1, 3, 8)

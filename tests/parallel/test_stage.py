@@ -75,7 +75,7 @@ def test_the_policy_without_names_recomputes_nothing(stages):
     assert not any(eqn.primitive.name == "remat2" for eqn in equations(traced(stages, "mla", remat="none").jaxpr))
 
 
-@each_stages
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.slow), 2])
 @each_model
 @pytest.mark.parametrize("key", LISTS)
 def test_every_name_of_a_list_has_its_effect(key, model, stages):

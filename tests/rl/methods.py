@@ -12,13 +12,11 @@ LOGPROBS = {  # forward passes of the trainer, with the experts of the sampling
     "rl.loss.old": "recompute",
     "rl.loss.icepop.on": True,
     "rl.loss.mcla.passes": 2,
-    "rl.loss.mcla.current": True,
     "rl.rollout.routing": "replay",
 }
 TREE = {"rl.packing.layout": "tree"}
 TURNS = {  # short episodes: a row holds several, which lie elsewhere in other passes
-    "rl.loss.name": "gspo",
-    "rl.loss.aggregation": "sequence",
+    "rl.loss.name": "kat",
     "rl.tasks.low.options": ("turns=3",),
     "rl.tasks.low.max_tokens": 8,
     "rl.rollout.token_cap": 5,

@@ -41,7 +41,7 @@ class Totals:
                 "totals",
                 ({"role": "user", "content": letter},),
                 "terminal",
-                "totals",
+                environment="totals",
                 tools=("python",),
                 budget=Budget(steps=TURNS),
                 metadata={"test": TEST},

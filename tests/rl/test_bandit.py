@@ -53,7 +53,7 @@ def test_a_step_raises_the_rewarded_arm_of_a_table_and_lowers_the_other(name):
     targets.ptx[:, 2] = 1e-6  # the loss with PTX wants some curated text
     tokens = np.stack([each, arms, each], 1).astype(np.int32)
     parent = np.tile(np.array([-1, 0, 1], np.int32), (CONTEXTS, 1))
-    batch = PackedBatch(tokens, tokens * 0, np.full_like(tokens, 3), parent, jax.tree.map(jnp.asarray, targets))
+    batch = PackedBatch(tokens, tokens * 0, np.full_like(tokens, 3), parent, targets=jax.tree.map(jnp.asarray, targets))
     hidden_BSD = jnp.zeros((CONTEXTS, 3, CONTEXTS)).at[each, 0, each].set(1.0)
     loss = make_policy_loss(CONFIGS[name])
     objective = Objective(loss, loss.denominators(targets), 0.0)

@@ -33,7 +33,7 @@ def trajectory(*turns):
         made.add(Node.observed(len(made.nodes) - 1, [5, 6, 7]))
         count = len(versions)
         ids, mask, logprobs = np.arange(count, dtype=np.int32), np.ones(count, bool), np.zeros(count, np.float32)
-        made.add(Node(len(made.nodes) - 1, ids, mask, logprobs, np.array(versions, np.int64), turn))
+        made.add(Node(len(made.nodes) - 1, ids, mask, logprobs, versions=np.array(versions, np.int64), turn=turn))
     return made
 
 

@@ -16,7 +16,7 @@ from tests.train.together import end, free_port, python
 RUN = {"model.dense_layers": 0, "train.batch_size": 8, "train.steps": 2, "rl.eval_prompts": 2, "eval.every": 1000}
 EIGHT = {"parallel.stage": 2, "parallel.expert": 2, "parallel.data": 2, "rl.rollout.data": 4, "rl.rollout.expert": 2}
 TWO = {"parallel.expert": 2, "rl.rollout.data": 2}
-METHODS = LOGPROBS | TREE | {"rl.loss.name": "gspo", "rl.loss.aggregation": "sequence"}
+METHODS = LOGPROBS | TREE | {"rl.loss.name": "kat"}
 
 
 def on_one_device(folder, overrides):

@@ -30,10 +30,10 @@ def clipped_share(workdir, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["k2.5", "gspo", "reinforce"])
+@pytest.mark.parametrize("name", ["k2.5", "kat", "reinforce"])
 def test_an_iteration_with_another_objective(tmp_path, name):
-    """With K2.5's and GSPO's the trajectories say what was clipped, and the metrics say the same."""
-    band = {"k2.5": 0.02, "gspo": 0.002}.get(name)
+    """With K2.5's and KAT's the trajectories say what was clipped, and the metrics say the same."""
+    band = {"k2.5": 0.02, "kat": 0.002}.get(name)
     more = {"rl.loss.ratio_low": 1 - band, "rl.loss.ratio_high": 1 + band, "rl.record_masks": True} if band else {}
     assert train(tiny(**SHORT, **more, **{"rl.loss.name": name}), tmp_path / name) == 0
     if band:

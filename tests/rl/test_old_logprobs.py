@@ -37,9 +37,9 @@ def scores():
     return {sigma: noisy_scores(config, params, sigma, ROWS) for sigma in (0.0, 0.5)}
 
 
-def passes_of(score, passes, notes=None, **mcla):
+def passes_of(score, passes, notes=None):
     config = tiny()
-    loss = PolicyLossConfig(old="recompute", mcla=MCLAConfig(passes, **mcla))
+    loss = PolicyLossConfig(old="recompute", mcla=MCLAConfig(passes))
     config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, loss=loss))
     return OldLogprobs(config, score, ([] if notes is None else notes).append)
 
@@ -111,17 +111,8 @@ def test_the_packing_of_a_pass_is_a_function_of_seed_and_step(rows, scores):
     assert (leaf(first, "old_logprob") != leaf(other, "old_logprob")).any()
 
 
-def test_the_current_policy_is_averaged_too_and_anew_for_every_update(rows, scores):
-    old_logprobs = passes_of(scores[0.5], 2, current=True)
-    (filled,), _ = old_logprobs.fill(1, [rows])
-    np.testing.assert_array_equal(leaf(filled, "current_logprob"), leaf(filled, "old_logprob"))
-    moved = old_logprobs.refresh(1, 1, filled)
-    np.testing.assert_array_equal(leaf(moved, "old_logprob"), leaf(filled, "old_logprob"))
-    assert (leaf(moved, "current_logprob") != leaf(filled, "current_logprob")).any()
-
-
 def test_a_run_trains_on_its_own_log_probabilities_which_are_the_engine_s(tmp_path):
-    overrides = {"old": "recompute", "icepop.on": True, "mcla.passes": 2, "mcla.current": True}
+    overrides = {"old": "recompute", "icepop.on": True, "mcla.passes": 2}
     short = {"train.steps": 1, "rl.eval_prompts": 0, "train.compute_dtype": "float32"}
     config = tiny(**short, **{f"rl.loss.{key}": value for key, value in overrides.items()})
     assert train(config, tmp_path / "run") == 0

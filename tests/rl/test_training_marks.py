@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from k2jax.config import PackingConfig
-from k2jax.config.schema import IcePopConfig, MCLAConfig
+from k2jax.config.schema import IcePopConfig
 from k2jax.rl.packing.rows import pack
 from k2jax.rl.training_marks import Marker
 from k2jax.trajectory.annotations import training
@@ -31,11 +31,6 @@ def marked(samples, packed, loss, rng):
         for index in np.flatnonzero(row.targets.mask):
             table[number, index], old_S[index] = drawn(rng, scores, token_of(row, index))
         rows.append(row.replace(targets=row.targets._replace(old_logprob=old_S)))
-    if loss.mcla.current:
-        rows = [
-            row.replace(targets=row.targets._replace(current_logprob=own_S))
-            for row, own_S in zip(rows, table, strict=True)
-        ]
     Marker(loss, lambda given: table * (given is rows)).mark(3, packed, rows)
     return scores
 
@@ -68,25 +63,25 @@ def expected(trajectory, advantage, scores, name):
                 clipped.setdefault(index, {})[place] = np.exp(own - old)
         every += pairs
         ratio = np.exp(np.mean(pairs))
-        if name == "gspo" and outside(ratio):
+        if name == "kat" and outside(ratio):
             turns[node.turn] = ratio
-    if name == "gspo of responses" and outside(np.exp(np.mean(every))):
+    if name == "gspo" and outside(np.exp(np.mean(every))):
         sampled = [node.turn for node in trajectory.nodes if node.mask.any()]
         turns = dict.fromkeys(sampled, np.exp(np.mean(every)))
     return clipped, zeroed, turns
 
 
-@pytest.mark.parametrize("name", ["k2.5", "gspo", "gspo of responses", "ppo"])
+@pytest.mark.parametrize("name", ["k2.5", "kat", "gspo", "ppo"])
 @pytest.mark.parametrize("layout", ["tree", "paths"])
 @settings(max_examples=3)
-@given(seed=st.integers(0, 2**16), shared_tokens=st.sampled_from(["unique", "paths"]), averaged=st.booleans())
-def test_marks_are_those_of_every_path_by_itself(name, layout, seed, shared_tokens, averaged):
+@given(seed=st.integers(0, 2**16), shared_tokens=st.sampled_from(["unique", "paths"]))
+def test_marks_are_those_of_every_path_by_itself(name, layout, seed, shared_tokens):
     rng = np.random.default_rng(seed)
-    whole = name == "gspo of responses"  # whose paths stay in one row, and whose turns have one mark each
+    whole = name == "gspo"  # whose paths stay in one row, and whose turns have one mark each
     samples = random_samples(rng, 18 if whole else 30)
     packing = PackingConfig(layout, "unique" if whole else shared_tokens)
     packed = pack(samples, LENGTH, packing, splits_responses=not whole)
-    loss = dataclasses.replace(CONFIGS[name], icepop=BAND, mcla=MCLAConfig(current=averaged))
+    loss = dataclasses.replace(CONFIGS[name], icepop=BAND)
     scores = marked(samples, packed, loss, rng)
     for trajectory, advantage, _ in samples:
         marks = training(trajectory)

@@ -13,10 +13,10 @@ def sampled(rng, parent, count, turn, temperature=1.0):
         rng.integers(0, 50, count).astype(np.int32),
         np.ones(count, bool),
         -rng.random(count).astype(np.float32),
-        np.zeros(count, np.int64),
-        turn,
-        temperature,
-        "stop",
+        versions=np.zeros(count, np.int64),
+        turn=turn,
+        temperature=temperature,
+        finish="stop",
     )
 
 

@@ -3,16 +3,12 @@
 from collections import deque
 from collections.abc import Callable
 import contextlib
-import socket
-import threading
 import time
 
 import httpx
 import openai
-import uvicorn
 
 from k2jax.agents.api.model_card import ModelCard, chat_format_or_none
-from k2jax.agents.web.server import server_config
 from k2jax.client.keys import ApiKeys
 from k2jax.inference.engine import EngineStats
 from k2jax.inference.request import Request, State
@@ -20,6 +16,7 @@ from k2jax.inference.worker import Worker
 from k2jax.serve.app import make_app
 from k2jax.serve.service import Service
 from tests.agents.api.sample import NAME
+from tests.http_server import served
 
 
 def alternatives(request: Request) -> tuple[tuple[int, float], ...]:
@@ -61,7 +58,9 @@ class FakeEngine:
     def stats(self):
         running = len(self.running)
         return EngineStats(
-            self.slots, running, len(self.waiting), 0, self.slots, running, 0, self.generated, 0, 0, self.generated
+            slots=self.slots, running=running, waiting=len(self.waiting), paused=0, pages=self.slots,
+            pages_in_use=running, pages_cached=0, tokens_generated=self.generated, prompt_tokens=0,
+            prompt_tokens_cached=0, steps=self.generated,
         )  # fmt: skip
 
     def step(self):
@@ -126,21 +125,14 @@ class Live:
 def live(engine, tokenizer, *, vocab, max_length=256, keys=(), max_queue=200, max_body_bytes=1 << 16, media=None):
     """A server on a free port, until the end of the block."""
     worker = Worker(engine)
-    card = ModelCard(NAME, tokenizer, vocab, max_length, chat_format_or_none(tokenizer), media=media)
+    card = ModelCard(NAME, tokenizer, vocab, max_length, chat=chat_format_or_none(tokenizer), media=media)
     service = Service(worker, card, max_queue)
     app = make_app(service, ApiKeys(keys), max_body_bytes)
-    sock = socket.create_server(("127.0.0.1", 0))
-    config = server_config(app)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    running = Live(f"http://127.0.0.1:{sock.getsockname()[1]}", engine, worker, service, tokenizer)
-    try:
-        yield running
-    finally:
-        running.http.close()
-        server.should_exit = True
-        service.cancel_all()
-        thread.join(10)
-        if worker.failed is None:
-            worker.stop()
+    with served(app, at_end=service.cancel_all) as (host, port):
+        running = Live(f"http://{host}:{port}", engine, worker, service, tokenizer)
+        try:
+            yield running
+        finally:
+            running.http.close()
+    if worker.failed is None:
+        worker.stop()

@@ -5,25 +5,11 @@ import json
 import anthropic
 import pytest
 
-from tests.agents.api.sample import CALL_CONTENT, CALLING, CALLS, NAME, TEXT, TOKENIZER, answer_ids, call_ids
+from tests.agents.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, answer_ids
 from tests.serve.fakes import FakeEngine, live
-from tests.text.kimi import thinking_tokenizer
 
 TOOLS = [{"name": "get_weather", "description": "w", "input_schema": {"type": "object", "properties": {}}}]
 USER = {"role": "user", "content": "Hi"}
-
-
-def script(request):
-    prompt = TOKENIZER.decode(request.prompt)
-    if "malformed" in prompt:
-        return call_ids(("get_weather", '{"a": 1e999}'), ("get_weather", "[1]"))
-    return CALLING if "get_weather" in prompt else answer_ids(TEXT)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with live(FakeEngine(script), TOKENIZER, vocab=TOKENIZER.vocab_size, keys=["sk-secret"]) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +17,7 @@ def client(server):
     return connect(server)
 
 
-def connect(server, key="sk-secret"):
+def connect(server, key="none"):
     return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=30)
 
 
@@ -111,22 +97,17 @@ def test_tokens_of_a_prompt_are_counted(server, client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_is_a_block_and_comes_back_into_the_prompt(stream):
-    tokenizer = thinking_tokenizer()
-    answer, end = map(tokenizer.special_id, ("</think>", "<|im_end|>"))
-    ids = [*tokenizer.encode("hm"), answer, *tokenizer.encode("Yes."), end]
-    with live(FakeEngine(lambda request: ids), tokenizer, vocab=tokenizer.vocab_size) as server:
-        client = connect(server)
-        answer = ask(client, stream, thinking={"type": "enabled", "budget_tokens": 1024})
-        thought, text = answer.content
-        assert (thought.thinking, text.text) == ("hm", "Yes.")
-        calls = {"type": "tool_use", "id": "functions.f:0", "name": "f", "input": {}}
-        echo = [thought.model_dump(), calls]
-        result = {"type": "tool_result", "tool_use_id": "functions.f:0", "content": "x"}
-        ask(client, messages=[USER, {"role": "assistant", "content": echo}, {"role": "user", "content": [result]}])
-        assert "<think>hm</think>" in "".join(map(server.service.card.token_text, server.engine.asked[-1][0]))
-        ask(client, thinking={"type": "disabled"})
-        assert server.engine.asked[-1][0][-1] == tokenizer.special_id("</think>")
+def test_reasoning_is_a_block_and_comes_back_into_the_prompt(thinking_server, stream):
+    card, client = thinking_server.service.card, connect(thinking_server)
+    thought, text = ask(client, stream, thinking={"type": "enabled", "budget_tokens": 1024}).content
+    assert (thought.thinking, text.text) == ("hm", "Yes.")
+    calls = {"type": "tool_use", "id": "functions.f:0", "name": "f", "input": {}}
+    echo = [thought.model_dump(), calls]
+    result = {"type": "tool_result", "tool_use_id": "functions.f:0", "content": "x"}
+    ask(client, messages=[USER, {"role": "assistant", "content": echo}, {"role": "user", "content": [result]}])
+    assert "<think>hm</think>" in "".join(map(card.token_text, thinking_server.engine.asked[-1][0]))
+    ask(client, thinking={"type": "disabled"})
+    assert thinking_server.engine.asked[-1][0][-1] == card.tokenizer.special_id("</think>")
 
 
 def test_models_are_listed(client):
@@ -135,9 +116,12 @@ def test_models_are_listed(client):
     assert client.models.retrieve(NAME).display_name == NAME
 
 
-def test_errors_have_anthropics_format(server, client):
-    with pytest.raises(anthropic.AuthenticationError, match="a valid API key"):
-        ask(connect(server, "sk-other"))
+def test_errors_have_anthropics_format(client):
+    with (
+        live(FakeEngine(lambda request: [2]), TOKENIZER, vocab=TOKENIZER.vocab_size, keys=["sk-secret"]) as secret,
+        pytest.raises(anthropic.AuthenticationError, match="a valid API key"),
+    ):
+        ask(connect(secret, "sk-other"))
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         ask(client, model="claude")
     for wrong in (

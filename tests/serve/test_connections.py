@@ -3,18 +3,16 @@
 import asyncio
 import contextlib
 import socket
-import threading
 import time
 
 import pytest
-import uvicorn
 
 from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.web import arrivals
 from k2jax.agents.web.arrivals import SHORT_BODY, Arrivals, SharedRoom
 from k2jax.agents.web.http import json_response
 from k2jax.agents.web.protocol import ConnectionLimits
-from k2jax.agents.web.server import server_config
+from tests.http_server import served
 
 SECONDS = 0.3
 BODY = b'{"a": 1}'
@@ -23,15 +21,8 @@ BODY = b'{"a": 1}'
 @contextlib.contextmanager
 def serving(app, loop="auto", **limits):
     """An application on a free port, with limits of its connections."""
-    sock = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(app, ConnectionLimits(header_seconds=SECONDS, **limits), loop=loop))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    try:
-        yield lambda: socket.create_connection(sock.getsockname(), timeout=5)
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join(10)
+    with served(app, ConnectionLimits(header_seconds=SECONDS, **limits), force=True, loop=loop) as address:
+        yield lambda: socket.create_connection(address, timeout=5)
 
 
 def answer(arriving=None):

@@ -22,7 +22,7 @@ TINY = ModelConfig(
     vocab=TOKENIZER.vocab_size, init_std=0.2,
 )  # fmt: skip
 PROMPT = TOKENIZER.encode("The quick brown fox's 12345 jumps; 月之暗面 it'll land where they're WAITING.")
-CLIENTS = 64
+CLIENTS = 24
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def server(model):
-    with live(Engine(TINY, model[1], slots=4, max_length=96), TOKENIZER, vocab=TINY.vocab, max_length=96) as running:
+    with live(Engine(TINY, model[1], slots=4, max_length=160), TOKENIZER, vocab=TINY.vocab, max_length=160) as running:
         yield running
 
 
@@ -73,7 +73,7 @@ def test_many_clients_some_of_whom_leave(server):
     async def stream_answer(client, number):
         messages = [{"role": "user", "content": f"number {number}"}]
         stream = await client.chat.completions.create(
-            model=NAME, messages=messages, max_tokens=30, seed=number, stream=True, logprobs=True,
+            model=NAME, messages=messages, max_tokens=60, seed=number, stream=True, logprobs=True,
             stream_options={"include_usage": True}, stop=["never to be seen"],
         )  # fmt: skip
         tokens, finish, usage = 0, None, None
@@ -95,10 +95,10 @@ def test_many_clients_some_of_whom_leave(server):
     stayed = [result for result in results if result is not None]
     assert len(stayed) >= CLIENTS - CLIENTS // 3 - 1
     for tokens, finish, usage in stayed:
-        assert (tokens == usage.completion_tokens and (finish, tokens) == ("length", 30)) or finish == "stop"
+        assert (tokens == usage.completion_tokens and (finish, tokens) == ("length", 60)) or finish == "stop"
     after = server.wait_until_idle()
     assert after["k2jax_pages_in_use"] == after["k2jax_running"] == after["k2jax_waiting"] == 0
-    assert after["k2jax_disconnects_total"] - before["k2jax_disconnects_total"] >= 15
+    assert after["k2jax_disconnects_total"] - before["k2jax_disconnects_total"] >= CLIENTS // 3 - 3
     assert len(server.service._jobs) == 0
     # The slots are good for more.
     assert server.post("completions", prompt="a", max_tokens=3).json()["usage"]["completion_tokens"] >= 1

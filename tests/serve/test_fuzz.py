@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from tests.agents.api.sample import CALLING, NAME, TEXT, TOKENIZER, TOOLS, answer_ids
-from tests.serve.fakes import FakeEngine, live
+from tests.agents.api.sample import NAME, TOKENIZER, TOOLS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
@@ -99,17 +98,6 @@ def bodies(draw, path):
     return body
 
 
-def script(request):
-    return CALLING if "get_weather" in TOKENIZER.decode(request.prompt) else answer_ids(TEXT)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with live(FakeEngine(script), TOKENIZER, vocab=TOKENIZER.vocab_size) as running:
-        yield running
-        running.wait_until_idle()
-
-
 ERROR = {"message", "type", "param", "code"}
 END = {
     "completions": "[DONE]", "chat/completions": "[DONE]", "responses": '"type":"response.', "messages": "message_stop"
@@ -135,7 +123,7 @@ def check(server, path, content):
     return response.status_code
 
 
-@pytest.mark.parametrize("examples", [120, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [60, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", list(GOOD))
 def test_requests_of_any_content(server, path, examples):
     counts = {}
@@ -152,7 +140,7 @@ def test_requests_of_any_content(server, path, examples):
     assert counts[200] >= examples / 20 and counts[400] >= examples / 20, counts  # both sides were tried
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(JSON)
 def test_bodies_of_any_json(server, body):
     for path in GOOD:

@@ -95,7 +95,7 @@ def expected(params, messages):
     prompt = chat_prompt(messages, TOKENIZER, PROCESSOR, thinking=False)
     ends = (TOKENIZER.special_id("<|im_end|>"), TOKENIZER.eos)
     sampling = Sampling(max_tokens=6, temperature=0.0, stop_tokens=ends)
-    [request] = Engine(SEEING, params, max_length=256).generate([prompt.tokens], sampling, [prompt.media])
+    [request] = Engine(SEEING, params, slots=4, max_length=256).generate([prompt.tokens], sampling, [prompt.media])
     return prompt.tokens, list(request.tokens)
 
 

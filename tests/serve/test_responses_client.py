@@ -3,21 +3,9 @@
 import openai
 import pytest
 
-from tests.agents.api.sample import CALL_CONTENT, CALLING, CALLS, NAME, TEXT, TOKENIZER, answer_ids
-from tests.serve.fakes import FakeEngine, live
-from tests.text.kimi import thinking_tokenizer
+from tests.agents.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, answer_ids
 
 TOOLS = [{"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": False}]
-
-
-def script(request):
-    return CALLING if "get_weather" in TOKENIZER.decode(request.prompt) else answer_ids(TEXT)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with live(FakeEngine(script), TOKENIZER, vocab=TOKENIZER.vocab_size) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -80,21 +68,17 @@ def test_a_length_stop_leaves_the_response_incomplete(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_is_an_item_and_comes_back_into_the_prompt(stream):
-    tokenizer = thinking_tokenizer()
-    answer, end = map(tokenizer.special_id, ("</think>", "<|im_end|>"))
-    ids = [*tokenizer.encode("hm"), answer, *tokenizer.encode("Yes."), end]
-    with live(FakeEngine(lambda request: ids), tokenizer, vocab=tokenizer.vocab_size) as server:
-        client = server.openai()
-        answer = ask(client, stream, reasoning={"effort": "medium"}, include=["reasoning.encrypted_content"])
-        thought, text = answer.output
-        assert (thought.summary[0].text, text.content[0].text) == ("hm", "Yes.")
-        assert answer.usage.output_tokens_details.reasoning_tokens == len(tokenizer.encode("hm"))
-        call = {"type": "function_call", "call_id": "functions.f:0", "name": "f", "arguments": "{}"}
-        result = {"type": "function_call_output", "call_id": "functions.f:0", "output": "x"}
-        echo = [thought.model_dump(exclude_none=True), call, result]
-        ask(client, input=[{"role": "user", "content": "Hi"}, *echo])
-        assert "<think>hm</think>" in "".join(map(server.service.card.token_text, server.engine.asked[-1][0]))
+def test_reasoning_is_an_item_and_comes_back_into_the_prompt(thinking_server, stream):
+    card, client = thinking_server.service.card, thinking_server.openai()
+    answer = ask(client, stream, reasoning={"effort": "medium"}, include=["reasoning.encrypted_content"])
+    thought, text = answer.output
+    assert (thought.summary[0].text, text.content[0].text) == ("hm", "Yes.")
+    assert answer.usage.output_tokens_details.reasoning_tokens == len(card.tokenizer.encode("hm"))
+    call = {"type": "function_call", "call_id": "functions.f:0", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "functions.f:0", "output": "x"}
+    echo = [thought.model_dump(exclude_none=True), call, result]
+    ask(client, input=[{"role": "user", "content": "Hi"}, *echo])
+    assert "<think>hm</think>" in "".join(map(card.token_text, thinking_server.engine.asked[-1][0]))
 
 
 def test_wrong_requests_are_refused(client):

@@ -23,8 +23,10 @@ TASK = Task("t", "code", (), "unit_tests", metadata={"tests": TESTS, "setup": "i
 def trajectory(answer: str, status="finished") -> Trajectory:
     ids = np.zeros(1, np.int32)
     message = {"role": "assistant", "content": answer}
-    node = Node(-1, ids, ids == 0, ids.astype(np.float32), ids.astype(np.int64), 0, finish="stop", message=message)
-    return Trajectory("t", "code", (0, 0, 0), [node], status)
+    node = Node(
+        -1, ids, ids == 0, ids.astype(np.float32), versions=ids.astype(np.int64), turn=0, finish="stop", message=message
+    )
+    return Trajectory("t", "code", (0, 0, 0), nodes=[node], status=status)
 
 
 def block(program: str) -> str:

@@ -5,8 +5,6 @@ import json
 import pytest
 
 from k2jax.agents import Task
-from k2jax.agents.coverage import coverage
-from k2jax.agents.difficulty import moderate, pass_rates
 from k2jax.agents.registry import load_tasks
 from k2jax.errors import UserError
 from k2jax.tasks.mathematics.dataset import final_answer_of
@@ -97,23 +95,3 @@ def test_a_missing_source_is_refused():
         load_tasks("math", ("path=/no/such.jsonl",))
     with pytest.raises(UserError, match="give either"):
         load_tasks("math", ())
-
-
-def test_coverage_counts_every_domain():
-    tasks = load_tasks("characters", ("kinds=add2", "count=5")) + load_tasks("tables", ("kinds=hop2", "count=3"))
-    table = coverage(tasks)
-    assert "| add2 | 5 | final_answer | single_turn | - |" in table
-    assert "| tables/hop2 | 3 | answer_line | single_turn | - |" in table and "| all 2 | 8 |" in table
-    odd = Task("t", "a|b\nc", (), "v", tools=("z", "y"))
-    assert "| a\\|b c | 1 | v | single_turn | y, z |" in coverage([odd])
-
-
-def test_the_difficulty_filter_keeps_what_is_neither_always_failed_nor_always_solved():
-    tasks = load_tasks("characters", ("count=5",))
-    samples = [[0, 0], [1, 0], [1, 1], [0.5, 1], []]
-    rates = pass_rates({task.id: values for task, values in zip(tasks, samples, strict=True)})
-    assert list(rates.values()) == [0, 0.5, 1, 0.5]
-    assert moderate(tasks, rates) == [tasks[1], tasks[3]]
-    assert moderate(tasks, rates, 0, 1) == tasks[:4]
-    with pytest.raises(UserError, match="band of pass rates"):
-        moderate(tasks, rates, 0.9, 0.1)

@@ -16,21 +16,21 @@ from k2jax.convert.loading import load_pretrained, tokenizer_of
 from k2jax.errors import UserError
 from k2jax.report.metrics import MetricsLog, read_metrics
 from k2jax.text.tokenizer import byte_tokenizer, train_bpe
-from k2jax.train.program import Program
 from k2jax.train.run import Run
 from k2jax.train.workdir import claimed
 from tests import corruption
+from tests.train.programs import shared_program
 from tests.train.tiny import tiny, write_corpus
 
 HANGS = 120  # seconds
-COUNT, MANY = 60, 1000
+COUNT, MANY = 24, 1000
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(folder)
-    return Program(tiny(folder, **{"train.steps": 4, "checkpoint.every": 2, "log.every": 1}))
+    return shared_program(tiny(folder, **{"train.steps": 4, "checkpoint.every": 2, "log.every": 1}))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def pristine(program, tmp_path_factory):
     tokenizer.save(workdir / "tokenizer")
     with claimed(workdir, program.config), Run(program, workdir, {"tokenizer": tokenizer.fingerprint}) as run:
         for step in run.steps():
-            run.update(stack_rows(rows))
+            run.update([stack_rows(rows)])
             run.log(step, {})
             run.save_when_due(step, {"phase": [step], "table": np.arange(step)})
     assert committed_steps(workdir) == [2, 4]
@@ -144,7 +144,7 @@ def test_a_lost_configuration_does_not_let_another_run_in(program, pristine, tmp
     shutil.copytree(pristine[0], copy)
     (copy / "config.json").unlink()
     train = dataclasses.replace(program.config.train, seed=program.config.train.seed + 1)
-    other = Program(dataclasses.replace(program.config, train=train))
+    other = shared_program(dataclasses.replace(program.config, train=train))
     with pytest.raises(UserError, match=r"holds another run: config\.train\.seed is 0 in the checkpoint and 1 here"):
         _resumed(other, copy)
     assert equal(pristine[1]["resumed"], _resumed(program, copy))

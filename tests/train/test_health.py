@@ -11,16 +11,14 @@ import pytest
 from k2jax.batch import pack_row, stack_rows
 from k2jax.checkpoint import Checkpoints, committed_steps
 from k2jax.errors import UserError
-from k2jax.train.program import Program
 from k2jax.train.run import NON_FINITE, Run
 from k2jax.train.state import non_finite_leaves
 from k2jax.train.workdir import claimed
+from tests.train.programs import shared_program
 from tests.train.tiny import tiny, write_corpus
 
 SOME = (
     "params.moe.router_bias",
-    "params.embed",
-    "params.moe.experts.w2",
     r"optimizer.*mu.*moe.*q_a$",  # Muon's momentum
     r"optimizer.*nu.*embed",  # an embedding's second moment
 )
@@ -36,7 +34,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def program(config):
-    return Program(config)
+    return shared_program(config)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,7 @@ def run_to_the_end(program, workdir, batch, poison=None, at=3) -> int:
         for step in run.steps():
             if poison and step == at:
                 run.state = with_nan(run.state, poison)
-            run.update(batch)
+            run.update([batch])
             run.log(step, {})
             run.save_when_due(step)
     return run.exit_code
@@ -143,4 +141,4 @@ def test_tokens_outside_the_vocabulary_are_refused(program, batch, tmp_path, tok
         pytest.raises(UserError, match=rf"the token {token}, and config\.model\.vocab is 300"),
         Run(program, path, {}) as run,
     ):
-        run.update(wrong)
+        run.update([wrong])

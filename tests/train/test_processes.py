@@ -119,17 +119,13 @@ def test_what_ends_one_ends_all_with_its_line(what, code, line):
     assert re.fullmatch(rf"error: process 1 \(\S+\) stopped: {line}", errors(told)[0][0])
 
 
-def test_an_ordinary_end_has_the_exit_code_of_the_run():
-    assert [code for code, _, _ in end(members("end", 2), 60)] == [7, 7]
-
-
 def test_a_text_that_all_have_read_is_kept_no_longer():
     told = end(members("broadcast", 3), 60)
     assert [code for code, _, _ in told] == [7] * 3, told
     assert [stdout for _, stdout, _ in told] == ["['0 of 0', '1 of 0', '2 of 0'] []\n"] * 3
 
 
-@pytest.mark.parametrize("what", ["wait", "unwatched"])
+@pytest.mark.parametrize("what", ["wait", pytest.param("unwatched", marks=pytest.mark.slow)])
 def test_when_the_coordinator_is_killed_the_others_say_so(what):
     three = members(what, 3)
     for process in three:
@@ -195,11 +191,11 @@ def test_each_byte_of_a_checkpoint_is_read_once_over_processes(tmp_path):
     checkpoints, tree = Checkpoints(tmp_path), values()
     checkpoints.save(1, tree, [tree], {})
     checkpoints.close()
-    told = end(members("load", 4, str(tmp_path)), 60)
-    assert [code for code, _, _ in told] == [7] * 4, told
+    told = end(members("load", 2, str(tmp_path)), 60)
+    assert [code for code, _, _ in told] == [7] * 2, told
     read = [int(re.search(r"read (\d+)", stdout)[1]) for _, stdout, _ in told]
     size = 2 * sum(x.nbytes for x in tree.values())
-    assert sum(read) < 1.1 * size and max(read) < 1.1 * size / 4
+    assert sum(read) < 1.1 * size and max(read) < 1.1 * size / 2
 
 
 def meeting(*seen, seconds=1.0):

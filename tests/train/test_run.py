@@ -1,7 +1,6 @@
 """Whole runs of the command: killed and resumed, stopped, refused."""
 
-import copy
-import dataclasses
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -22,51 +21,19 @@ from k2jax.checkpoint import committed_steps
 from k2jax.data import prepare_data
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
+from k2jax.report.plots import draw_plots
 from k2jax.report.samples import read_samples
 from k2jax.reproduce.text_loss import text_loss
 from k2jax.train import train
-from k2jax.train.program import Program
 from k2jax.train.run import Run
 from k2jax.train.workdir import claimed, locked
 from tests.command import run_command
+from tests.train.programs import shared_program
 from tests.train.tiny import CONFIG_FILE, tiny, write_corpus
 
 ROOT = Path(__file__).parents[2]
 # Bytes: how tensors share the files of a checkpoint depends on the moment; the embedding of 300 x 32 lies in one.
 LESS_THAN_A_TENSOR = 20_000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _kept_programs():
-    """Runs in this process share a program where theirs are equal: to trace it takes longer than to read it compiled.
-
-    What is left of a run is its state, which is not in the program; runs in new processes trace their own.
-    """
-    made = {}
-
-    def program(config, **options):
-        key = repr(_compiled_part(config))
-        if key not in made:
-            made[key] = Program(config, **options)
-        shared = copy.copy(made[key])
-        shared.config = config
-        return shared
-
-    with mock.patch("k2jax.train.loop.Program", program):
-        yield
-
-
-def _compiled_part(config):
-    """The config without what only the loop reads: when it validates, saves and traces, and where things come from."""
-    return dataclasses.replace(
-        config,
-        init_from="",
-        checkpoint=None,
-        eval=None,
-        log=None,
-        data=dataclasses.replace(config.data, sources={}),
-        train=dataclasses.replace(config.train, profile_steps=(), spike_factor=1.2),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -80,28 +47,24 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(folder):
     """The workdir of an uninterrupted run."""
-    assert train(tiny(folder), folder / "finished") == 0
+    with mock.patch("k2jax.train.report.draw_plots", draw_plots):
+        assert train(tiny(folder), folder / "finished") == 0
     return folder / "finished"
 
 
-def start(folder, workdir, *more, file_bytes=None):
-    """Starts the command; ``file_bytes`` is the length at which no file can grow any more."""
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
-
+def start(folder, workdir, *more):
     command = [sys.executable, "-m", "k2jax.train", f"--config={folder}/config.py", f"--workdir={workdir}", *more]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=env, cwd=ROOT, preexec_fn=file_bytes and limit, **pipes)
+    return subprocess.Popen(command, env=env, cwd=ROOT, **pipes)
 
 
 def refused(folder, *more, workdir=None):
-    process = start(folder, workdir or folder / "refused", *more)
-    _, stderr = process.communicate(timeout=120)
-    lines = [line for line in stderr.splitlines() if line.startswith("error: ")]
-    assert process.returncode == 2 and len(lines) == 1 and "Traceback" not in stderr, stderr
-    return lines[0]
+    """The one line with which the command ends."""
+    arguments = f"--config={folder}/config.py", f"--workdir={workdir or folder / 'refused'}", *more
+    done = run_command("k2jax.train", *arguments)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
 
 
 def wait_for_step(workdir, step, process):
@@ -149,13 +112,12 @@ def test_every_source_has_a_held_out_loss_of_its_own(folder, finished):
 
 def test_killed_at_a_random_moment_and_resumed_gives_the_same_losses_bit_for_bit(folder, finished):
     workdir = folder / "killed"
-    for _ in range(2):
-        process = start(folder, workdir)
-        wait_for_step(workdir, random.randrange(1, 10), process)
-        time.sleep(random.random() * 0.3)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert start(folder, workdir).wait(timeout=240) == 0
+    process = start(folder, workdir)
+    wait_for_step(workdir, random.randrange(1, 10), process)
+    time.sleep(random.random() * 0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert train(tiny(folder), workdir) == 0
     assert losses(workdir) == losses(finished)
 
 
@@ -237,10 +199,7 @@ def test_a_changed_corpus_is_refused(folder, finished, tmp_path):
     ],
 )
 def test_mistakes_are_one_line_with_exit_code_2(folder, mistake, words):
-    arguments = f"--config={folder}/config.py", f"--workdir={folder}/refused", f"--config.{mistake}"
-    done = run_command("k2jax.train", *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and words in done.stderr and done.stderr.count("\n") == 1
+    assert words in refused(folder, f"--config.{mistake}")
 
 
 def test_a_non_finite_run_stops_with_code_3_and_names_the_last_good_step(folder, capsys):
@@ -267,30 +226,38 @@ def test_a_mistake_that_was_mended_leaves_no_trace(folder):
     assert train(tiny(folder), folder / "mended") == 0
 
 
-def test_a_full_disk_is_one_line_and_loses_nothing(folder, finished):
+@contextlib.contextmanager
+def full_disk(file_bytes):
+    """No file of this process grows beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def check_full_disk(folder, finished, workdir, file_bytes):
     """The files of a checkpoint cannot grow; then there is room again."""
-    workdir = folder / "full"
-    process = start(folder, workdir, file_bytes=LESS_THAN_A_TENSOR)
-    _, stderr = process.communicate(timeout=240)
-    assert process.returncode == 2 and "Traceback" not in stderr, stderr
-    [line] = [line for line in stderr.splitlines() if line.startswith("error: ")]
-    assert "a checkpoint could not be written" in line and "make room" in line
-    assert not committed_steps(workdir)
+    with full_disk(file_bytes), pytest.raises(UserError, match="make room") as error:
+        train(tiny(folder), workdir)
+    assert "\n" not in str(error.value)
+    committed = committed_steps(workdir)
     assert train(tiny(folder), workdir) == 0
     assert losses(workdir) == losses(finished)
+    return str(error.value), committed
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(folder, finished):
+    line, committed = check_full_disk(folder, finished, folder / "full", LESS_THAN_A_TENSOR)
+    assert "a checkpoint could not be written" in line and not committed
 
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_at_any_moment_costs_nothing(folder, finished):
     for moment in range(10):
-        workdir = folder / f"full-{moment}"
-        process = start(folder, workdir, file_bytes=random.randrange(100, LESS_THAN_A_TENSOR))
-        _, stderr = process.communicate(timeout=240)
-        errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
-        assert process.returncode == 2 and len(errors) == 1 and "make room" in errors[0], stderr
-        assert "Traceback" not in stderr
-        assert train(tiny(folder), workdir) == 0
-        assert losses(workdir) == losses(finished)
+        limit = random.randrange(100, LESS_THAN_A_TENSOR)
+        check_full_disk(folder, finished, folder / f"full-{moment}", limit)
 
 
 def test_two_processes_do_not_share_a_workdir(folder, finished):
@@ -316,19 +283,15 @@ RATE_COMMAND = "python -m k2jax.train --config=c.py --config.optimizer.learning_
 
 
 def test_a_changed_setting_is_said_and_stays_in_the_report(folder, finished, tmp_path, capsys):
-    """First one that leaves the program as it is, then, of the run that has ended, the rate and the number of steps."""
     workdir = unfinished(finished, tmp_path / "changed_rate")
-    first = {"train.spike_factor": 1.3}
-    for overrides in (first, first | {"train.steps": 13, "optimizer.learning_rate": 1e-3}):
-        assert train(tiny(folder, **overrides), workdir, RATE_COMMAND) == 0
-        told = capsys.readouterr().out
-        assert ("config.train.spike_factor was 1.2 up to step 8 and is 1.3 now" in told) is (overrides == first)
-        rate_is_said = "config.optimizer.learning_rate was 0.005 up to step 12 and is 0.001 now" in told
-        assert rate_is_said is (overrides != first)
+    changed = {"train.spike_factor": 1.3, "train.steps": 9, "optimizer.learning_rate": 1e-3}
+    assert train(tiny(folder, **changed), workdir, RATE_COMMAND) == 0
+    told = capsys.readouterr().out
+    assert "config.train.spike_factor was 1.2 up to step 8 and is 1.3 now" in told
+    assert "config.optimizer.learning_rate was 0.005 up to step 8 and is 0.001 now" in told
     report = (workdir / "report.md").read_text()
     changes = [[cell.strip() for cell in line.split("|")[1:3]] for line in report.splitlines() if "|" in line]
-    for step, key in (("8", "train.spike_factor"), ("12", "optimizer.learning_rate"), ("12", "train.steps")):
-        assert [step, f"`{key}`"] in changes
+    assert all(["8", f"`{key}`"] in changes for key in changed)
     assert "--config.optimizer.learning_rate=1e-3" in report.split("## Continue")[1]
 
 
@@ -365,7 +328,7 @@ def test_a_loop_of_its_own_keeps_what_it_needs_beside_the_state(folder, tmp_path
     batch = stack_rows([row] * config.train.batch_size)
     losses_of = {}
     for stop in (6, None, None):
-        with claimed(tmp_path / "own", config) as path, Run(Program(config), path, {"game": "chess"}) as run:
+        with claimed(tmp_path / "own", config) as path, Run(shared_program(config), path, {"game": "chess"}) as run:
             phase = run.extra["phase"] if run.extra else 0
             for step in run.steps():
                 losses_of.setdefault(step, float(run.update([batch]).loss))
@@ -381,4 +344,4 @@ def test_a_loop_of_its_own_keeps_what_it_needs_beside_the_state(folder, tmp_path
     assert [(record["step"], record["reward"]) for record in records] == [(step, 0.5) for step in range(1, 13)]
     assert records[-1]["tokens"] == 12 * config.train.batch_size * 29  # padding is not counted
     with claimed(tmp_path / "own", config) as path, pytest.raises(UserError, match="the game changed since"):
-        Run(Program(config), path, {"game": "go"})
+        Run(shared_program(config), path, {"game": "go"})

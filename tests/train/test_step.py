@@ -13,9 +13,9 @@ from k2jax.model.decoder import ModelStats
 from k2jax.parallel.accumulate import accumulate
 from k2jax.parallel.gradients import make_objective
 from k2jax.parallel.objective import LossShares
-from k2jax.train.program import Program
 from k2jax.train.record import UNBALANCED_STEPS, Recorder, max_violation
 from k2jax.train.step import StepMetrics, _finite, make_train_step
+from tests.train.programs import once_per_config, shared_program
 from tests.train.tiny import tiny, write_corpus
 
 
@@ -35,13 +35,18 @@ def batch(config):
 
 
 def make(config):
-    program = Program(config, jax.devices()[:1])
-    step = jax.jit(
-        make_train_step(config, program.optimizer, program.layout, program.loss)
-    )  # not donated: states are kept
-    return program.init(), lambda state, batch: step(state, program.batch_sharding().put(batch))
+    program = shared_program(config, jax.devices()[:1])
+    return program.init(), lambda state, batch: step_of(config)(state, program.batch_sharding().put(batch))
 
 
+@once_per_config
+def step_of(config):
+    """The training step, not donated: states are kept."""
+    program = shared_program(config, jax.devices()[:1])
+    return jax.jit(make_train_step(config, program.optimizer, program.layout, program.loss))
+
+
+@once_per_config
 def gradients(config):
     def of(params, batch):
         rows = config.train.micro_batches, -1
@@ -51,7 +56,7 @@ def gradients(config):
     return jax.jit(of)
 
 
-def with_parts(config, parts, balance_loss=0.0):
+def with_parts(config, parts, balance_loss=0.01):
     train = dataclasses.replace(config.train, micro_batches=parts)
     router = dataclasses.replace(config.router, balance_loss=balance_loss)
     return dataclasses.replace(config, train=train, router=router)
@@ -59,8 +64,8 @@ def with_parts(config, parts, balance_loss=0.0):
 
 def test_accumulated_gradients_equal_those_of_the_whole_batch(config, batch):
     params = make(config)[0].params
-    whole = gradients(with_parts(config, 1, 0.01))(params, batch)
-    parts = gradients(with_parts(config, 4, 0.01))(params, batch)
+    whole = gradients(with_parts(config, 1))(params, batch)
+    parts = gradients(with_parts(config, 4))(params, batch)
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * max(1e-3, np.abs(a).max()))
 
@@ -144,7 +149,7 @@ def test_only_a_likelihood_has_spikes(config, term, counted):
     for loss in (1.0, 9.0):
         shares = LossShares({term: loss}, {}, {})
         stats = ModelStats(*[np.zeros((1, 0))] * len(ModelStats._fields))._replace(max_logit={"text": np.ones((1, 1))})
-        metrics = StepMetrics(loss, shares, 8, 1.0, 1.0, stats, 0.0, True)
+        metrics = StepMetrics(loss, shares, 8, 1.0, update_norm=1.0, stats=stats, balance_loss=0.0, healthy=True)
         record = recorder.values(metrics, 1e-3, 1.0)
     assert record.get("spikes") == counted
 

@@ -23,9 +23,9 @@ from k2jax.losses import NLL
 from k2jax.report.metrics import read_metrics
 from k2jax.text.tokenizer import load_tokenizer
 from k2jax.train import train
-from k2jax.train.program import Program
 from k2jax.train.run import Run
 from tests.emulated import ROOT
+from tests.train.programs import shared_program
 from tests.train.tiny import tiny_config, write_corpus
 from tests.train.together import end, trainers
 
@@ -179,7 +179,7 @@ def marked(mark):
 
 
 def test_what_is_frozen_keeps_every_bit_and_the_rest_learns(folder, finished):
-    before = jax.device_get(Program(visual(folder), loss=NLL()).init().params)
+    before = jax.device_get(shared_program(visual(folder), loss=NLL()).init().params)
     learned = changed(before, params_of(finished))
     assert not any(name.startswith("vision/projector/") for name in learned)
     assert {"embed", "dense/attention/q_b", "vision/patch", "vision/grid", "vision/layers/attention/q"} <= learned
@@ -189,7 +189,7 @@ def saved_at_once(config, workdir):
     """The workdir of a run that saved its initial parameters."""
     config.checkpoint.every = 1
     workdir.mkdir()
-    with Run(Program(resolve(config), loss=NLL()), workdir, {}) as run:
+    with Run(shared_program(resolve(config), loss=NLL()), workdir, {}) as run:
         run.save_when_due(next(run.steps()))
     return workdir
 
@@ -206,7 +206,7 @@ def text(folder):
 
 
 def test_a_run_may_start_from_a_model_of_text(folder, text):
-    program = Program(visual(folder, init_from=str(text)), loss=NLL())
+    program = shared_program(visual(folder, init_from=str(text)), loss=NLL())
     own = jax.device_get(program.init().params)
     (folder / "seeing").mkdir()
     with Run(program, folder / "seeing", {}) as run:
@@ -235,7 +235,7 @@ def test_to_freeze_everything_is_refused(folder):
 def test_a_tower_goes_from_a_small_decoder_to_another_without_its_projector(folder, finished):
     config = visual_config(str(folder))
     config.model.d_model, config.init_tower_from, config.optimizer.frozen = 48, str(finished), ("text", "tower")
-    program = Program(resolve(config), loss=NLL())
+    program = shared_program(resolve(config), loss=NLL())
     own = jax.device_get(program.init().params)
     (folder / "larger").mkdir()
     with Run(program, folder / "larger", {}) as run:
@@ -246,15 +246,16 @@ def test_a_tower_goes_from_a_small_decoder_to_another_without_its_projector(fold
     config.model.vision.width = 24
     (folder / "other").mkdir()
     with pytest.raises(UserError, match=r"init_tower_from .* is another model"):
-        Run(Program(resolve(config), loss=NLL()), folder / "other", {})
+        Run(shared_program(resolve(config), loss=NLL()), folder / "other", {})
 
 
 def test_a_model_of_text_has_no_tower_to_give(folder, text):
     (folder / "of text").mkdir()
     with pytest.raises(UserError, match="is a model without vision"):
-        Run(Program(visual(folder, init_tower_from=str(text)), loss=NLL()), folder / "of text", {})
+        Run(shared_program(visual(folder, init_tower_from=str(text)), loss=NLL()), folder / "of text", {})
 
 
+@pytest.mark.slow
 @pytest.mark.devices(2)
 def test_every_device_gets_its_part_of_a_transferred_tower(folder):
     config = visual_config(str(folder))
@@ -262,7 +263,7 @@ def test_every_device_gets_its_part_of_a_transferred_tower(folder):
     config.train.seed = 3
     given = saved_at_once(config, folder / "given")
     config.train.seed, config.init_tower_from = 0, str(given)
-    program = Program(resolve(config), loss=NLL())
+    program = shared_program(resolve(config), loss=NLL())
     (folder / "on devices").mkdir()
     with Run(program, folder / "on devices", {}) as run:
         assert jax.tree.map(lambda leaf: leaf.sharding, run.state.params) == program.layout.shardings(
@@ -285,7 +286,9 @@ def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_
     assert np.any(learned["scale"]) and np.any(learned["bias"])
     (folder / "given").mkdir()
     with Run(
-        Program(visual(folder, init_tower_from=f"{folder}/contrast", **overrides), loss=NLL()), folder / "given", {}
+        shared_program(visual(folder, init_tower_from=f"{folder}/contrast", **overrides), loss=NLL()),
+        folder / "given",
+        {},
     ) as run:
         assert not jax.tree.reduce(lambda any_, leaf: any_ or leaf.any(), run.state.params["vision"]["contrast"], False)
     export_checkpoint(folder / "contrast", folder / "exported")
@@ -295,7 +298,7 @@ def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_
     # A stage with it begins from one without, and the other way round.
     for name, origin, options in (("with", "exported", overrides), ("without", "contrast", {})):
         (folder / name).mkdir()
-        program = Program(visual(folder, init_from=f"{folder}/{origin}", **options), loss=NLL())
+        program = shared_program(visual(folder, init_from=f"{folder}/{origin}", **options), loss=NLL())
         with Run(program, folder / name, {}) as run:
             begun = jax.tree.map(np.asarray, run.state.params)
         fresh = begun["vision"].pop("contrast", {})

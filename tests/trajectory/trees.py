@@ -24,11 +24,11 @@ def sampled(parent, tokens, *, turn=0, version=3, temperature=1.0, message=None,
         np.asarray(tokens, np.int32),
         np.ones(count, np.bool_),
         np.asarray([-0.1 * token for token in tokens], np.float32),
-        np.full(count, version, np.int64),
-        turn,
-        temperature,
-        finish,
-        message,
+        versions=np.full(count, version, np.int64),
+        turn=turn,
+        temperature=temperature,
+        finish=finish,
+        message=message,
     )
 
 
@@ -72,12 +72,12 @@ def nodes(draw, index):
         array(np.int32),
         mask,
         array(np.float32),
-        array(np.int64),
-        draw(st.integers(-1, 9)),
-        draw(st.floats(0, 100, width=32)),
-        draw(st.sampled_from(["", "stop", "length"])),
-        draw(st.none() | OBJECT),
-        experts,
+        versions=array(np.int64),
+        turn=draw(st.integers(-1, 9)),
+        temperature=draw(st.floats(0, 100, width=32)),
+        finish=draw(st.sampled_from(["", "stop", "length"])),
+        message=draw(st.none() | OBJECT),
+        experts=experts,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+import dataclasses
 from typing import NamedTuple
 
 from k2jax.agents.api.requests import GenerationRequest
@@ -82,7 +83,8 @@ class ToolCallDelta(NamedTuple):
     arguments: str = ""
 
 
-class Delta(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Delta:
     """The news about one choice.
 
     Attributes:
@@ -97,6 +99,7 @@ class Delta(NamedTuple):
     """
 
     choice: int
+    _: dataclasses.KW_ONLY
     text: str = ""
     calls: tuple[ToolCallDelta, ...] = ()
     tokens: tuple[ScoredToken, ...] = ()
@@ -143,7 +146,15 @@ class Detokenizer:
             self._flush()
         reason = self._finish_reason(finish)
         calls, stop = tuple(self._calls), self._stops.matched
-        return Delta(self._choice, self._text, calls, tuple(scored), reason, self._reasoning, stop)
+        return Delta(
+            self._choice,
+            text=self._text,
+            calls=calls,
+            tokens=tuple(scored),
+            finish=reason,
+            reasoning=self._reasoning,
+            stop=stop,
+        )
 
     def _finish_reason(self, engine_reason: str | None) -> str | None:
         if self._stops.stopped:

@@ -31,6 +31,7 @@ class ModelCard:
     tokenizer: Tokenizer
     vocab: int
     max_length: int
+    _: dataclasses.KW_ONLY
     chat: ChatFormat | None
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     media: MediaReader | None = None

@@ -27,7 +27,7 @@ NEUTRAL: Mapping[str, Any] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """The generation that one HTTP request asks for: ``n`` choices for each prompt.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import time
 from typing import Any
 
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 
 MOST_EVENTS = 200_000
 """Events that a trace keeps: browsers show no more."""

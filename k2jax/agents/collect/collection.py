@@ -24,7 +24,7 @@ from k2jax.agents.collect.ray_workers import RayLauncher
 from k2jax.agents.task import Task
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import TrajectoryStore
 from k2jax.trajectory.store import FOLDER

@@ -1,38 +1,38 @@
-"""The journal of a collection: which tasks have ended, and where their trajectories lie. Append-only, one record each.
+"""The journal of a collection: which tasks have ended, and where their trajectories lie.
 
+It is a log with a record for each task (see files/append_log.py).
 Workers store trajectories before they report them, and a worker may die in between: what lies in its shard and is not
-in the journal does not count. A record is handed to the operating system with one call before anybody learns of the
-end, so that no death of a process doubles or loses one. A process that is killed while it writes leaves an incomplete
-last record, which the next one cuts off.
+in the journal does not count. A record is appended before anybody learns of the end, so that no death of a process
+doubles or loses one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-import fcntl
+import dataclasses
 import math
-import os
 from pathlib import Path
 import struct
-from typing import NamedTuple, get_args
+from typing import BinaryIO, get_args
 import zlib
 
 from k2jax.agents.collect.lease_table import End
 from k2jax.agents.collect.wire_messages import Key, LeaseReport, RecordPlace
-from k2jax.errors import UserError
+from k2jax.files.append_log import AppendLog, Codec, DamagedRecordError, read_log
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.store import read_trajectory
 
+FILE = "journal"
 SHARDS = "shards"
 """Folder of the workers' stores, each with its own number."""
-_MAGIC = b"k2jaxjr1"
 _ENDS = get_args(End)
 _STATUSES = ("", "unfinished", "finished", "truncated", "masked")
 _RECORD = struct.Struct("<qqqBBiQdIIIdI")
 _CRC_BYTES = 4
+_COUNTS = ("tokens", "turns", "calls", "seconds")  # of an emission, in the order of its record
 
 
-class Emission(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Emission:
     """The end of a task, as the manager hands it on: once for every task.
 
     Attributes:
@@ -49,6 +49,7 @@ class Emission(NamedTuple):
 
     key: Key
     end: End
+    _: dataclasses.KW_ONLY
     place: RecordPlace | None = None
     status: str = ""
     reward: float | None = None
@@ -60,7 +61,8 @@ class Emission(NamedTuple):
     @classmethod
     def of_report(cls, key: Key, report: LeaseReport) -> Emission:
         """The end of a task that is done."""
-        return cls(key, "done", *report[1:8])
+        names = ("place", "status", "reward", *_COUNTS)
+        return cls(key, "done", **{name: getattr(report, name) for name in names})
 
 
 class Journal:
@@ -77,38 +79,21 @@ class Journal:
     """
 
     def __init__(self, folder: Path | str):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self._path = Path(folder) / "journal"
-        self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 (closed by close)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise UserError(f"another process collects rollouts in {folder}; stop it first") from None
-        self._file.seek(0)
-        data = self._file.read()
-        if not _MAGIC.startswith(data[: len(_MAGIC)]):
-            raise UserError(f"{self._path} is no journal of rollouts; give another folder")
-        self.emissions = list(_records(data, self._path))
-        whole = len(_MAGIC) + _RECORD.size * len(self.emissions)
-        if len(data) < len(_MAGIC):
-            whole = 0
-        self._file.truncate(whole)
-        if not whole:
-            self._file.write(_MAGIC)
+        self.emissions: list[Emission] = []
+        self._log = AppendLog(Path(folder) / FILE, _EmissionCodec())
+        self._log.open(self.emissions.append)
 
     def append(self, emission: Emission) -> None:
-        """Adds the end of a task; once this returns, no death of the process loses it."""
-        end = self._file.seek(0, os.SEEK_END)
-        data = _pack(emission)
-        if self._file.write(data) != len(data):  # a full disk: the next record must not follow half a record
-            self._file.truncate(end)
-            raise OSError(28, os.strerror(28), str(self._path))
+        """Adds the end of a task; once this returns, no death of the process loses it.
+
+        Raises:
+            OSError: it could not be written; the journal is as before.
+        """
+        self._log.append(emission)
 
     def close(self) -> None:
         """Waits until everything is on the disk, and lets another process write."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._log.close()
 
 
 def read_journal(folder: Path | str) -> list[Emission]:
@@ -117,8 +102,8 @@ def read_journal(folder: Path | str) -> list[Emission]:
     Raises:
         UserError: it is damaged.
     """
-    path = Path(folder) / "journal"
-    return list(_records(path.read_bytes(), path)) if path.exists() else []
+    path = Path(folder) / FILE
+    return list(read_log(path, _EmissionCodec())) if path.exists() else []
 
 
 def shard_path(folder: Path | str, shard: int) -> Path:
@@ -135,20 +120,29 @@ def stored_trajectory(folder: Path | str, place: RecordPlace) -> Trajectory:
     return read_trajectory(shard_path(folder, place.shard) / "0.k2t", place.offset)
 
 
-def _pack(emission: Emission) -> bytes:
-    shard, offset = (-1, 0) if emission.place is None else emission.place
-    reward = math.nan if emission.reward is None else emission.reward
-    words = _ENDS.index(emission.end), _STATUSES.index(emission.status)
-    fields = _RECORD.pack(*emission.key, *words, shard, offset, reward, *emission[5:], 0)[:-_CRC_BYTES]
-    return fields + zlib.crc32(fields).to_bytes(_CRC_BYTES, "little")
+class _EmissionCodec(Codec[Emission]):
+    """Records of 68 bytes behind a magic number, each with its CRC-32."""
 
+    header = b"k2jaxjr1"
 
-def _records(data: bytes, path: Path) -> Iterator[Emission]:
-    for begin in range(len(_MAGIC), len(data) - _RECORD.size + 1, _RECORD.size):
-        record = data[begin : begin + _RECORD.size]
+    def encode(self, emission: Emission, index: int) -> bytes:
+        shard, offset = (-1, 0) if emission.place is None else emission.place
+        reward = math.nan if emission.reward is None else emission.reward
+        counts = [getattr(emission, name) for name in _COUNTS]
+        words = _ENDS.index(emission.end), _STATUSES.index(emission.status)
+        fields = _RECORD.pack(*emission.key, *words, shard, offset, reward, *counts, 0)[:-_CRC_BYTES]
+        return fields + zlib.crc32(fields).to_bytes(_CRC_BYTES, "little")
+
+    def decode(self, file: BinaryIO, index: int) -> Emission | None:
+        record = file.read(_RECORD.size)
+        if len(record) < _RECORD.size:
+            return None
         step, prompt, sample, end, status, shard, offset, reward, *counts, crc = _RECORD.unpack(record)
         if zlib.crc32(record[:-_CRC_BYTES]) != crc:
-            raise UserError(f"{path} is damaged at byte {begin:,}; restore or delete the file")
+            raise DamagedRecordError("the record does not have its checksum")
         place = None if shard < 0 else RecordPlace(shard, offset)
         reward = None if math.isnan(reward) else reward
-        yield Emission((step, prompt, sample), _ENDS[end], place, _STATUSES[status], reward, *counts)
+        named = dict(zip(_COUNTS, counts, strict=True))
+        return Emission(
+            (step, prompt, sample), _ENDS[end], place=place, status=_STATUSES[status], reward=reward, **named
+        )

@@ -63,6 +63,7 @@ class _Entry:
 
     order: Order
     parent: Hashable | None
+    _: dataclasses.KW_ONLY
     lease: int | None = None
     children: set[Hashable] | None = None
     started: int = 0

@@ -33,7 +33,7 @@ from k2jax.agents.collect.wire_messages import (
 )
 from k2jax.agents.collect.worker import JOB
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 
 GRANTS = 256
 """Leases that are given in one turn of the event loop."""
@@ -238,7 +238,7 @@ class RolloutManager:
 
     def _done(self, report: LeaseReport) -> None:
         if self._trace is not None:
-            self._trace.released(report.number, report._asdict())
+            self._trace.released(report.number, vars(report))
         if report.status == "unfinished":
             lease = self._table.leases.get(report.number)
             self._hand_on(self._table.pause(report.number, report.place))

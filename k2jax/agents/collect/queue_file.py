@@ -11,7 +11,7 @@ from typing import NamedTuple
 from k2jax.agents.collect.wire_messages import Key
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 
 FILE = "tasks.jsonl"
 

@@ -22,7 +22,7 @@ TOOL = "look"
 _WORDS = "the model thinks about what it has seen and says so in words that are drawn from a text "
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation:
     """How long things take and how many there are.
 

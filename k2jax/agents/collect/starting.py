@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from pathlib import Path
 
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
@@ -18,6 +17,7 @@ from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import LEASE_AND_NUMBER, RecordPlace, Said, StartedEnd, StartOrder
 from k2jax.agents.errors import SubEpisodeError
 from k2jax.agents.task import Task
+from k2jax.files.append_log import AppendLog, Lines
 from k2jax.trajectory import Trajectory
 
 
@@ -31,8 +31,8 @@ class StartedTasks:
     """
 
     def __init__(self, folder: Path, shard: int, connection: FrameConnection):
-        self._folder, self._path, self._connection = folder, shard_path(folder, shard) / FILE, connection
-        self._file: int | None = None
+        self._folder, self._connection = folder, connection
+        self._written = AppendLog(shard_path(folder, shard) / FILE, Lines())
         self._waiting: dict[tuple[int, int], asyncio.Future[RecordPlace]] = {}
 
     def starter(self, lease: int, written: WrittenTask) -> EpisodeStarter:
@@ -47,7 +47,7 @@ class StartedTasks:
         """
         name = lease, number
         done = self._waiting[name] = asyncio.get_running_loop().create_future()
-        self._connection.send(Said.START, StartOrder(lease, number, self._write(written)).pack())
+        self._connection.send(Said.START, StartOrder(lease, number, self._written.append(written.line())).pack())
         try:
             place = await done
         except asyncio.CancelledError:
@@ -72,19 +72,7 @@ class StartedTasks:
 
     def close(self) -> None:
         """Closes the file."""
-        if self._file is not None:
-            os.close(self._file)
-
-    def _write(self, written: WrittenTask) -> int:
-        """Appends a task to the file and returns the offset of its line; other workers read it from there."""
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
-        offset, data = os.lseek(self._file, 0, os.SEEK_END), written.line()
-        if os.write(self._file, data) != len(data):  # a full disk: the next line must not follow half a line
-            os.ftruncate(self._file, offset)
-            raise OSError(28, os.strerror(28), str(self._path))
-        return offset
+        self._written.close()
 
 
 class EpisodeStarter:

@@ -1,17 +1,18 @@
-"""Frames between the processes of the rollout manager: a length, a kind, and bytes that the kind explains.
+"""Frames between the processes of the rollout manager: a kind, which is a byte, and bytes that the kind explains.
 
-Numbers are little-endian. Nothing is unpickled, and a frame that is longer than any may be ends the connection.
+Nothing is unpickled, and a frame that is longer than any may be ends the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-import struct
+
+from k2jax.files.frames import Bounds, FrameDecoder, FrameError, lengths
 
 LARGEST = 1 << 28
 """Bytes of a frame at most: a completion of a million tokens, with the experts of the largest models."""
-_HEAD = struct.Struct("<IB")
+_KINDS = [bytes((kind,)) for kind in range(256)]
 
 
 class FrameConnection(asyncio.Protocol):
@@ -24,7 +25,7 @@ class FrameConnection(asyncio.Protocol):
 
     def __init__(self, on_frame: Callable[[int, bytes], None], on_end: Callable[[], None]):
         self._on_frame, self._on_end = on_frame, on_end
-        self._received = bytearray()
+        self._received = FrameDecoder(Bounds(1, LARGEST))
         self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -35,25 +36,13 @@ class FrameConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hands over the frames that ``data`` completes; the event loop calls it."""
-        received = self._received
-        received += data
-        begin, view = 0, memoryview(received)
-        frames = []
-        while len(received) - begin >= _HEAD.size:
-            length, kind = _HEAD.unpack_from(view, begin)
-            if length > LARGEST:
-                view.release()
-                self._transport.abort()
-                return
-            if len(received) - begin - _HEAD.size < length:
-                break
-            begin += _HEAD.size
-            frames.append((kind, bytes(view[begin : begin + length])))
-            begin += length
-        view.release()
-        del received[:begin]
+        try:
+            frames = self._received.feed(data)
+        except FrameError:
+            self._transport.abort()
+            return
         for kind, body in frames:
-            self._on_frame(kind, body)
+            self._on_frame(kind[0], body)
 
     def connection_lost(self, error: Exception | None) -> None:
         """The socket is closed; the event loop calls it."""
@@ -73,7 +62,7 @@ class FrameConnection(asyncio.Protocol):
             return
         if not self._unsent:
             self._loop.call_soon(self._flush)
-        self._unsent += (_HEAD.pack(length, kind), *parts)
+        self._unsent += (lengths(1, length), _KINDS[kind], *parts)
 
     def close(self) -> None:
         """Sends what waits and closes the socket."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 import struct
@@ -67,7 +68,8 @@ class LeaseOrder(NamedTuple):
         return cls(number, (step, prompt, sample), line, paused, None if starter < 0 else starter)
 
 
-class LeaseReport(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeaseReport:
     """What became of a lease: an episode that is stored, with what a reader of progress wants to know of it.
 
     Attributes:
@@ -100,14 +102,20 @@ class LeaseReport(NamedTuple):
         """The record; ``unpack`` is the inverse."""
         reward = math.nan if self.reward is None else self.reward
         status = _STATUSES.index(self.status)
-        return _REPORT.pack(self.number, *self.place, status, reward, *self[4:])
+        return _REPORT.pack(self.number, *self.place, status, reward, *(getattr(self, name) for name in _COUNTS))
 
     @classmethod
     def unpack(cls, data: bytes) -> LeaseReport:
         """Reads a record."""
         number, shard, offset, status, reward, *counts = _REPORT.unpack(data)
         reward = None if math.isnan(reward) else reward
-        return cls(number, RecordPlace(shard, offset), _STATUSES[status], reward, *counts)
+        return cls(
+            number=number,
+            place=RecordPlace(shard, offset),
+            status=_STATUSES[status],
+            reward=reward,
+            **dict(zip(_COUNTS, counts, strict=True)),
+        )
 
 
 class StartOrder(NamedTuple):
@@ -167,3 +175,5 @@ _START = struct.Struct("<QIQ")
 _STARTED_END = struct.Struct("<QIiQ")
 _ORDER = struct.Struct("<QqqqQiQi")
 _REPORT = struct.Struct("<QIQBdIIIdddd")
+_COUNTS = ("tokens", "turns", "calls", "seconds", "engine", "environment", "scoring")
+"""Of a report, in the order of its record."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -90,7 +91,7 @@ class RolloutWorker:
             trajectory, waits = await self._runner.run(order.key, written.kind, written.task, known, starter)
             offset = self._store.append(0, trajectory)
             report = _report(order.number, RecordPlace(self._shard, offset), trajectory, time.monotonic() - began)
-            self._connection.send(Said.DONE, report._replace(**waits._asdict()).pack())
+            self._connection.send(Said.DONE, dataclasses.replace(report, **waits._asdict()).pack())
         except asyncio.CancelledError:
             self._connection.send(Said.RELEASED, number)
         except InfrastructureError as error:  # some are a UserError too: to a command, which has no other machine
@@ -113,7 +114,16 @@ def _report(number: int, place: RecordPlace, trajectory: Trajectory, seconds: fl
     calls = sum(len((node.message or {}).get("tool_calls") or ()) for node in trajectory.nodes if node.turn != NO_TURN)
     reward = None if trajectory.reward is None else float(trajectory.reward.value)
     tokens = trajectory.sampled_tokens
-    return LeaseReport(number, place, trajectory.status, reward, tokens, len(turns), calls, seconds)
+    return LeaseReport(
+        number=number,
+        place=place,
+        status=trajectory.status,
+        reward=reward,
+        tokens=tokens,
+        turns=len(turns),
+        calls=calls,
+        seconds=seconds,
+    )
 
 
 async def work(folder: Path, connection: socket.socket, shard: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 import json
-import math
 from typing import Any, NamedTuple
 
 from k2jax.agents.environment import Observation, Step
@@ -91,10 +90,9 @@ def read_step(value: Mapping[str, Any]) -> Step:
     messages = tuple(value["observation"])
     if not all(isinstance(message, dict) and _is_message(message) for message in messages):
         raise ValueError("an observation that holds something else than messages")
-    reward = float(value["reward"])
-    if not math.isfinite(reward) or not isinstance(value["info"], dict):
-        raise ValueError("a reward that is not finite, or an info that is no object")
-    return Step(Observation(messages), reward, value["terminated"] is True, value["truncated"] is True, value["info"])
+    if not isinstance(value["info"], dict):
+        raise ValueError("an info that is no object")
+    return Step(Observation(messages), value["terminated"] is True, value["truncated"] is True, value["info"])
 
 
 def read_tools(value: Any) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ class BlackBoxAgent:
 
     name: str
     argv: tuple[str, ...]
+    _: dataclasses.KW_ONLY
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     turns: Literal["tools", "all"] = "tools"

@@ -112,9 +112,9 @@ class BlackBoxScaffold:
                 "an agent could work; 'files' and 'repository' have"
             )
         client = EpisodeClient(rollout.client)
-        sizes = rollout.tokenizer.vocab_size, self._context
         media = rollout.media and EpisodeMedia(rollout.media, client)
-        card = ModelCard("k2", rollout.tokenizer, *sizes, rollout.chat, media=media)
+        vocab = rollout.tokenizer.vocab_size
+        card = ModelCard("k2", rollout.tokenizer, vocab, self._context, chat=rollout.chat, media=media)
         gateway = Gateway(client, card)
         access = gateway.open(self._described(rollout, sampling), ROLLOUT)
         result, outcome = await self._work(rollout, environment, gateway, access, client)  # type: ignore[arg-type]

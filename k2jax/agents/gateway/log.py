@@ -1,8 +1,7 @@
-"""The gateway's append-only logs: one file per rollout, one record per line, each with a checksum.
+"""The gateway's logs (see files/append_log.py): one file per rollout, one record per line, each with a checksum.
 
-A record is handed to the operating system with one call before the client receives the end of its answer: what a client
-has seen to the end survives the death of the process. A process that is killed while it writes leaves an incomplete
-last line, which the next reader cuts off. Anything else that is not as it was written is a UserError.
+A record is appended before the client receives the end of its answer: what a client has seen to the end survives the
+death of the process.
 
 The log of a rollout that has ended, and whose trajectories are stored, moves to a folder of its own, which no later
 process reads at its start.
@@ -12,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import fcntl
-import json
 import os
 from pathlib import Path
 from typing import Any
-import zlib
 
 from k2jax.errors import UserError
+from k2jax.files.append_log import AppendLog, ChecksummedLines, read_log
 
 _SUFFIX = ".jsonl"
 _ENDED = "ended"
@@ -38,6 +36,7 @@ class RolloutLogs:
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._logs: dict[str, AppendLog[Mapping[str, Any]]] = {}
         self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,34 +53,20 @@ class RolloutLogs:
 
         Raises:
             OSError: it could not be written; the log is as before.
+            UserError: the log is damaged.
         """
-        text = json.dumps(record, allow_nan=False, separators=(",", ":")).encode()
-        line = b"%08x %s\n" % (zlib.crc32(text), text)
-        descriptor = os.open(self._path(rollout), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            end = os.fstat(descriptor).st_size
-            try:
-                written = 0
-                while written < len(line):
-                    written += os.write(descriptor, line[written:])
-            except BaseException:  # a full disk: the next record must not follow half a record
-                os.ftruncate(descriptor, end)
-                raise
-        finally:
-            os.close(descriptor)
+        if rollout not in self._logs:
+            self._logs[rollout] = AppendLog(self._path(rollout), ChecksummedLines(), held=False, mode=0o600)
+        self._logs[rollout].append(record)
 
     def read(self, rollout: str) -> list[dict[str, Any]]:
-        """The records of a rollout in the order of writing; an incomplete last line is cut off.
+        """The records of a rollout in the order of writing, without an incomplete last one.
 
         Raises:
             UserError: a record is damaged.
         """
         path = self._ended(rollout) if self.has_ended(rollout) else self._path(rollout)
-        data = path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.truncate(path, whole)
-        return [_record(line, f"{path}, line {i}") for i, line in enumerate(data[:whole].splitlines(), 1)]
+        return list(read_log(path, ChecksummedLines()))
 
     def put_away(self, rollout: str) -> None:
         """Moves the log of a rollout in which nothing more happens.
@@ -91,6 +76,7 @@ class RolloutLogs:
         """
         self._ended(rollout).parent.mkdir(exist_ok=True)
         os.replace(self._path(rollout), self._ended(rollout))
+        self._logs.pop(rollout, None)
 
     def has_ended(self, rollout: str) -> bool:
         """Whether the log of a rollout has been put away."""
@@ -105,13 +91,3 @@ class RolloutLogs:
 
     def _ended(self, rollout: str) -> Path:
         return self.folder / _ENDED / f"{rollout}{_SUFFIX}"
-
-
-def _record(line: bytes, where: str) -> dict[str, Any]:
-    checksum, _, text = line.partition(b" ")
-    try:
-        if zlib.crc32(text) != int(checksum, 16):
-            raise ValueError
-        return json.loads(text)
-    except ValueError:
-        raise UserError(f"{where} is damaged; restore or delete the file") from None

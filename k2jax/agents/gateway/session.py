@@ -233,8 +233,17 @@ class GatewaySession:
         """What the model sampled, as a node whose parent is not yet known."""
         trained = self.spec.train_side_calls or not is_side
         mask = np.full(len(completion.tokens), trained, np.bool_)
-        arrays = completion.tokens, mask, completion.logprobs, completion.versions
-        return Node(-1, *arrays, turn, self.spec.sampling.temperature, finish, message)
+        return Node(
+            -1,
+            completion.tokens,
+            mask,
+            completion.logprobs,
+            versions=completion.versions,
+            turn=turn,
+            temperature=self.spec.sampling.temperature,
+            finish=finish,
+            message=message,
+        )
 
     def _new_history(self, card: ModelCard) -> RecordedHistory:
         metadata = {**self.spec.metadata, "rollout": self.name}
@@ -261,9 +270,9 @@ def _answer_node(values: Mapping[str, Any]) -> Node:
         tokens,
         np.full(len(tokens), values["mask"], np.bool_),
         np.array(values["logprobs"], np.float32),
-        np.array(values["versions"], np.int64),
-        values["turn"],
-        values["temperature"],
-        values["finish"],
-        values["message"],
+        versions=np.array(values["versions"], np.int64),
+        turn=values["turn"],
+        temperature=values["temperature"],
+        finish=values["finish"],
+        message=values["message"],
     )

@@ -15,7 +15,7 @@ RESERVED = frozenset({"rollout", "side_call", "requests", "counts"})
 """What the gateway itself writes into the metadata of trajectories."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GatewayRollout:
     """A rollout of a black-box agent.
 
@@ -55,8 +55,6 @@ class GatewayRollout:
             wrong.append("metadata")
         if wrong or not self.task:
             raise UserError(f"{wrong[0] if wrong else 'task'} of a rollout is missing or has a wrong value")
-        if self.budget.critical_steps is not None:
-            raise UserError("a rollout of the gateway has no critical_steps; give a budget of tokens or steps")
         self.sampling.check()
         if len(self.key) != 3 or any(type(part) is not int or part < 0 for part in self.key):
             raise UserError(f"key {abbreviate(self.key)} must be (step, prompt, sample), three numbers from 0")

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from typing import get_args
 
-from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend
-from k2jax.agents.sandbox.e2b import E2BBackend
-from k2jax.agents.sandbox.kubernetes import KubernetesBackend
-from k2jax.agents.sandbox.nsjail import NsjailBackend
 from k2jax.agents.sandbox.types import SandboxBackend
-from k2jax.agents.sandbox.unsafe import UnsafeBackend
+from k2jax.config.schema import SandboxKind
 from k2jax.errors import UserError, nearest
 
-BACKENDS: dict[str, Callable[..., SandboxBackend]] = {
-    "bubblewrap": BubblewrapBackend,
-    "nsjail": NsjailBackend,
-    "kubernetes": KubernetesBackend,
-    "e2b": E2BBackend,
-    "unsafe": UnsafeBackend,
-}
+BACKENDS: tuple[str, ...] = get_args(SandboxKind)
+"""All names; each is that of a module beside this one, which has the class ``NameBackend``."""
+
+
+def backend_class(name: str) -> Callable[..., SandboxBackend]:
+    """The class of a backend, whose module is imported now.
+
+    Raises:
+        UserError: there is no such backend.
+    """
+    if name not in BACKENDS:
+        raise UserError(f"no sandbox backend {name!r}{nearest(name, list(BACKENDS))}")
+    return getattr(import_module(f".{name}", __package__), f"{name.title()}Backend")
 
 
 def make_backend(name: str = "bubblewrap", *, images: str = "") -> SandboxBackend:
@@ -33,6 +37,4 @@ def make_backend(name: str = "bubblewrap", *, images: str = "") -> SandboxBacken
     Raises:
         UserError: there is no such backend, or this machine lacks what it needs.
     """
-    if name not in BACKENDS:
-        raise UserError(f"no sandbox backend {name!r}{nearest(name, list(BACKENDS))}")
-    return BACKENDS[name](images=images)
+    return backend_class(name)(images=images)

@@ -36,7 +36,7 @@ _SIGNALS = {"killed": 9, "terminated": 15, "segmentation": 11, "aborted": 6, "in
 _MAKE_FOLDERS = 'mkdir -p /work && chmod 755 /work && chown "$1" /work'
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class E2BOptions:
     """Where machines come from.
 

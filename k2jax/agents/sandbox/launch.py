@@ -38,7 +38,7 @@ class Child:
     block: int | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """What to start.
 

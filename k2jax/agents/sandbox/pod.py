@@ -18,7 +18,7 @@ FIRST_PROCESS = (
 _PLACES = {"work": "/work", "tmp": "/tmp", "shm": "/dev/shm"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PodOptions:
     """What all pods of a backend have in common.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 import contextlib
+import dataclasses
 from pathlib import Path
-import struct
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from k2jax.agents.sandbox import python_program as worker_program
 from k2jax.agents.sandbox.interpreter import host_python
@@ -21,14 +21,15 @@ from k2jax.agents.sandbox.process import SandboxProcess
 from k2jax.agents.sandbox.types import MEBI, ExecResult, SandboxError
 from k2jax.agents.sandbox.wire import Message, encode
 from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.files.frames import Bounds, FrameDecoder, FrameError
 
 _PROGRAM = Path(worker_program.__file__).read_text(encoding="utf-8")
-_HEAD = struct.Struct("!II")
 _MOST_RECORD, _MOST_REASON = MEBI, 300
 _MOST_VALUES = 50_000  # of a record, which is parsed on the event loop
 
 
-class ToolAnswer(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ToolAnswer:
     """What a call gave.
 
     Attributes:
@@ -45,6 +46,7 @@ class ToolAnswer(NamedTuple):
     output: bytes
     error: str | None
     seconds: float
+    _: dataclasses.KW_ONLY
     timed_out: bool = False
     ended: bool = False
     truncated: bool = False
@@ -166,8 +168,7 @@ class _Channel(asyncio.Protocol):
 
     def __init__(self):
         self.ended = False
-        self._bytes = bytearray()
-        self._most = 0
+        self._frames = FrameDecoder(Bounds(_MOST_RECORD, 0))
         self._waiting: asyncio.Future[Message] | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -179,7 +180,7 @@ class _Channel(asyncio.Protocol):
         if self.ended:
             raise ConnectionError("the worker ended")
         loop = asyncio.get_running_loop()
-        self._waiting, self._most = loop.create_future(), record["limit"]
+        self._waiting, self._frames.bounds = loop.create_future(), Bounds(_MOST_RECORD, record["limit"])
         self._transport.write(encode(Message(record)))
         timer = loop.call_later(timeout, self._fail, TimeoutError())
         try:
@@ -189,32 +190,28 @@ class _Channel(asyncio.Protocol):
             self._waiting = None
 
     def data_received(self, data: bytes) -> None:
-        self._bytes += data
         if self._waiting is None:
             self._fail(ValueError("the worker wrote without being asked"))
             self.close()
             return
-        if len(self._bytes) < _HEAD.size:
-            return
-        text, payload = _HEAD.unpack_from(self._bytes)
-        if text > _MOST_RECORD or payload > self._most:
+        try:
+            frames = self._frames.feed(data)
+        except FrameError:
             self._fail(ValueError("the worker's answer is too long"))
             self.close()
             return
-        end = _HEAD.size + text + payload
-        if len(self._bytes) < end:
+        if not frames:
             return
-        body = bytes(self._bytes[_HEAD.size : end])
-        del self._bytes[:end]
         try:
-            record = parse_bounded_json(body[:text], _MOST_VALUES)
-            if not isinstance(record, dict) or not isinstance(record.get("answer"), dict) or self._bytes:
+            record = parse_bounded_json(frames[0][0], _MOST_VALUES)
+            is_answer = isinstance(record, dict) and isinstance(record.get("answer"), dict)
+            if not is_answer or len(frames) > 1 or self._frames.waiting:
                 raise ValueError("the worker's answer is none")
         except ValueError as error:
             self._fail(error)
             return
         if not self._waiting.done():
-            self._waiting.set_result(Message(record, body[text:]))
+            self._waiting.set_result(Message(record, frames[0][1]))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended = True

@@ -213,7 +213,13 @@ class RemoteSandbox(abc.ABC):
             await asyncio.gather(running, begun, return_exceptions=True)
         killed = code == 137 and not timed_out and await self._out_of_memory()
         return ExecResult(
-            code, bytes(outputs.stdout), bytes(outputs.stderr), seconds, timed_out, killed, outputs.truncated
+            code,
+            bytes(outputs.stdout),
+            bytes(outputs.stderr),
+            seconds,
+            timed_out=timed_out,
+            out_of_memory=killed,
+            truncated=outputs.truncated,
         )
 
     async def _tidy(self) -> None:

@@ -86,7 +86,8 @@ class Capabilities(NamedTuple):
     snapshot: bool
 
 
-class ExecResult(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ExecResult:
     """How a command ended.
 
     Attributes:
@@ -103,6 +104,7 @@ class ExecResult(NamedTuple):
     stdout: bytes
     stderr: bytes
     seconds: float
+    _: dataclasses.KW_ONLY
     timed_out: bool = False
     out_of_memory: bool = False
     truncated: bool = False

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 from typing import Any, NamedTuple
 
-_HEAD = struct.Struct("!II")
+from k2jax.files.frames import Bounds, FrameDecoder, lengths
+
 CHUNK = 1 << 18
+_ANY = 1 << 32  # what a length can say
 
 
 class Message(NamedTuple):
@@ -32,35 +33,18 @@ def encode(message: Message) -> bytes:
 def encode_head(message: Message) -> bytes:
     """The bytes of a message before its payload, for a payload that is too large to copy."""
     text = json.dumps(message.record).encode()
-    return _HEAD.pack(len(text), len(message.payload)) + text
+    return lengths(len(text), len(message.payload)) + text
 
 
 class Decoder:
-    """Takes bytes as they come and gives the messages that are complete."""
+    """Takes bytes as they come and gives the messages that are complete. Who sends them is trusted."""
 
     def __init__(self):
-        self._bytes = bytearray()
+        self._frames = FrameDecoder(Bounds(_ANY, _ANY))
 
     def feed(self, data: bytes) -> list[Message]:
         """Messages that ``data`` completes, in order."""
-        self._bytes += data
-        messages = []
-        while (message := self._next()) is not None:
-            messages.append(message)
-        return messages
-
-    def _next(self) -> Message | None:
-        if len(self._bytes) < _HEAD.size:
-            return None
-        text, payload = _HEAD.unpack_from(self._bytes)
-        end = _HEAD.size + text + payload
-        if len(self._bytes) < end:
-            return None
-        with memoryview(self._bytes) as received:
-            record = json.loads(bytes(received[_HEAD.size : _HEAD.size + text]))
-            message = Message(record, bytes(received[_HEAD.size + text : end]))
-        del self._bytes[:end]
-        return message
+        return [Message(json.loads(text), payload) for text, payload in self._frames.feed(data)]
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:

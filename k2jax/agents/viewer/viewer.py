@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+import dataclasses
 import itertools
 from pathlib import Path
-from typing import NamedTuple
 
 from k2jax.agents.viewer.curves import curves
 from k2jax.agents.viewer.episode_page import episode
@@ -17,7 +17,7 @@ from k2jax.agents.viewer.markup import Html, document, element
 from k2jax.agents.viewer.page_style import STYLE, choice_rules
 from k2jax.agents.viewer.token_boxes import Decode, legend
 from k2jax.agents.viewer.verdict_page import comparison_matrix
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.report.series import Records
 from k2jax.trajectory.annotations import PairVerdict, comparisons
 from k2jax.trajectory.types import Trajectory
@@ -31,11 +31,13 @@ _COMPARED = "The critic's comparisons: the row's sample against the column's, gr
 _ONLY = {"all": "all", "rewarded": "reward > 0", "unrewarded": "reward ≤ 0", "unscored": "not scored"}
 
 
-class _Entry(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Entry:
     """What the lists say of a trajectory."""
 
     number: int
     task: str
+    _: dataclasses.KW_ONLY
     domain: str
     key: tuple[int, int, int]
     status: str
@@ -99,8 +101,8 @@ def write_page(
 
 def _entry(number: int, trajectory: Trajectory) -> _Entry:
     reward = None if trajectory.reward is None else trajectory.reward.value
-    about = trajectory.task, trajectory.domain, trajectory.key, trajectory.status
-    return _Entry(number, *about, reward, trajectory.sampled_tokens)
+    about = {name: getattr(trajectory, name) for name in ("domain", "key", "status")}
+    return _Entry(number, trajectory.task, **about, reward=reward, sampled=trajectory.sampled_tokens)
 
 
 def _verdicts(members: Sequence[Trajectory]) -> dict[int, list[PairVerdict]]:
@@ -191,7 +193,7 @@ def _with_classes(entries: list[_Entry], domains: list[str]) -> list[_Entry]:
         shade = "rx"
         if entry.reward is not None:
             shade = f"r{min(int((entry.reward - low) / (high - low) * _SCORES), _SCORES - 1)}"
-        done.append(entry._replace(shade=shade, domain_class=f"d{domains.index(entry.domain)}"))
+        done.append(dataclasses.replace(entry, shade=shade, domain_class=f"d{domains.index(entry.domain)}"))
     return done
 
 

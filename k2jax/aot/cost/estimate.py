@@ -16,6 +16,7 @@ counted from the weight table, activations from the declared table. What only a 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -46,10 +47,10 @@ from k2jax.parallel.mesh import make_mesh, rows_per_micro_batch
 from k2jax.parallel.schedule import build_pipeline_schedule, first_tick
 
 SETTLED = 4  # micro-batches over stages, beyond which a schedule needs no more slots
-SYNCHRONOUS = ("dense", "dma")  # backends whose exchanges nothing runs beside
 
 
-class Estimate(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
     """The estimate of a config on a topology.
 
     Attributes:
@@ -139,14 +140,14 @@ class Estimator:
             what, size = collective.what, collective.bytes
             collective_bytes[what] = collective_bytes.get(what, 0.0) + size
         return Estimate(
-            dict(mesh.shape),
-            tokens,
-            self.hbm(),
-            self._host_bytes(),
-            sum(part.times * part.flops for part in work) + optimizer.flops,
-            collective_bytes,
-            self.bubble(),
-            roofline(
+            mesh=dict(mesh.shape),
+            tokens=tokens,
+            hbm=self.hbm(),
+            host_bytes=self._host_bytes(),
+            flops=sum(part.times * part.flops for part in work) + optimizer.flops,
+            collective_bytes=collective_bytes,
+            bubble=self.bubble(),
+            roofline=roofline(
                 self.chip,
                 mesh.size,
                 work,
@@ -258,7 +259,7 @@ class Estimator:
     def _hidden_exchanges(self, seconds: float, passes: float) -> float:
         """Share of the exchanges that lies behind the experts' products of another part."""
         parts = exchange_parts(self.config, self.ranks)
-        if parts == 1 or self.config.parallel.expert_backend in SYNCHRONOUS:
+        if parts == 1 or self.config.parallel.expert_backend == "dense":
             return 0.0
         products = matrix_costs(self.config, "moe", self.tokens, self.ranks)
         flops = sum(cost.flops for name, cost in products.items() if name.startswith("experts/"))
@@ -303,12 +304,11 @@ class Estimator:
         if self.config.parallel.executor == "autodiff":
             return kept + at_work + self.ticks * self.stream_bytes
         count = min(self.micro_batches, SETTLED * self.stages)
-        kind = "gpipe" if self.config.parallel.executor == "gpipe" else "1f1b"
-        slots = _slots(kind, self.stages, self.config.parallel.virtual_stages, self.layout.chunks, count)
+        slots = _slots(self.stages, self.config.parallel.virtual_stages, self.layout.chunks, count)
         return kept + at_work + (slots + 5) * self.stream_bytes  # each kind has a bin, and three lie between ticks
 
 
 @functools.cache
-def _slots(kind: str, stages: int, rounds: int, chunks: int, micro_batches: int) -> int:
-    table = build_pipeline_schedule(kind, stages, rounds, chunks, micro_batches)
+def _slots(stages: int, rounds: int, chunks: int, micro_batches: int) -> int:
+    table = build_pipeline_schedule(stages, rounds, chunks, micro_batches)
     return table.slots + table.cotangent_slots

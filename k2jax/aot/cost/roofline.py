@@ -16,6 +16,7 @@ half of the scores, nothing twice.
 from __future__ import annotations
 
 from collections.abc import Iterable
+import dataclasses
 from typing import NamedTuple
 
 from k2jax.chips import Chip
@@ -42,7 +43,8 @@ class CollectiveTime(NamedTuple):
     hidden: float
 
 
-class Roofline(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Roofline:
     """Seconds of one step.
 
     Attributes:
@@ -107,15 +109,15 @@ def roofline(
     compute, memory, host = (sum(row[0] * row[term] for row in times) for term in (1, 2, 3))
     traffic = list(traffic)
     return Roofline(
-        compute,
-        memory,
-        host,
-        sum(count * max(terms) for count, *terms in times),
-        sum(one.seconds for one in traffic),
-        sum(one.seconds - one.hidden for one in traffic),
-        optimizer.times * max(device_seconds(chip, optimizer.flops, optimizer.bytes)),
-        model_flops,
-        chip.flops / chip.devices * devices,
+        compute=compute,
+        memory=memory,
+        host=host,
+        ticks=sum(count * max(terms) for count, *terms in times),
+        network=sum(one.seconds for one in traffic),
+        exposed=sum(one.seconds - one.hidden for one in traffic),
+        optimizer=optimizer.times * max(device_seconds(chip, optimizer.flops, optimizer.bytes)),
+        model_flops=model_flops,
+        peak=chip.flops / chip.devices * devices,
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import dataclasses
 import re
-from typing import NamedTuple
 
 from k2jax.aot.hlo.module import Computation, HloModule, Instruction
 from k2jax.aot.hlo.replica_groups import Groups, replica_groups
@@ -19,7 +19,8 @@ KINDS = (
 )
 
 
-class Collective(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
     """One collective instruction on one device.
 
     Attributes:
@@ -119,7 +120,16 @@ def _collective(
         size *= len(groups[0])
     scope = re.search(r'op_name="([^"]*)"', instruction.attributes)
     dtype = max(arrays, key=lambda shape: shape.bytes).dtype
-    return Collective(kind, dtype, size, groups, count, flops is not None, flops or 0, scope[1] if scope else "")
+    return Collective(
+        kind=kind,
+        dtype=dtype,
+        bytes=size,
+        groups=groups,
+        count=count,
+        asynchronous=flops is not None,
+        flops=flops or 0,
+        scope=scope[1] if scope else "",
+    )
 
 
 def _until(program: HloModule, computation: Computation, start: Instruction) -> int | None:

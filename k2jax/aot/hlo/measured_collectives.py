@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,8 @@ class ExchangePart(NamedTuple):
     slots: int
 
 
-class CollectiveTotal(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CollectiveTotal:
     """The collectives of one kind over the same axes, on one device in one step.
 
     Attributes:
@@ -87,5 +89,6 @@ def totals_by_axes(
         values = (collective.count, size, time.seconds, time.seconds - time.hidden)
         for column, value in enumerate(values):
             row[column] += value
-    table = [CollectiveTotal(*key, *values) for key, values in rows.items()]
+    names = [field.name for field in dataclasses.fields(CollectiveTotal)]
+    table = [CollectiveTotal(**dict(zip(names, (*key, *values), strict=True))) for key, values in rows.items()]
     return sorted(table, key=lambda row: -row.seconds)

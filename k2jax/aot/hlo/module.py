@@ -7,6 +7,7 @@ counted here too: those of products, which XLA:TPU writes as convolutions, and t
 from __future__ import annotations
 
 from collections.abc import Iterator
+import dataclasses
 import functools
 import json
 import math
@@ -23,7 +24,8 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _PASS_ON = ("copy", "copy-start", "copy-done", "bitcast", "convert")
 
 
-class Instruction(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Instruction:
     """One line of a computation: name, result shape, opcode, operands, and arguments and attributes as printed."""
 
     name: str
@@ -146,7 +148,17 @@ class HloModule:
                 name, shape, opcode, argument, attributes = match.groups()
                 operands = tuple(re.findall(r"%([\w.\-]+)", argument))
                 root = line.lstrip().startswith("ROOT")
-                current.add(Instruction(name, shape, opcode, operands, argument, attributes, root))
+                current.add(
+                    Instruction(
+                        name=name,
+                        shape=shape,
+                        opcode=opcode,
+                        operands=operands,
+                        argument=argument,
+                        attributes=attributes,
+                        root=root,
+                    )
+                )
 
     def __getitem__(self, name: str) -> Computation:
         return self.computations[name]

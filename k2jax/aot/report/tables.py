@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -227,9 +228,9 @@ def _terms(time: Roofline) -> tuple[float, float, float]:
 
 
 def as_json(value: Any) -> Any:
-    """Named tuples as objects, with their computed properties beside their fields, for ``json.dumps``."""
+    """Records as objects, with their computed properties beside their fields, for ``json.dumps``."""
     if isinstance(value, Roofline):
-        return {**value._asdict(), "seconds": value.seconds, "no_overlap": value.no_overlap} | {
+        return {**vars(value), "seconds": value.seconds, "no_overlap": value.no_overlap} | {
             "full_overlap": value.full_overlap,
             "mfu": value.mfu(),
         }
@@ -238,8 +239,9 @@ def as_json(value: Any) -> Any:
         return listed | ({"empty_layer_slots": value.empty} if value.empty else {})
     if isinstance(value, Candidate):
         return {"flags": value.flags, **as_json(value.estimate)}
-    if hasattr(value, "_asdict"):
-        return {key: as_json(item) for key, item in value._asdict().items()}
+    if hasattr(value, "_asdict") or dataclasses.is_dataclass(value):
+        values = value._asdict() if hasattr(value, "_asdict") else vars(value)
+        return {key: as_json(item) for key, item in values.items()}
     if isinstance(value, (list, tuple)):
         return [as_json(item) for item in value]
     return value

@@ -33,7 +33,6 @@ from k2jax.config.schema.model import (
 )
 from k2jax.config.schema.optimizer import (
     ComputeDtype,
-    MomentumForm,
     OptimizerConfig,
     OptimizerName,
     RouterConfig,
@@ -41,6 +40,7 @@ from k2jax.config.schema.optimizer import (
     ScheduleKind,
 )
 from k2jax.config.schema.policy import (
+    BANDS,
     AdvantageBaseline,
     AdvantageConfig,
     AdvantageScale,
@@ -79,6 +79,7 @@ from k2jax.config.schema.training import (
 )
 
 __all__ = [
+    "BANDS",
     "CONVERSATIONS",
     "IMAGE_SOURCES",
     "TRAJECTORIES",
@@ -108,7 +109,6 @@ __all__ = [
     "MLAConfig",
     "MoEConfig",
     "ModelConfig",
-    "MomentumForm",
     "OldLogprobs",
     "OnCorrupt",
     "OptimizerConfig",

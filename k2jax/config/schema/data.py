@@ -40,7 +40,7 @@ TRAJECTORIES = ("trajectories", "image_trajectories")
 """Kinds of sources whose records are conversations with images, for models with vision."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """One corpus of the mixture."""
 
@@ -75,7 +75,7 @@ class TokenizerConfig:
     media: bool = False  #: for kind=bytes: adds the special tokens of images and video
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ImagesConfig:
     """Images and clips of conversations; read where ``model.vision`` has layers."""
 
@@ -90,7 +90,7 @@ class ImagesConfig:
     share_from: tuple[ShareBelowOne, ...] = (0.0,)  #: where each phase begins, as a share of all tokens of the run
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where tokens come from and how they are packed."""
 

@@ -11,10 +11,10 @@ from k2jax.config.schema.optimizer import OptimizerConfig, RouterConfig
 from k2jax.config.schema.reinforcement import RLConfig
 from k2jax.config.schema.training import CheckpointConfig, EvalConfig, LogConfig, ParallelConfig, TrainConfig
 
-Stage = Literal["pretrain", "sft", "rl", "eval"]
+Stage = Literal["pretrain", "sft", "rl"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """One experiment."""
 

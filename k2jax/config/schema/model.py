@@ -104,7 +104,7 @@ class GQAConfig:
         return 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MoEConfig:
     """Sigmoid-routed experts (DeepSeek-V3, section 2.1.2); read where a model has more layers than dense layers."""
 
@@ -119,7 +119,7 @@ class MoEConfig:
     capacity_factor: PositiveFloat = 1.06  #: share of expert work done as one batched matmul; the rest goes by blocks
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionConfig:
     """MoonViT-3D and its projector (Kimi K2.5, section 4.2), which make features of images and video for the decoder.
 
@@ -138,7 +138,7 @@ class VisionConfig:
     projector_eps: NonNegativeFloat = 1e-5  #: epsilon of the projector's norm (the tower's always use 1e-5)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A decoder: the Kimi K2 (DeepSeek-V3) family, MLA attention and sigmoid-routed experts, or a dense one.
 

@@ -8,12 +8,11 @@ from typing import Literal
 from k2jax.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, ShareBelowOne
 
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
-MomentumForm = Literal["heavy_ball", "nesterov"]
 OptimizerName = Literal["muonclip", "muon", "adamw"]
 ScheduleKind = Literal["wsd", "cosine", "constant"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """Learning rate over steps: linear warm-up, constant, decay to a floor, optional annealing to a last rate."""
 
@@ -26,7 +25,7 @@ class ScheduleConfig:
     anneal_to: NonNegativeFloat = 0.0  #: rate at the end of annealing, as a fraction of the peak
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """MuonClip (Kimi K2, section 2.1, algorithm 1), plain Muon, or AdamW."""
 
@@ -35,13 +34,9 @@ class OptimizerConfig:
     schedule: ScheduleConfig = ScheduleConfig()  #: rate over steps
     weight_decay: NonNegativeFloat = 0.1  #: decoupled decay, on matrices only
     momentum: ShareBelowOne = 0.95  #: Muon momentum
-    momentum_form: MomentumForm = "heavy_ball"  #: what Muon orthogonalises: the momentum M, or G + mu M
     update_rms: float = 0.2  #: Muon update scale: update_rms * sqrt(max(n, m))
     newton_schulz: Literal["muon", "polar_express"] = "muon"  #: coefficient preset
     newton_schulz_steps: PositiveInt = 5  #: Newton-Schulz iterations
-    newton_schulz_dtype: ComputeDtype = "auto"  #: dtype of products; auto is bfloat16 on accelerators, float32 on CPU
-    split_heads: bool = False  #: orthogonalise MLA up-projections per head, nope, rope and value parts apart
-    muon_router: bool = False  #: send the router matrix to Muon instead of AdamW
     adam_b1: ShareBelowOne = 0.9  #: AdamW first-moment decay
     adam_b2: ShareBelowOne = 0.95  #: AdamW second-moment decay
     adam_eps: NonNegativeFloat = 1e-8  #: AdamW epsilon

@@ -15,7 +15,7 @@ def _default_tasks() -> dict[str, TaskConfig]:
     return {"characters": TaskConfig()}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RLConfig:
     """Reinforcement learning; read where ``stage`` is rl. ``train.steps`` counts iterations."""
 

@@ -16,10 +16,11 @@ from k2jax.config.ranges import (
 )
 
 RoutingKind = Literal["own", "record", "replay"]
-SandboxKind = Literal["bubblewrap", "nsjail", "unsafe"]
+SandboxKind = Literal["bubblewrap", "nsjail", "kubernetes", "e2b", "unsafe"]
+"""All backends of sandboxes, see ``k2jax.agents.sandbox.backends``."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskConfig:
     """One class of tasks of the mixture: where prompts come from, and how they are sampled."""
 
@@ -39,9 +40,11 @@ class TaskConfig:
     components: tuple[str, ...] = ()  #: prompt components in order, each "NAME option=value ..."
     steps: NonNegativeInt = 0  #: most calls of the model in an episode; 0 is the dataset's choice
     episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
+    pass_rates: str = ""  #: JSON file by python -m k2jax.trajectories --pass_rates, to filter by difficulty; empty: all
+    pass_band: tuple[Share, ...] = (0.1, 0.9)  #: least and largest pass rate of the tasks that are trained on
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """Generation of the responses of one iteration, on the devices of the training."""
 
@@ -56,9 +59,8 @@ class RolloutConfig:
     expert: PositiveInt = 1  #: devices of the engine that share the experts
     routing: RoutingKind = "own"  #: who chooses experts in training; record keeps the engine's choice, replay uses it
     sandbox: SandboxKind = "bubblewrap"  #: backend for the tools of an agent
-    deterministic: bool = True  #: the engine waits for every coroutine that may still submit a request
     offload_state: bool = False  #: training state rests in host memory meanwhile, and the engine's while training
-    publish: bool = False  #: keep the current weights in shared memory too, for engines in other processes
+    publish: bool = False  #: keep the current weights in shared memory too, for python -m k2jax.serve --published
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +83,7 @@ class ToggleConfig:
     samples: PositiveInt = 8  #: responses of the initial policy to every prompt, from which budgets come
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CriticConfig:
     """Rewards from pairwise comparisons by rubrics, and the policy's training as a judge (Kimi K2, section 3.2.2)."""
 

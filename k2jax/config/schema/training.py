@@ -15,7 +15,7 @@ from k2jax.config.ranges import (
 )
 from k2jax.config.schema.optimizer import ComputeDtype
 
-ExpertBackend = Literal["auto", "dense", "a2a", "ragged", "dma"]
+ExpertBackend = Literal["auto", "dense", "a2a", "ragged"]
 RematPolicy = Literal["none", "selective", "full"]
 
 
@@ -27,7 +27,7 @@ class ContrastConfig:
     captions: PositiveInt = 16  #: documents of a row that take part, the first ones
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The training loop."""
 
@@ -36,7 +36,7 @@ class TrainConfig:
     micro_batches: PositiveInt = 1  #: gradient accumulation: the batch is cut into this many parts
     seed: int = 0  #: seeds initial weights and data order
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"  #: dtype in which the gradients of micro-batches add up
-    compute_dtype: ComputeDtype = "auto"  #: dtype of products; auto is bfloat16 on accelerators, float32 on CPU
+    compute_dtype: ComputeDtype = "auto"  #: dtype of products, Muon's too; auto is bfloat16, on a CPU float32
     remat: RematPolicy = "none"  #: what the backward pass recomputes; selective: norms, SwiGLU, MLA up-projections
     keep: tuple[str, ...] = ()  #: activations kept though the policy recomputes them
     recompute: tuple[str, ...] = ()  #: activations recomputed though the policy keeps them
@@ -48,7 +48,7 @@ class TrainConfig:
     spike_factor: PositiveFloat = 1.2  #: a loss above this times its running mean counts as a spike
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """The mesh: the product of the first five keys is the number of devices. ``data`` and ``expert`` take rows."""
 
@@ -58,7 +58,7 @@ class ParallelConfig:
     tensor: PositiveInt = 1  #: devices that share every layer's heads and hidden width; divides them
     context: PositiveInt = 1  #: devices that share the tokens of a row; divides data.sequence_length and heads
     virtual_stages: PositiveInt = 1  #: runs of layers per stage; more make the pipeline's bubble smaller
-    executor: Literal["1f1b", "gpipe", "autodiff"] = "1f1b"  #: interleaved 1F1B, GPipe, or differentiated by JAX
+    executor: Literal["1f1b", "autodiff"] = "1f1b"  #: of a pipeline: interleaved 1F1B, or differentiated by JAX
     expert_backend: ExpertBackend = "auto"  #: how tokens travel to experts; auto is ragged on a TPU, else a2a
     expert_chunks: PositiveInt = 1  #: parts of a micro-batch that are exchanged and computed one after the other
     expert_slots: PositiveShare = 1.0  #: rows to another device, over its tokens; those beyond are dropped and counted
@@ -82,7 +82,7 @@ class LogConfig:
     tensorboard: bool = True  #: write TensorBoard events under the workdir
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     """Validation and samples."""
 

@@ -7,8 +7,8 @@ the label and then transform it. Coordinates are in thousandths of a picture's s
 from __future__ import annotations
 
 from collections.abc import Collection
+import dataclasses
 import re
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageEnhance
@@ -30,7 +30,8 @@ _OPPOSITE = {
 _WORDS = {axis: re.compile(rf"\b({'|'.join(words)})\b", re.IGNORECASE) for axis, words in _OPPOSITE.items()}
 
 
-class Augmentation(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Augmentation:
     """One transformation, in this order.
 
     Attributes:
@@ -45,6 +46,7 @@ class Augmentation(NamedTuple):
 
     flip: bool = False
     turns: int = 0
+    _: dataclasses.KW_ONLY
     left: float = 0.0
     top: float = 0.0
     size: float = 1.0
@@ -130,10 +132,11 @@ def draw_augmentation(
             size = 1 / size
         left, top = (float(edge) for edge in rng.uniform(min(0, 1 - size), max(0, 1 - size), 2))
     light = rng.uniform(*_LIGHT, 2) if "light" in permitted else (1.0, 1.0)
-    drawn = turned._replace(left=left, top=top, size=size, brightness=float(light[0]), contrast=float(light[1]))
+    light = {"brightness": float(light[0]), "contrast": float(light[1])}
+    drawn = dataclasses.replace(turned, left=left, top=top, size=size, **light)
     moved = drawn._moved(np.reshape(points, (-1, 2)))
     inside = ((moved >= 0) & (moved <= THOUSAND)).all()
-    return drawn if inside else drawn._replace(left=0.0, top=0.0, size=1.0)
+    return drawn if inside else dataclasses.replace(drawn, left=0.0, top=0.0, size=1.0)
 
 
 def _exchanged(text: str, axis: str) -> str:

@@ -53,7 +53,8 @@ class UnmeasuredConversation(NamedTuple):
     folder: str = ""
 
 
-class MeasuredConversation(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasuredConversation:
     """A usable conversation, or a branch of one.
 
     Attributes:
@@ -161,7 +162,15 @@ class Measurer:
         grids = [chunk.grid for chunk in rendered.chunks]
         targets = int(rendered.trained[1:].sum())
         written = json.dumps(line).encode()
-        return MeasuredConversation(written, len(rendered.ids), targets, grids, digest, held_out, contents.digest())
+        return MeasuredConversation(
+            line=written,
+            tokens=len(rendered.ids),
+            targets=targets,
+            grids=grids,
+            digest=digest,
+            held_out=held_out,
+            sha256=contents.digest(),
+        )
 
 
 def candidates(

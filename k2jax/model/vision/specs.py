@@ -25,7 +25,7 @@ def vision_specs(config: ModelConfig) -> Specs:
     SigLIP's loss learns beside them is in no published folder.
     """
     vision = config.vision
-    contrast = {name: ParamSpec((1,), ("one",), "bias", ("one",), "", init="zeros") for name in ("scale", "bias")}
+    contrast = {name: ParamSpec((1,), ("one",), "bias", ("one",), hf="", init="zeros") for name in ("scale", "bias")}
     return {
         **({"contrast": contrast} if vision.contrast else {}),
         "patch": ParamSpec(
@@ -33,8 +33,8 @@ def vision_specs(config: ModelConfig) -> Specs:
             ("colours", "patch_y", "patch_x", "vision_embed"),
             "embedding",
             ("vision_embed",),
-            "vision_tower.patch_embed.proj.weight",
-            ("colours", "patch_y", "patch_x"),
+            hf="vision_tower.patch_embed.proj.weight",
+            inputs=("colours", "patch_y", "patch_x"),
             hf_axes=True,
         ),
         "patch_bias": _bias("vision_embed", vision.width, "vision_tower.patch_embed.proj.bias"),
@@ -43,8 +43,8 @@ def vision_specs(config: ModelConfig) -> Specs:
             ("grid_y", "grid_x", "vision_embed"),
             "embedding",
             ("grid_y",),
-            "vision_tower.patch_embed.pos_emb.weight",
-            ("grid_x", "vision_embed"),
+            hf="vision_tower.patch_embed.pos_emb.weight",
+            inputs=("grid_x", "vision_embed"),
             hf_axes=True,
         ),
         "layers": _layers(vision),
@@ -98,7 +98,9 @@ def _projector(vision: VisionConfig, d_model: int) -> Specs:
     )
     source = "merged"
     for name, target, size, hf in sides:
-        specs[name] = ParamSpec((merged, size), (source, target), "matrix", (target,), hf + ".weight", (source,))
+        specs[name] = ParamSpec(
+            (merged, size), (source, target), "matrix", (target,), hf=hf + ".weight", inputs=(source,)
+        )
         specs[name + "_bias"] = _bias(target, size, hf + ".bias")
         source = target
     return specs
@@ -106,7 +108,7 @@ def _projector(vision: VisionConfig, d_model: int) -> Specs:
 
 def _norm(width: int, hf: str) -> Specs:
     """Weight and bias of a LayerNorm."""
-    weight = ParamSpec((width,), ("vision_embed",), "norm", ("vision_embed",), hf + ".weight", init="ones")
+    weight = ParamSpec((width,), ("vision_embed",), "norm", ("vision_embed",), hf=hf + ".weight", init="ones")
     return {"weight": weight, "bias": _bias("vision_embed", width, hf + ".bias")}
 
 
@@ -119,4 +121,4 @@ def _layer_norm(layers: LayerSpecs, width: int, hf: str) -> Specs:
 
 
 def _bias(axis: str, size: int, hf: str) -> ParamSpec:
-    return ParamSpec((size,), (axis,), "bias", (axis,), hf, init="zeros")
+    return ParamSpec((size,), (axis,), "bias", (axis,), hf=hf, init="zeros")

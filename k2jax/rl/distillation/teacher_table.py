@@ -12,7 +12,7 @@ import numpy as np
 from k2jax import processes
 from k2jax.config.schema import Config
 from k2jax.errors import UserError, nearest
-from k2jax.report.files import write_atomic
+from k2jax.files.atomic import write_atomic
 from k2jax.rl.evaluation import evaluate_checkpoint
 from k2jax.train.run import say
 

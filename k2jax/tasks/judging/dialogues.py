@@ -14,7 +14,7 @@ from k2jax import cli
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
 from k2jax.agents.judges.rubrics import load_rubrics
 from k2jax.errors import UserError
-from k2jax.report.files import write_json_lines
+from k2jax.files.atomic import write_json_lines
 from k2jax.tasks.characters.dataset import CharacterTasks
 from k2jax.tasks.judging.preferences import character_preferences, judge_dialogues, read_preferences
 

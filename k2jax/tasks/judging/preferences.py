@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
 import random
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS, OTHER, Choice, Comparison
 from k2jax.agents.judges.rubrics import Rubric, rubrics_for
@@ -17,7 +18,8 @@ from k2jax.tasks.record_fields import read_records
 FIELDS = ("prompt", "first", "second", "verdict")
 
 
-class Preference(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Preference:
     """Which of two answers somebody prefers.
 
     Attributes:
@@ -35,6 +37,7 @@ class Preference(NamedTuple):
     first: str
     second: str
     verdict: Choice
+    _: dataclasses.KW_ONLY
     rubric: str = ""
     reasons: str = ""
     domain: str = ""
@@ -47,14 +50,15 @@ def read_preferences(path: str) -> Iterator[Preference]:
         UserError: the file cannot be read, a line lacks a field, has an unknown one or one that is no text, or its
             verdict is none of first, second and tie.
     """
+    known = [field.name for field in dataclasses.fields(Preference)]
     for number, record in enumerate(read_records("preferences", path), 1):
         place = f"preference {number} of {path}"
         for key in FIELDS:
             if key not in record:
                 raise UserError(f"{place} has no field {key!r}")
         for key, value in record.items():
-            if key not in Preference._fields or not isinstance(value, str):
-                raise UserError(f"{place}: {abbreviate(key)} is no field {', '.join(Preference._fields)} with a text")
+            if key not in known or not isinstance(value, str):
+                raise UserError(f"{place}: {abbreviate(key)} is no field {', '.join(known)} with a text")
         if record["verdict"] not in get_args(Choice):
             raise UserError(f"{place} has the verdict {abbreviate(record['verdict'])}; write first, second or tie")
         yield Preference(**record)

@@ -14,7 +14,7 @@ import subprocess
 from absl import flags
 
 from k2jax import cli
-from k2jax.report.files import write_json_lines
+from k2jax.files.atomic import write_json_lines
 
 _BASE = {
     "words/__init__.py": "from words.count import count, longest\n",

@@ -6,7 +6,7 @@ from tests.text import kimi
 
 NAME = "tiny"
 TOKENIZER = kimi.tokenizer()
-CARD = ModelCard(NAME, TOKENIZER, TOKENIZER.vocab_size, 256, chat_format(TOKENIZER))
+CARD = ModelCard(NAME, TOKENIZER, TOKENIZER.vocab_size, 256, chat=chat_format(TOKENIZER))
 TEXT = "The quick brown fox 月之暗面 🧑‍🚀 end"
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
 USER = [{"role": "user", "content": "Hi"}]

@@ -9,7 +9,7 @@ from k2jax.text import render_history
 from tests.agents.api.sample import CARD, NAME, TOOLS, USER
 from tests.text.test_thinking_chat import ANSWER, CHAT, tokenizer
 
-THINKING = ModelCard(NAME, tokenizer(), tokenizer().vocab_size, 512, CHAT)
+THINKING = ModelCard(NAME, tokenizer(), tokenizer().vocab_size, 512, chat=CHAT)
 USAGE = PromptUsage(tokens=7, cached=3)
 
 

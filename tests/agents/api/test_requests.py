@@ -165,11 +165,20 @@ def test_a_chat_ends_at_the_end_of_its_message():
     assert chat(tools=[TOOL]).tools and not chat(tools=[TOOL], tool_choice="none").tools
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"a": NaN}', b"[" * 50000, b'"\\ud800"'], ids=repr)
+NOT_JSON = [b"", b"{", b"\xff\xfe", b'{"a": NaN}', b"[" * 50000, b'"\\ud800"', b'{"n": ' + b"9" * 5000 + b"}"]
+
+
+@pytest.mark.parametrize("body", NOT_JSON, ids=lambda body: repr(body[:24]))
 def test_json_is_strict(body):
     with pytest.raises(ApiError) as caught:
         parse_json(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_lists_in_lists_are_no_prompt():
+    with pytest.raises(ApiError) as caught:
+        completion(prompt=parse_json(b"[" * 900 + b"]" * 900))
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 
 def test_json_keeps_text():

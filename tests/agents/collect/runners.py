@@ -28,7 +28,9 @@ def expected(key, name: str) -> Trajectory:
     tokens = np.arange(key[1] + 1, dtype=np.int32)
     logprobs = -np.arange(key[1] + 1, dtype=np.float32)
     count = len(tokens)
-    trajectory.add(Node(-1, tokens, np.ones(count, bool), logprobs, np.zeros(count, np.int64), turn=0, finish="stop"))
+    trajectory.add(
+        Node(-1, tokens, np.ones(count, bool), logprobs, versions=np.zeros(count, np.int64), turn=0, finish="stop")
+    )
     return trajectory
 
 

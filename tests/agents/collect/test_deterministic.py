@@ -12,7 +12,6 @@ from k2jax.agents.collect.journal import stored_trajectory
 from k2jax.agents.collect.manager import RolloutManager
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks
 from k2jax.agents.collect.simulated import SimulatedEngine, Simulation
-from k2jax.agents.collect.streaming import GroupStream
 from k2jax.agents.task import Budget, Task
 from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.trajectory import verify
@@ -26,7 +25,7 @@ TOKENIZER = byte_tokenizer()
 def task(number: int) -> Task:
     instruction = ({"role": "user", "content": f"Look at {number}."},)
     tools = (f"simulated seconds={SIMULATION.tool}",)
-    return Task(str(number), "simulated", instruction, "", "tools", tools=tools, budget=Budget(steps=12))
+    return Task(str(number), "simulated", instruction, "", environment="tools", tools=tools, budget=Budget(steps=12))
 
 
 @contextlib.asynccontextmanager
@@ -58,7 +57,7 @@ async def batch(folder, *, workers, engines, token_cap=0, kill=0, launcher=None)
     }
     runner = "k2jax.agents.collect.episodes:EpisodeRunner"
     tasks = list(queued_samples(folder, SAMPLES))
-    ordered, groups, ended = GroupStream((each.key for each in tasks), ordered=True), [], 0
+    ended = []
     async with (
         served(sockets) as servers,
         RolloutManager(
@@ -66,12 +65,11 @@ async def batch(folder, *, workers, engines, token_cap=0, kill=0, launcher=None)
         ) as manager,
     ):
         async for emission in manager.collect(tasks):
-            ended += 1
-            if ended == kill:
+            ended.append(emission)
+            if len(ended) == kill:
                 os.kill(manager.worker_processes()[0], signal.SIGKILL)
-            groups += ordered.add(emission)
     assert all(server.requests for server in servers)
-    stored = [stored_trajectory(folder, emission.place) for group in groups for emission in group.emissions]
+    stored = [stored_trajectory(folder, emission.place) for emission in sorted(ended, key=lambda each: each.key)]
     assert not any(verify(each) for each in stored)
     assert [each.key for each in stored] == [
         (0, prompt, sample) for prompt in range(TASKS) for sample in range(SAMPLES)

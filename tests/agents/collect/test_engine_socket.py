@@ -78,11 +78,10 @@ def test_where_no_engine_listens_the_infrastructure_has_failed(tmp_path):
 def test_answers_of_an_engine_that_answers_one_at_a_time_do_not_depend_on_the_order():
     from k2jax.inference import Worker
     from k2jax.inference.client import EngineClient
-    from tests.inference.resuming import SIZES
     from tests.inference.tiny import engine, prompts
 
     asked = prompts(5, 9, 17, 30, 9, 12)
-    worker = Worker(engine(**SIZES))
+    worker = Worker(engine())
 
     async def answers(order):
         client = AloneClient(EngineClient(worker), worker)

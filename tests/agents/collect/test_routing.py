@@ -12,11 +12,9 @@ import numpy as np
 from k2jax.agents.collect.admission import Admission
 from k2jax.agents.collect.engine_messages import EngineLoad
 from k2jax.agents.collect.engine_server import EngineServer
-from k2jax.agents.collect.journal import Emission
 from k2jax.agents.collect.load_watch import LoadWatch
 from k2jax.agents.collect.routed_client import REVIEW, RoutedClient
 from k2jax.agents.collect.routing import BLOCK, Router, shared_instances
-from k2jax.agents.collect.streaming import GroupStream
 from k2jax.client import Sampling, ScriptedClient
 
 PAGES = (("one", 0.25), ("other", 0.5))
@@ -178,21 +176,3 @@ def test_the_ratio_of_instances_comes_to_that_of_the_queues_and_stays(queues, mo
     if len(queues) == 2 and sum(queues) > 0:
         wanted = np.clip(engines * queues[0] / sum(queues), 1, engines - 1)
         assert abs(now[0] - wanted) <= 0.5 + 1e-6
-
-
-@settings(max_examples=30)
-@given(st.permutations([(step, prompt, sample) for step in range(2) for prompt in range(3) for sample in range(2)]))
-def test_groups_come_once_when_they_are_complete_or_in_the_order_of_their_keys(arrivals):
-    streamed, ordered = GroupStream(arrivals, False), GroupStream(arrivals, True)
-    groups, kept, seen = [], [], set()
-    for key in arrivals:
-        emission = Emission(key, "done")
-        seen.add(key)
-        for group in streamed.add(emission):
-            assert [each.key for each in group.emissions] == [(*group.key, 0), (*group.key, 1)]
-            assert set(arrivals) & {each.key for each in group.emissions} <= seen
-            groups.append(group.key)
-        complete = [key[:2] for key in sorted(seen) if key[2] == 0 and (*key[:2], 1) in seen]
-        assert sorted(groups) == complete, "a complete group waits for nobody"
-        kept += [group.key for group in ordered.add(emission)]
-    assert kept == sorted({key[:2] for key in arrivals}) == sorted(groups)

@@ -30,7 +30,15 @@ def say(text):
 
 def task(number: int) -> Task:
     instruction = ({"role": "user", "content": f"tell {number}"},)
-    return Task(str(number), "sums", instruction, "", "tools", tools=("calculator", "delegate"), budget=Budget(steps=5))
+    return Task(
+        str(number),
+        "sums",
+        instruction,
+        "",
+        environment="tools",
+        tools=("calculator", "delegate"),
+        budget=Budget(steps=5),
+    )
 
 
 async def batch(folder, *, workers, engines, kill=0):
@@ -53,7 +61,9 @@ async def batch(folder, *, workers, engines, kill=0):
             emissions.append(emission)
             if len(emissions) == kill:
                 os.kill(manager.worker_processes()[0], signal.SIGKILL)
-    stored = [stored_trajectory(folder, emission.place) for emission in sorted(emissions)]
+    stored = [
+        stored_trajectory(folder, emission.place) for emission in sorted(emissions, key=lambda emission: emission.key)
+    ]
     asked = [sum(BYTES.decode(prompt[1:5]) == "add " for prompt, _ in client.calls) for client in clients]
     return stored, asked, (manager.started, manager.lost_workers)
 

@@ -1,15 +1,12 @@
 """A gateway that listens, in a thread, for the official clients and for disconnects."""
 
 import contextlib
-import socket
-import threading
 
 import httpx
-import uvicorn
 
 from k2jax.agents.gateway import RolloutAccess
-from k2jax.agents.web.server import server_config
 from tests.agents.gateway.scripted import OPERATOR, Bench
+from tests.http_server import served
 
 
 class LiveGateway:
@@ -35,16 +32,10 @@ class LiveGateway:
 def live_gateway(reply, folder=None, **limits):
     """A gateway on a free port, until the end of the block."""
     bench = Bench(reply, folder, **limits)
-    sock = socket.create_server(("127.0.0.1", 0))
-    config = server_config(bench.app)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    running = LiveGateway(f"http://127.0.0.1:{sock.getsockname()[1]}", bench)
-    try:
-        yield running
-    finally:
-        running.operator.close()
-        server.should_exit = True
-        thread.join(10)
-        bench.gateway.release_folder()
+    with served(bench.app) as (host, port):
+        running = LiveGateway(f"http://{host}:{port}", bench)
+        try:
+            yield running
+        finally:
+            running.operator.close()
+    bench.gateway.release_folder()

@@ -15,7 +15,7 @@ from tests.text import kimi
 TOKENIZER = kimi.thinking_tokenizer()
 CHAT = chat_format(TOKENIZER)
 ANSWER = "</think>"
-CARD = ModelCard("k2", TOKENIZER, TOKENIZER.vocab_size, 4096, CHAT)
+CARD = ModelCard("k2", TOKENIZER, TOKENIZER.vocab_size, 4096, chat=CHAT)
 SCHEMA = {"type": "object", "properties": {"cmd": {"type": "string"}}}
 OPERATOR = "operator-key"
 

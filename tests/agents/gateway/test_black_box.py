@@ -18,8 +18,7 @@ from k2jax.agents.task import Budget
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import replace_keys
 from k2jax.errors import UserError
-from k2jax.inference import LockstepClient, Worker
-from k2jax.inference.client import ForcedClient
+from k2jax.inference import LockstepClient
 from k2jax.tasks.file_answers.dataset import texts_left
 from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
@@ -48,7 +47,7 @@ def answers(*texts):
 @functools.cache
 def tiny_engine():
     """One for all tests, because compiling takes longest."""
-    return engine(MODEL, version=3, max_length=512, slots=2)
+    return engine(MODEL, version=3, max_length=512, page_size=128, slots=2)
 
 
 def environment():
@@ -81,15 +80,6 @@ def test_an_edit_through_an_agent_passes_the_hidden_test(tmp_path):
     assert "sorted(ranges)" in left["ranges/merge.py"] and left["new.txt"] == "note\n" and judged(trajectory) == 1.0
     assert [request["kind"] for request in trajectory.metadata["requests"]] == ["start", "extend"]
     assert len(trajectory.leaves()) == 1 and trajectory.sampled_tokens > 100
-
-
-@pytest.mark.slow
-def test_the_engine_scores_what_a_script_says_through_an_agent(tmp_path):
-    worker = Worker(tiny_engine())
-    trajectory = asyncio.run(episode(ForcedClient(worker, EDIT), small_agent(), tmp_path))
-    worker.stop()
-    assert trajectory.sampled_tokens > 100 and judged(trajectory) == 1.0
-    assert_logprobs_of_one_forward_pass(trajectory, TEMPERATURE)
 
 
 def assert_logprobs_of_one_forward_pass(trajectory, temperature):

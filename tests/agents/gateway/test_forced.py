@@ -25,13 +25,13 @@ class ForcedBench(Bench):
     """A gateway over an engine that scores what the script says."""
 
     def __init__(self, worker):
-        card = ModelCard("k2", TOKENIZER, TOKENIZER.vocab_size, 1024, CHAT)
+        card = ModelCard("k2", TOKENIZER, TOKENIZER.vocab_size, 1024, chat=CHAT)
         self.gateway = Gateway(ForcedClient(worker, reply), card)
         self.app = make_gateway_app(self.gateway)
 
 
 def test_recorded_logprobs_are_those_of_one_forward_pass():
-    worker = Worker(engine(MODEL, version=3, max_length=1024))
+    worker = Worker(engine(MODEL, version=3, max_length=1024, page_size=256, slots=1))
     bench = ForcedBench(worker)
 
     async def run():

@@ -41,7 +41,7 @@ class SeeingBench(Bench):
 @pytest.fixture(scope="module")
 def worker():
     params = initialize(multimodal_specs(SEEING), jax.random.key(0), SEEING.init_std)
-    running = Worker(Engine(SEEING, params, slots=1, max_length=512))
+    running = Worker(Engine(SEEING, params, slots=1, max_length=512, page_size=128))
     yield running
     running.stop()
 

@@ -6,8 +6,6 @@ import subprocess
 import sys
 
 import httpx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 import pytest
 
 from k2jax.agents.gateway import Gateway, RolloutAccess
@@ -131,31 +129,6 @@ def test_rollouts_of_a_gateway_that_is_killed_again_and_again_lose_and_double_no
         assert (
             kinds.count("repeat") == len(sampled) - TURNS and "branch" not in kinds
         )  # recorded, and cut off on its way
-
-
-RECORD = st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=6), max_size=3)
-
-
-@settings(max_examples=25)
-@given(records=st.lists(RECORD, max_size=4), cut=st.integers(0, 200), flip=st.integers(0, 200))
-def test_a_log_that_was_cut_off_keeps_its_whole_records(tmp_path_factory, records, cut, flip):
-    logs = RolloutLogs(tmp_path_factory.mktemp("logs"))
-    for record in records:
-        logs.append("a", record)
-    path = logs.folder / "a.jsonl"
-    whole = path.read_bytes() if records else b""
-    path.write_bytes(whole[:cut])
-    kept = logs.read("a")
-    assert kept == records[: len(kept)] and whole[:cut].count(b"\n") == len(kept)
-    logs.append("a", {"more": 1})
-    assert logs.read("a") == [*kept, {"more": 1}]
-    if whole:
-        at = flip % len(whole)
-        if whole[at : at + 1] != b"\n":
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-            with pytest.raises(UserError, match="line"):
-                logs.read("a")
-    logs.close()
 
 
 def test_a_rollout_whose_end_was_not_stored_is_stored_by_the_next_process(tmp_path):

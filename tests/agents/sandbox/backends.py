@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from k2jax.agents.sandbox import SandboxSpec
-from k2jax.agents.sandbox.backends import BACKENDS, make_backend
+from k2jax.agents.sandbox.backends import backend_class, make_backend
 from k2jax.agents.sandbox.interpreter import host_python
 
 PYTHON = host_python()
@@ -35,7 +35,7 @@ def backend(name):
 def new_backend(name, images=""):
     """A backend of this machine, with images of its own."""
     kind, _, without = name.partition(" without ")
-    return BACKENDS[kind](groups=False, images=images) if without else make_backend(kind, images=images)
+    return backend_class(kind)(groups=False, images=images) if without else make_backend(kind, images=images)
 
 
 def _kubernetes():

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from k2jax.agents.sandbox import SandboxError
-from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.sandbox.backends import BACKENDS, backend_class, make_backend
+from k2jax.config import defaults, resolve
 from k2jax.errors import UserError
 from tests.agents.sandbox.backends import ALL, REMOTE, SPEC, in_sandbox, open_sandbox, own_descriptors, python
 
@@ -48,7 +49,8 @@ def test_a_pipe_whose_reader_has_gone_ends_its_writer_without_a_word(name):
     async def use(sandbox):
         return await sandbox.exec(["sh", "-c", "yes | head -n 1"])
 
-    assert in_sandbox(name, use)[:3] == (0, b"y\n", b"")
+    result = in_sandbox(name, use)
+    assert (result.code, result.stdout, result.stderr) == (0, b"y\n", b"")
 
 
 @every_backend
@@ -224,3 +226,11 @@ def test_a_cancelled_command_ends_with_everything_it_started(name):
 def test_an_unknown_backend_is_refused_in_one_line():
     with pytest.raises(UserError, match="did you mean 'bubblewrap'"):
         make_backend("bublewrap")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_configuration_names_every_backend_that_can_be_made(name):
+    config = defaults("rl")
+    config.rl.rollout.sandbox = config.rl.scoring.sandbox = name
+    resolve(config)
+    assert callable(backend_class(name).open)

@@ -81,10 +81,10 @@ def test_a_program_that_is_killed_takes_its_sandboxes_with_it(name):
     groups = backend(name).capabilities.memory == "cgroup"
     script = f"""
 import asyncio, sys
-from k2jax.agents.sandbox.backends import BACKENDS
+from k2jax.agents.sandbox.backends import backend_class
 from k2jax.agents.sandbox import SandboxSpec
 async def main():
-    backend = BACKENDS[{name.split()[0]!r}](groups={groups})
+    backend = backend_class({name.split()[0]!r})(groups={groups})
     sandbox = await backend.open(SandboxSpec())
     running = asyncio.create_task(sandbox.exec(["sh", "-c", "setsid sleep 987 & sleep 987"], timeout=60))
     await asyncio.sleep(0.5)

@@ -9,6 +9,7 @@ import hashlib
 from html.parser import HTMLParser
 import http.server
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from matplotlib.image import imread
 import numpy as np
 import pytest
 
+from k2jax.agents.difficulty import pass_rates
 from k2jax.agents.viewer.curves import nice_ticks
 from k2jax.agents.viewer.markup import element, visible
 from k2jax.agents.viewer.viewer import write_page
@@ -238,6 +240,9 @@ def test_the_command_checks_and_exports(workdir):
     assert len(out.read_text().splitlines()) == len(list(exported([chat(), chat()], "turns")))
     done = run_command("k2jax.trajectories", str(workdir), "--filters=finished,correct_answer", f"--out={out}")
     assert (done.returncode, done.stdout) == (0, f"{out}: 4 lines\n")
+    done = run_command("k2jax.trajectories", str(workdir), "--pass_rates", f"--out={out}")
+    assert (done.returncode, done.stdout) == (0, f"{out}: 1 tasks\n")
+    assert json.loads(out.read_text()) == pass_rates([chat(0, 0.0), chat(1, 1.0)] * 2)
     bad = chat()
     bad.nodes[1].logprobs[0] = 1
     TrajectoryStore(workdir / "trajectories").write(9, [bad])

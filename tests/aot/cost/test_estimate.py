@@ -159,7 +159,7 @@ def test_fp8_and_offloading_are_tried_only_where_a_policy_does_not_fit_without()
     assert not any(layout.config.train.offload or layout.config.train.store_fp8 for layout in roomy)
     assert {layout.config.parallel.expert_chunks for layout in roomy if layout.config.parallel.expert > 1} == {1, 2, 4}
     assert {layout.config.parallel.expert_chunks for layout in roomy if layout.config.parallel.expert == 1} == {1}
-    tight = CHIP._replace(hbm_bytes=sorted(layout.estimate.hbm.total for layout in roomy)[len(roomy) // 4])
+    tight = dataclasses.replace(CHIP, hbm_bytes=sorted(layout.estimate.hbm.total for layout in roomy)[len(roomy) // 4])
     stored = [layout for layout in sweep(config(), tight, devices()) if layout.recomputation.endswith("offload")]
     assert {"selective, offload", "selective, fp8, offload"} <= {layout.recomputation for layout in stored}
     for layout in stored[::10]:

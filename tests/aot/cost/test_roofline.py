@@ -1,12 +1,25 @@
 """The fixed estimate against arithmetic by hand."""
 
+import dataclasses
+
 import pytest
 
 from k2jax.aot.cost.roofline import CollectiveTime, Work, model_flops_per_token, roofline
 from k2jax.chips import CHIPS, Chip
 from k2jax.config import model_preset
 
-CHIP = Chip(("test",), 1, 1e12, 1e9, 1e11, 1, 1e9, 3, 0.0, 1e10)
+CHIP = Chip(
+    ("test",),
+    devices=1,
+    flops=1e12,
+    hbm_bytes=1e9,
+    hbm_bandwidth=1e11,
+    vmem_bytes=1,
+    link_bandwidth=1e9,
+    torus=3,
+    core_bandwidth=0.0,
+    host_bandwidth=1e10,
+)
 
 
 def estimate(**changed):
@@ -50,7 +63,7 @@ def test_mfu_is_of_the_peak_of_all_devices():
     time = estimate()
     assert time.mfu() == pytest.approx(8e12 / (4 * 1e12 * 7.5))
     assert time.mfu(2.0) == pytest.approx(1.0)
-    half = estimate(chip=CHIP._replace(devices=2))
+    half = estimate(chip=dataclasses.replace(CHIP, devices=2))
     assert half.peak == pytest.approx(2e12)  # four devices are two chips
     assert half.compute == pytest.approx(2 * time.compute)
 

@@ -58,7 +58,7 @@ def test_pictures_stay_in_place_beside_calls_of_tools():
     read = conversation({"role": "assistant", "content": "", "tool_calls": [CALL]})
     for seed in range(20):
         drawn = RENDERER.draw(read, np.random.default_rng(seed))
-        assert drawn._replace(brightness=1.0, contrast=1.0) == Augmentation() and drawn.brightness != 1.0
+        assert dataclasses.replace(drawn, brightness=1.0, contrast=1.0) == Augmentation() and drawn.brightness != 1.0
     assert RENDERER.draw(conversation({"role": "assistant", "tool_calls": [CALL]}, ["flip"]), None) is None
 
 

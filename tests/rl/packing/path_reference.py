@@ -17,17 +17,16 @@ BAND = {"ratio_low": LOW, "ratio_high": HIGH}
 ICEPOP = {"old": "recompute", "icepop": IcePopConfig(on=True, low=0.9, high=1.15)}  # leaves out a third of the tokens
 CONFIGS = {
     "k2": PolicyLossConfig(name="k2", tau=TAU),
-    "k2 normalized": PolicyLossConfig(name="k2", tau=TAU, length_normalized=True),
     "k2.5": PolicyLossConfig(name="k2.5", tau=TAU, **BAND),
-    "gspo": PolicyLossConfig(name="gspo", aggregation="sequence", **BAND),
-    "gspo tokens": PolicyLossConfig(name="gspo", aggregation="token", **BAND),
-    "gspo of responses": PolicyLossConfig(name="gspo", level="sequence", aggregation="sequence", **BAND),
-    "ppo": PolicyLossConfig(name="gspo", level="token", aggregation="token", **BAND),
+    "kat": PolicyLossConfig(name="kat", **BAND),
+    "kat tokens": PolicyLossConfig(name="kat", aggregation="token", **BAND),
+    "gspo": PolicyLossConfig(name="gspo", **BAND),
+    "ppo": PolicyLossConfig(name="ppo", **BAND),
     "reinforce": PolicyLossConfig(name="reinforce"),
     "k2.5 with icepop": PolicyLossConfig(name="k2.5", tau=TAU, **BAND, **ICEPOP),
     "k2 with icepop": PolicyLossConfig(name="k2", tau=TAU, **ICEPOP),
-    "gspo with icepop": PolicyLossConfig(name="gspo", aggregation="sequence", **BAND, **ICEPOP),
-    "ppo with icepop": PolicyLossConfig(name="gspo", level="token", aggregation="token", **BAND, **ICEPOP),
+    "kat with icepop": PolicyLossConfig(name="kat", **BAND, **ICEPOP),
+    "ppo with icepop": PolicyLossConfig(name="ppo", **BAND, **ICEPOP),
 }
 
 
@@ -161,15 +160,15 @@ def value_and_gradient(name, responses, scores):
                 total -= value / count
                 gradient[token] -= slope / count
         elif config.name == "k2":
-            length = len(tokens) if config.length_normalized else 1
-            pull = advantage - TAU * sum(ratios.values()) / length
+            pull = advantage - TAU * sum(ratios.values())
             total += pull**2 / (2 * TAU) / len(responses)
             for token in tokens:
-                gradient[token] -= factors[token] * pull / length / len(responses)
+                gradient[token] -= factors[token] * pull / len(responses)
         else:
             units = {"turn": turns, "sequence": [tokens], "token": [[token] for token in tokens]}[config.level]
             for unit in units:
-                weight = len(unit) / count if config.aggregation == "token" else 1 / len(units) / len(responses)
+                by_tokens = config.aggregation == "token" or config.level == "token"
+                weight = len(unit) / count if by_tokens else 1 / len(units) / len(responses)
                 ratio = np.exp(np.mean([ratios[token] for token in unit]))
                 gain = min(ratio * advantage, np.clip(ratio, LOW, HIGH) * advantage)
                 total -= weight * gain * (factors[unit[0]] if config.level == "token" else 1)

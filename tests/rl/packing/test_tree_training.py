@@ -38,7 +38,7 @@ LENGTH, ROWS = 64, 16
 MODES = pytest.mark.parametrize("shared_tokens", ["unique", "paths"])
 # A response of the mode ``unique`` that is larger than a row has no sum for K2's square; the others are exact.
 # Nor has it the ratio of all of it.
-WHOLE = ("k2", "k2 normalized", "k2 with icepop", "gspo of responses")
+WHOLE = ("k2", "k2 with icepop", "gspo")
 EXACT_IF_SPLIT = {"paths": list(CONFIGS), "unique": [name for name in CONFIGS if name not in WHOLE]}
 LOSSES = {name: make_policy_loss(config) for name, config in CONFIGS.items()}
 
@@ -201,13 +201,13 @@ def test_one_entry_with_the_mean_advantage_has_the_wrong_gradient_where_the_smal
     sampled = row.targets.mask > 0
     assert sampled.sum() == 4 and (row.targets.mask[sampled] == 2).all()
     scores = {token: old_logprob(token) + 0.5 for token in (token_of(row, index) for index in np.flatnonzero(sampled))}
-    exact = of_rows([row], scores, rng)["gspo"][1]
+    exact = of_rows([row], scores, rng)["kat"][1]
     naive_targets = row.targets._replace(
         turn_advantage=np.where(np.arange(LENGTH // 4) == 0, 0.5, 0).astype(np.float32),
         turn_weight=np.where(np.arange(LENGTH // 4) == 0, 2.0, 0).astype(np.float32),
     )
-    naive = of_rows([row.replace(targets=naive_targets)], scores, rng)["gspo"][1]
-    reference = value_and_gradient("gspo", responses_of(samples, "unique"), scores)[1]
+    naive = of_rows([row.replace(targets=naive_targets)], scores, rng)["kat"][1]
+    reference = value_and_gradient("kat", responses_of(samples, "unique"), scores)[1]
     for token, slope in reference.items():
         assert slope == pytest.approx(np.exp(0.5) / 8)
         assert exact[token] == pytest.approx(slope, rel=1e-5)

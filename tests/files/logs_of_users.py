@@ -1,0 +1,132 @@
+"""Every user of the append-only log, behind one interface: numbers are appended, and read back in order."""
+
+from pathlib import Path
+
+from k2jax.agents import Task
+from k2jax.agents.collect.journal import Emission, Journal, read_journal
+from k2jax.agents.collect.queue_file import WrittenTask, read_started
+from k2jax.agents.collect.starting import StartedTasks
+from k2jax.agents.gateway.log import RolloutLogs
+from k2jax.agents.verdicts import Verdict, VerdictLog
+from k2jax.report.metrics import MetricsLog, read_metrics
+from k2jax.trajectory import Reward, TrajectoryStore, read_trajectories
+from tests.trajectory.trees import chat
+
+
+class Rollouts:
+    file = "a.jsonl"
+
+    def __init__(self, folder: Path, saved: list[int]):
+        self._logs = RolloutLogs(folder)
+
+    def append(self, number: int) -> None:
+        self._logs.append("a", {"number": number, "text": "ü\u2028\r\n"})
+
+    def close(self) -> None:
+        self._logs.close()
+
+    @staticmethod
+    def read(folder: Path, saved: list[int]) -> list[int]:
+        logs = RolloutLogs.__new__(RolloutLogs)  # without the lock, which the writer holds
+        logs.folder = folder
+        return [record["number"] for record in logs.read("a")] if logs.rollouts() else []
+
+
+class Emissions:
+    file = "journal"
+
+    def __init__(self, folder: Path, saved: list[int]):
+        self._journal = Journal(folder)
+        assert [emission.tokens for emission in self._journal.emissions] == saved
+
+    def append(self, number: int) -> None:
+        self._journal.append(Emission((0, 0, number), "masked", tokens=number))
+
+    def close(self) -> None:
+        self._journal.close()
+
+    @staticmethod
+    def read(folder: Path, saved: list[int]) -> list[int]:
+        return [emission.tokens for emission in read_journal(folder)]
+
+
+class Trajectories:
+    file = "5.k2t"
+
+    def __init__(self, folder: Path, saved: list[int]):
+        self.reports: list[str] = []
+        self._store = TrajectoryStore(folder, report=self.reports.append)
+
+    def append(self, number: int) -> None:
+        self._store.append(5, chat(number))
+
+    def close(self) -> None:
+        self._store.close()
+
+    @staticmethod
+    def read(folder: Path, saved: list[int]) -> list[int]:
+        path = folder / "5.k2t"
+        return [t.key[2] for t in read_trajectories(path, lambda line: None)] if path.exists() else []
+
+
+class Verdicts:
+    file = "step-00000000.jsonl"
+
+    def __init__(self, folder: Path, saved: list[int]):
+        self._log = VerdictLog(folder)
+
+    def append(self, number: int) -> None:
+        self._log.append((0, 0, number), Verdict("d", Reward(0.5, info={"text": "ü\u2028\r\n"})))
+
+    def close(self) -> None:
+        pass
+
+    @staticmethod
+    def read(folder: Path, saved: list[int]) -> list[int]:
+        log = VerdictLog(folder)
+        return [number for number in range(100) if log.get((0, 0, number)) is not None]
+
+
+class Metrics:
+    file = "metrics.jsonl"
+
+    def __init__(self, folder: Path, saved: list[int]):
+        self._log = MetricsLog(folder, resume_step=saved[-1] if saved else 0, tensorboard=False)
+
+    def append(self, number: int) -> None:
+        self._log.write(number, {"loss": 0.5, "heads": [[1.0, 2.0]]})
+
+    def close(self) -> None:
+        self._log.close()
+
+    @staticmethod
+    def read(folder: Path, saved: list[int]) -> list[int]:
+        return [record["step"] for record in read_metrics(folder)]
+
+
+class Started:
+    file = "shards/3/tasks.jsonl"
+
+    def __init__(self, folder: Path, saved: list[int]):
+        self._folder, self._tasks = folder / "shards" / "3", StartedTasks(folder, 3, None)
+
+    def append(self, number: int) -> None:
+        written = WrittenTask("kind", Task(str(number), "d", (), "final_answer"))
+        assert read_started(self._folder, self._tasks._written.append(written.line())) == written
+
+    def close(self) -> None:
+        self._tasks.close()
+
+    @staticmethod
+    def read(folder: Path, saved: list[int]) -> list[int]:
+        path, offset, numbers = folder / Started.file, 0, []
+        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+            if line.endswith(b"\n"):
+                numbers.append(int(read_started(path.parent, offset).task.id))
+            offset += len(line)
+        return numbers
+
+
+USERS = (Rollouts, Emissions, Trajectories, Verdicts, Metrics, Started)
+CHECKED = (Rollouts, Emissions, Trajectories, Verdicts)
+"""Those that refuse a damaged record; a run sets damaged metrics aside, and started tasks have no checksums."""
