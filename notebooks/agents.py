@@ -42,6 +42,7 @@ WORKDIR = Path(os.environ.get("K2JAX_NOTEBOOK_WORKDIR", "runs/agents")).absolute
 import contextlib
 
 from k2jax import runtime
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.rl.event_loop import EventLoop
 
 runtime.prepare()
@@ -369,7 +370,7 @@ episode = loop.run(
         chat,
         tokenizer,
         maker.make(managed),
-        key=(0, 0, 0),
+        key=EpisodeKey("train", 0, 0, 0),
         seed=0,
         sampling=Sampling(max_tokens=40, temperature=1.0),
     )

@@ -56,10 +56,10 @@ def low(folder: str):
 
 def stopping(folder: str):
     """The same, where many tokens end an answer: an untrained policy hardly ever ends one."""
-    from k2jax.rl import rollouts
+    from k2jax.rl import episodes
     from tests.rl.critic import lenient
 
-    rollouts.Sampling = lenient.STOPS
+    episodes.Sampling = lenient.STOPS
     return low(folder)
 
 

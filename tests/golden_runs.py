@@ -82,7 +82,8 @@ RUNS = {
         "k2jax.rl",
         bases.stopping,
         SHORT
-        | {"rl.packing.layout": "tree", "rl.loss.name": "gspo", "rl.loss.ratio_low": 0.99, "rl.loss.ratio_high": 1.01}
+        | {"rl.packing.layout": "tree", "rl.loss.name": "kat", "rl.loss.aggregation": "token"}
+        | {"rl.loss.ratio_low": 0.99, "rl.loss.ratio_high": 1.01}
         | {"rl.tasks.low.options": ("turns=3",), "rl.tasks.low.max_tokens": 8},
     ),
     "critic": Golden("k2jax.rl", bases.critic, {"train.steps": 2, "rl.rollout.prompts": 8, "train.seed": 1}),

@@ -17,6 +17,7 @@ import json
 from pathlib import Path
 import random
 
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS, Comparison, question_of
 from k2jax.agents.judges.refinement import VerifiedPair, draw_pairs, verified_pairs
 from k2jax.agents.judges.verdict_metrics import verdict_metrics
@@ -124,7 +125,8 @@ def _of_seed(seed: int) -> dict[str, dict]:
 
 def evaluate(config, workdir):
     """Held-out accuracy of answers, and metrics of verdicts on pairs of the start, of one style, and of its own."""
-    from k2jax.rl.evaluation import evaluate_checkpoint, judge_with_checkpoint
+    from k2jax.rl.evaluation import evaluate_checkpoint
+    from k2jax.rl.methods.critic import judge_with_checkpoint
 
     study = resolve(*held_out_configs())
     held_out, groups = evaluate_checkpoint(study, str(workdir))
@@ -134,7 +136,8 @@ def evaluate(config, workdir):
     if workdir.name.endswith("_sft"):
         write_atomic(file, json.dumps([(pair.task.to_json(), pair.better, pair.worse) for pair in own]))
     stored = [(Task.from_json(line), better, worse) for line, better, worse in json.loads(file.read_text())]
-    fixed = [VerifiedPair(*pair, key=(0, number), samples=(0, 1)) for number, pair in enumerate(stored)]
+    keys = (EpisodeKey("eval", 0, number, 0) for number in range(len(stored)))
+    fixed = [VerifiedPair(*pair, key=key, worse_sample=1) for pair, key in zip(stored, keys, strict=True)]
     judged = judge_with_checkpoint(study, str(workdir), [*fixed, *own])
     sets = {"fixed": judged[: len(fixed)], "own": judged[len(fixed) :]}
     record = {f"{name}/{key}": value for name, of in sets.items() for key, value in verdict_metrics(of).items()}

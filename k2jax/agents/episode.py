@@ -6,7 +6,7 @@ from its trajectory with the same random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 from typing import Any
@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from k2jax.agents.environment import Environment, Message
+from k2jax.agents.episode_key import EpisodeKey, environment_seed, turn_seed
 from k2jax.agents.errors import EpisodePausedError, EpisodeTruncatedError
 from k2jax.agents.messages import read_message
 from k2jax.agents.paths import path_media
 from k2jax.agents.registry import scaffolds
-from k2jax.agents.seeds import derived_seed
+from k2jax.agents.spawning import SPAWNED, Spawner
 from k2jax.agents.task import Task
 from k2jax.client import Client, Completion, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
@@ -33,14 +34,7 @@ NO_EXPERTS = -1
 """Routes of a token that was sampled last: it was not fed to the model."""
 ATTEMPTS = 3
 """How often an episode is rebuilt in its environment before it is masked."""
-STARTED = "started"
-"""Key of a trajectory's metadata: what became of the sub-episodes that it started, by their numbers from 0."""
-_ENVIRONMENT = -1  # in the place of a turn, in the environment's seed
-_FIRST_STARTED = -2  # the same in the seed of the first sub-episode; those of the next ones are below
 _UNLIMITED = 1 << 62
-
-Start = Callable[[Task, str], Awaitable[Trajectory]]
-"""Runs a task of a class (empty: the starter's) to its end; what ``Rollout.spawn`` calls."""
 
 
 class Rollout:
@@ -48,6 +42,7 @@ class Rollout:
 
     Attributes:
         task: what is asked.
+        key: which episode of the run it is.
         trajectory: what has happened so far.
         tools: declarations in OpenAI's format, with which the conversation begins.
         client: the model.
@@ -62,28 +57,28 @@ class Rollout:
         client: Client,
         chat: ChatFormat,
         tokenizer: Tokenizer,
-        key: tuple[int, int, int],
+        key: EpisodeKey,
         *,
-        start: Start | None = None,
+        spawner: Spawner | None = None,
         media: MediaReader | None = None,
     ):
-        """Begins an episode; ``key`` is (step, prompt, sample), and ``start`` runs sub-episodes, or is None."""
-        self._start = start
+        """Begins an episode; ``spawner`` runs sub-episodes, or is None."""
+        self._spawner = spawner
         self.media = media
         self.task = task
-        self.trajectory = Trajectory(task.id, task.domain, key)
+        self.key = key
+        self.trajectory = Trajectory(task.id, task.domain, key.place, purpose=key.purpose)
         self.client, self.chat, self.tokenizer = client, chat, tokenizer
         self.tools: Sequence[Mapping[str, Any]] = ()
         self._token_limit = _UNLIMITED
-        self._next_start = 0
-        self._ended: dict[int, Trajectory] = {}  # sub-episodes by number
 
     def begin(self) -> None:
-        """Begins an attempt: a rebuilt environment starts its sub-episodes again, and those that have ended are known.
+        """Begins an attempt: a rebuilt environment spawns its sub-episodes again, and those that have ended are known.
 
         They are recognised by their order.
         """
-        self._next_start = 0
+        if self._spawner is not None:
+            self._spawner.begin()
 
     def resume(self, trajectory: Trajectory) -> None:
         """Goes on with an unfinished episode of the same task.
@@ -108,7 +103,7 @@ class Rollout:
         """Runs another task as a sub-episode, with the same model and random numbers of its own.
 
         Several may run at a time. They end with this episode, and cancelling the coroutine cancels the sub-episode. The
-        metadata keep under ``STARTED`` what became of each.
+        metadata keep under ``SPAWNED`` what became of each.
 
         Args:
             task: what is asked; it may spawn others.
@@ -121,16 +116,13 @@ class Rollout:
             InfrastructureError: it was masked.
             UserError: whoever runs this episode runs no sub-episodes.
         """
-        if self._start is None:
+        if self._spawner is None:
             raise UserError(f"the task {self.task.id!r} starts sub-episodes, and nothing here runs them")
-        number, self._next_start = self._next_start, self._next_start + 1
-        if number not in self._ended:
-            self._ended[number] = await self._start(task, kind)
-        ended = self._ended[number]
+        number, ended = await self._spawner.spawn(task, kind)
         reward = None if ended.reward is None else ended.reward.value
         link = {"task": ended.task, "status": ended.status, "tokens": ended.sampled_tokens, "reward": reward}
-        links = self.trajectory.metadata.get(STARTED, {}) | {str(number): link}
-        self.trajectory.metadata[STARTED] = dict(sorted(links.items(), key=lambda item: int(item[0])))
+        links = self.trajectory.metadata.get(SPAWNED, {}) | {str(number): link}
+        self.trajectory.metadata[SPAWNED] = dict(sorted(links.items(), key=lambda item: int(item[0])))
         return ended
 
     def observe(self, node: int, messages: Sequence[Message]) -> int:
@@ -201,7 +193,7 @@ class Rollout:
             sampling,
             temperature=temperature,
             max_tokens=min(longest, allowed),
-            seed=derived_seed(sampling.seed, self.trajectory.key, turn),
+            seed=turn_seed(sampling.seed, self.key, turn),
             stop_tokens=(self.chat.end, *sampling.stop_tokens),
         )
         resume = None if begun is None else Completion(*_arrays(begun), begun.finish, self._known_experts(node))
@@ -299,17 +291,6 @@ class Rollout:
             begin += count
 
 
-def started_seed(seed: int, key: tuple[int, int, int], number: int) -> int:
-    """Seed of a sub-episode.
-
-    Args:
-        seed: of the episode that starts it.
-        key: of that episode.
-        number: of the sub-episode, from 0.
-    """
-    return derived_seed(seed, key, _FIRST_STARTED - number)
-
-
 def _arrays(node: Node) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return node.tokens, node.logprobs, node.versions
 
@@ -321,12 +302,12 @@ async def run_episode(
     tokenizer: Tokenizer,
     environment: Environment,
     *,
-    key: tuple[int, int, int],
+    key: EpisodeKey,
     seed: int,
     sampling: Sampling,
     token_cap: int = 0,
     trajectory: Trajectory | None = None,
-    start: Start | None = None,
+    spawner: Spawner | None = None,
     media: MediaReader | None = None,
 ) -> Trajectory:
     """Runs an episode to its end, or until it has grown by ``token_cap`` tokens.
@@ -337,13 +318,13 @@ async def run_episode(
         chat: format of its conversations.
         tokenizer: its vocabulary.
         environment: closed at the end, whatever happens.
-        key: (step, prompt, sample) of the episode; with ``seed`` it decides all random numbers.
+        key: of the episode; with ``seed`` it decides all random numbers.
         seed: of the run.
         sampling: of every message; ``max_tokens`` is of one message, and ``seed`` is not read.
         token_cap: sampled tokens by which the episode may grow in this call; 0 is no cap.
         trajectory: an unfinished episode of this task and key that goes on: the environment is rebuilt by replaying
             its actions. It is changed in place.
-        start: runs sub-episodes, see ``Rollout.spawn``; an environment that has ``attach`` is given that.
+        spawner: runs sub-episodes, see ``Rollout.spawn``; an environment that has ``attach`` is given that.
         media: reads the images of messages; None for a model of text alone.
 
     Returns:
@@ -354,14 +335,14 @@ async def run_episode(
         UserError: the task needs a scaffold or tools that are not there, or the client cannot serve it.
     """
     scaffold = scaffolds.make(task.scaffold)
-    rollout = Rollout(task, client, chat, tokenizer, key, start=start, media=media)
+    rollout = Rollout(task, client, chat, tokenizer, key, spawner=spawner, media=media)
     if (attach := getattr(environment, "attach", None)) is not None:
         attach(rollout.spawn)
     if trajectory is not None:
         rollout.resume(trajectory)
     if token_cap:
         rollout.pause_after(token_cap)
-    rollout.trajectory.metadata.setdefault("seed", derived_seed(seed, key, _ENVIRONMENT))
+    rollout.trajectory.metadata.setdefault("seed", environment_seed(seed, key))
     sampling = dataclasses.replace(sampling, seed=seed)
     try:
         for _ in range(ATTEMPTS):

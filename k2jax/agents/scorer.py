@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import verifiers
 from k2jax.agents.rewards import checked_reward
@@ -47,15 +48,15 @@ class Scorer:
         """
         if trajectory.status not in ("finished", "truncated"):
             raise ValueError(f"an episode that is {trajectory.status} has no reward")
-        digest = digest_of(task, trajectory)
-        known = self.log.get(trajectory.key) if self.log is not None else None
+        digest, key = digest_of(task, trajectory), EpisodeKey.of(trajectory)
+        known = self.log.get(key) if self.log is not None else None
         if known is not None and known.digest == digest:
             self.replayed += 1
             verdict = known
         else:
             verdict = await self._verdict(task, trajectory, digest)
             if self.log is not None:
-                self.log.append(trajectory.key, verdict)
+                self.log.append(key, verdict)
         if verdict.reward is None:
             raise VerifierError(verdict.error)
         return verdict.reward

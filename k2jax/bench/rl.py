@@ -1,6 +1,6 @@
 """An iteration of reinforcement learning: its rollouts against transformers' ``generate`` in the same loop, its phases.
 
-Both sides run ``Rollouts`` of the loop, verdicts included, on the same prompts with the same weights in float32, at
+Both sides run the episodes of the loop, verdicts included, on the same prompts with the same weights in float32, at
 temperature 1 with the same limits; only the client differs. A rate counts the tokens up to the end of each response.
 ``generate`` runs batches of as many rows as the engine has slots, without log-probabilities. Responses of random
 lengths show continuous batching; where almost all are cut at one length, the rest remains.
@@ -63,10 +63,10 @@ def _rollout_row(loop: _Loop, name: str, kind: str, most: int, rounds: int) -> R
     counts: dict[str, list[int]] = {"ours": [], "base": []}
 
     def side(which: str, client: LockstepClient | GenerateClient) -> Callable[[], None]:
-        rollouts = loop.rollouts(most, client)
+        prompts = loop.prompts(most, client)
 
         def run() -> None:
-            groups = loop.event_loop.run(rollouts.collect(1 + len(counts[which])))
+            groups = loop.event_loop.run(prompts.collect(1 + len(counts[which])))
             counts[which].append(sum(each.sampled_tokens for group in groups for each in group.trajectories))
 
         return run
@@ -84,12 +84,13 @@ def _rollout_row(loop: _Loop, name: str, kind: str, most: int, rounds: int) -> R
 
 def _phase_rows(loop: _Loop, name: str, rounds: int) -> list[Row]:
     """Median times of the phases of whole iterations; scoring overlaps with the rollouts, and is also timed alone."""
-    rollouts, times = loop.rollouts(max(LENGTHS.values()), loop.client), []
+    prompts, times = loop.prompts(max(LENGTHS.values()), loop.client), []
     for step in loop.run.steps():
         clock = _Clock()
-        groups = loop.event_loop.run(rollouts.collect(step))
+        groups = loop.event_loop.run(prompts.collect(step))
         clock.lap("rollouts with scoring")
-        loop.updates.train(step, groups)
+        for number, packed in loop.trainer.pack(groups).items():
+            loop.trainer.update(number, packed.rows)
         clock.lap("packing and training")
         loop.sync.push(loop.run.state.params, step)
         clock.lap("weight sync")

@@ -13,13 +13,14 @@ from k2jax.bench.rl_tasks import DATASET
 from k2jax.config import Config, defaults, resolve, task
 from k2jax.inference import LockstepClient
 from k2jax.losses.registry import make_policy_loss
+from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
-from k2jax.rl.rewards.toggle import Toggle
-from k2jax.rl.rollouts import Rollouts
-from k2jax.rl.setup import open_chat
+from k2jax.rl.inputs import open_chat
+from k2jax.rl.lockstep import LockstepPrompts
+from k2jax.rl.methods import Methods
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
 from k2jax.rl.tasks import TaskMixture
-from k2jax.rl.updates import Updates
+from k2jax.rl.updates import Trainer
 from k2jax.text.chat import ChatBuilder
 from k2jax.train.program import Program
 from k2jax.train.run import Run
@@ -31,7 +32,7 @@ class BenchLoop(contextlib.ExitStack):
     """Engine, verifiers, trainer and weight sync of a config.
 
     Attributes:
-        event_loop, run, sync, updates, client: those of the loop.
+        event_loop, run, sync, trainer, client: those of the loop.
         scorer_without_log: a scorer that asks the verifier every time.
     """
 
@@ -47,15 +48,16 @@ class BenchLoop(contextlib.ExitStack):
         program = Program(config, loss=make_policy_loss(config.rl.loss, entropy=True))
         self.run = self.enter_context(Run(program, path, {}))
         engine = colocated_engine(program, config.rl.rollout)
-        self.sync, self.updates = WeightSync(program, engine), Updates(self.run, Toggle(config, self._mixture))
+        self.sync, self.trainer = WeightSync(program, engine), Trainer(self.run)
         self.sync.push(self.run.state.params, 0)
         self.client = LockstepClient(engine)
 
-    def rollouts(self, most: int, client: LockstepClient) -> Rollouts:
-        """Rollouts from the first prompt on, of at most so many tokens."""
+    def prompts(self, most: int, client: LockstepClient) -> LockstepPrompts:
+        """Groups from the first prompt on, of at most ``most`` tokens a response."""
         tasks = {name: dataclasses.replace(each, max_tokens=most) for name, each in self._config.rl.tasks.items()}
         config = dataclasses.replace(self._config, rl=dataclasses.replace(self._config.rl, tasks=tasks))
-        return Rollouts(config, self._mixture, client, self._chat, self._tokenizer, self._scorer)
+        episodes = Episodes(config, client, self._chat, self._tokenizer, self._scorer)
+        return LockstepPrompts(episodes, self._mixture, Methods())
 
     def prompt_tokens(self, number: int) -> tuple[int, ...]:
         """Token ids of a prompt, up to where the answer begins."""

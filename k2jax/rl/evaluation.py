@@ -9,17 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.agents.judges.refinement import VerifiedPair
-from k2jax.agents.judges.verdict_metrics import JudgedPair
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.convert.loading import from_pretrained, tokenizer_of
-from k2jax.errors import UserError
 from k2jax.evaluate.pass_at_k import proportion, summarize_samples
 from k2jax.inference import Engine, LockstepClient
-from k2jax.rl.critic.setup import open_critic, uses_critic
+from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
-from k2jax.rl.rollouts import PromptGroup, Rollouts
-from k2jax.rl.setup import open_images, open_scorer
+from k2jax.rl.groups import PromptGroup
+from k2jax.rl.inputs import open_images, open_scorer
 from k2jax.rl.tasks import TaskMixture
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer
@@ -32,8 +29,8 @@ class HeldOutTasks:
     infrastructure withheld does not count at all.
     """
 
-    def __init__(self, config: Config, mixture: TaskMixture, rollouts: Rollouts):
-        self._config, self._rollouts = config, rollouts
+    def __init__(self, config: Config, mixture: TaskMixture, episodes: Episodes):
+        self._config, self._episodes = config, episodes
         self._prompts = mixture.held_out(config.rl.eval_prompts) if config.rl.eval_prompts else []
 
     def is_due(self, step: int) -> bool:
@@ -41,19 +38,14 @@ class HeldOutTasks:
         last = self._config.train.steps
         return bool(self._prompts) and (step in (0, last) or step % self._config.eval.every == 0)
 
-    async def evaluate(self, step: int) -> dict[str, float]:
-        """The record of ``sample(step)``, and of the judge on what was sampled, in runs that have one."""
-        groups, critic = await self.sample(step), self._rollouts.critic
-        return self.record(groups) | ({} if critic is None else await critic.evaluate(groups))
-
     async def sample(self, step: int) -> list[PromptGroup]:
         """Answers to every held-out prompt: a greedy one, then ``config.rl.eval_samples`` at temperature 1."""
         samples = self._config.rl.eval_samples
         groups = [
-            PromptGroup(-1, (-step, place), prompt, [None] * (1 + samples))
+            PromptGroup(-1, (step, place), prompt, [None] * (1 + samples), "eval")
             for place, prompt in enumerate(self._prompts)
         ]
-        await self._rollouts.run(-step, groups, greedy=1)
+        await self._episodes.run(step, groups, greedy=1)
         return groups
 
     def record(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
@@ -129,35 +121,13 @@ def evaluate_params(
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
     with open_scorer(config, None, mixture) as scorer:
         media = open_images(model, config.data.images, tokenizer)
-        rollouts = Rollouts(config, mixture, client, chat, tokenizer, scorer, media=media)
-        held_out = HeldOutTasks(config, mixture, rollouts)
+        episodes = Episodes(config, client, chat, tokenizer, scorer, media=media)
+        held_out = HeldOutTasks(config, mixture, episodes)
         with EventLoop() as event_loop:
             return held_out, event_loop.run(held_out.sample(0))
 
 
-def judge_with_checkpoint(config: Config, checkpoint: str, pairs: Sequence[VerifiedPair]) -> list[JudgedPair | None]:
-    """Asks any checkpoint which answer of each pair is better, in both orders, with a new engine.
-
-    Args:
-        config: ``rl.critic`` is the judge, which has to be the policy, in ``data.chat_format``; ``rl.rollout`` sizes
-            the engine.
-        checkpoint: a checkpoint argument.
-        pairs: their better answers are known.
-
-    Returns:
-        What it says of every pair, for ``verdict_metrics``.
-
-    Raises:
-        UserError: a checkpoint or rubrics that cannot be read, or a config that has no critic.
-    """
-    if not uses_critic(config.rl) or config.rl.critic.judge != "policy":
-        raise UserError("config.rl has no policy that judges; set rl.critic.share, and rl.critic.judge to policy")
-    client, chat, tokenizer = _open_policy(config, checkpoint)
-    with EventLoop() as event_loop, open_critic(config, client, chat, tokenizer, None, event_loop) as critic:
-        return event_loop.run(critic.judged(pairs))
-
-
-def _open_policy(config: Config, checkpoint: str) -> tuple[LockstepClient, ChatFormat, Tokenizer]:
+def open_policy(config: Config, checkpoint: str) -> tuple[LockstepClient, ChatFormat, Tokenizer]:
     """A new engine with the weights of a checkpoint, its conversations and its vocabulary."""
     model, params = from_pretrained(checkpoint, vision=False)
     tokenizer, client = tokenizer_of(checkpoint), _new_engine(config, model.config, params)

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import jax
 
+from k2jax import processes
 from k2jax.chips import PEAK_FLOPS
 from k2jax.config.schema import Config
 from k2jax.model import active_parameters, total_parameters
@@ -56,6 +57,12 @@ def write_results(run: Run, status: str, command: str | None) -> None:
         held_out_shares=_shares(records),
     )
     write_report(run.workdir, summary)
+
+
+def write_results_when_due(run: Run, step: int, command: str | None) -> None:
+    """``write_results`` at the interval of plots, while the run continues; by the first process."""
+    if processes.is_first() and step % run.config.log.plots_every == 0 and step != run.config.train.steps:
+        write_results(run, "running", command)
 
 
 def _held_out(config: Config) -> str:

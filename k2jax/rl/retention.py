@@ -12,15 +12,14 @@ from pathlib import Path
 from k2jax import processes
 from k2jax.agents.verdicts import VerdictLog
 from k2jax.checkpoint import committed_steps
-from k2jax.rl.rewards.budgets import KEY as BUDGETS
+from k2jax.trajectory.types import Purpose
 
 
 class VerdictRetention:
     """Deletes the verdicts that no checkpoint of a run leads to.
 
     Args:
-        log: of verdicts. Iterations are its steps from 1 on; step -C is the evaluation after step C; and those of the
-            table of budgets, which lies in every checkpoint, have a step of their own.
+        log: of verdicts. Those for the table of budgets, which lies in every checkpoint, are needed until there is one.
         workdir: of the run.
     """
 
@@ -47,5 +46,9 @@ class VerdictRetention:
         if oldest not in self._began or not processes.is_first():
             return
         began = self._began[oldest]
-        self._log.forget(lambda step: 0 < step < began or -oldest <= step <= 0 or step == BUDGETS)
+
+        def unneeded(purpose: Purpose, step: int) -> bool:
+            return purpose == "budget" or step < (began if purpose == "train" else oldest + 1)
+
+        self._log.forget(unneeded)
         self._began = {step: first for step, first in self._began.items() if step >= oldest}

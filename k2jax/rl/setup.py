@@ -1,32 +1,78 @@
-"""What a run of reinforcement learning opens before its first iteration."""
+"""A run of reinforcement learning, opened: checked, resumed, and with its weights in the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 import contextlib
 from pathlib import Path
 
 from k2jax import processes
-from k2jax.agents.sandbox.backends import make_backend
-from k2jax.agents.scorer import Scorer
-from k2jax.agents.task import Task
-from k2jax.agents.verdicts import VerdictLog
-from k2jax.agents.verifier_pool.pool import VerifierPool
-from k2jax.config.schema import IMAGE_SOURCES, Config, ImagesConfig, ModelConfig
-from k2jax.convert.loading import tokenizer_of
-from k2jax.data.vocabulary import prepare_tokenizer
+from k2jax.config.schema import Config
 from k2jax.errors import UserError
-from k2jax.inference import Engine
-from k2jax.rl.critic.setup import check_critic, uses_critic
+from k2jax.inference import LockstepClient
+from k2jax.losses.base import Loss
+from k2jax.losses.combined import CombinedLoss
+from k2jax.losses.registry import make_policy_term
+from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
-from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
-from k2jax.text.chat import ChatFormat, configured_chat
-from k2jax.text.media_reading import MediaReader
-from k2jax.text.tokenizer import Tokenizer, load_tokenizer
-from k2jax.train.run import say
+from k2jax.rl.inputs import open_chat, open_images, open_scorer
+from k2jax.rl.lockstep import LockstepPrompts, LockstepSampler
+from k2jax.rl.methods import METHODS, Methods, Parts, open_methods
+from k2jax.rl.policy import Policy
+from k2jax.rl.report import write_results
+from k2jax.rl.sampler import Sampler
+from k2jax.rl.tasks import TaskMixture
+from k2jax.rl.updates import Trainer
+from k2jax.train.program import Program
+from k2jax.train.run import Run
+from k2jax.train.workdir import lock_workdir
 
-EPISODE_IMAGES, EPISODE_MEGAPIXELS = 4096, 1000.0
-"""Most images of an episode, and most of their pixels before they are reduced [10^6]: its messages may be hostile."""
+
+@contextlib.contextmanager
+def open_rl(
+    config: Config, workdir: str | Path, command: str | None = None
+) -> Iterator[tuple[Run, Sampler, Policy, Trainer, Methods]]:
+    """Opens a run at its newest checkpoint, and writes its report when it ends.
+
+    Args:
+        config: the experiment.
+        workdir: the run's folder; see the package's documentation for what it holds.
+        command: the command line that started it, for the report.
+
+    Raises:
+        UserError: for a mistake in the config, the tasks or the workdir.
+    """
+    check_config(config)
+    with lock_workdir(workdir, config) as path, contextlib.ExitStack() as opened:
+        tokenizer, chat = open_chat(config, path)
+        mixture = TaskMixture(config.rl.tasks, config.train.seed)
+        scorer = opened.enter_context(open_scorer(config, path, mixture))
+        program, event_loop = Program(config, loss=loss_of(config)), opened.enter_context(EventLoop())
+        identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
+        parts = Parts(config, path, tokenizer, chat, mixture, program, event_loop, opened, identity)
+        methods = open_methods(parts)
+        with Run(program, path, identity) as run:
+            parts.run, policy = run, Policy(program, path, opened)
+            media = open_images(config.model, config.data.images, tokenizer)
+            episodes = Episodes(config, LockstepClient(policy.engine), chat, tokenizer, scorer, media=media)
+            prompts = LockstepPrompts(episodes, mixture, methods)
+            sampler = LockstepSampler(run, policy.engine, event_loop, prompts)
+            if run.extra:
+                sampler.restore(run.extra)
+                methods.restore(run.extra)
+            sampler.begin(run.start)
+            policy.push(run.state.params, run.start)
+            yield run, sampler, policy, Trainer(run, methods.has_signal, media), methods
+        if processes.is_first():
+            write_results(run, run.status, command)
+
+
+def loss_of(config: Config) -> Loss:
+    """The loss of the policy, and beside it the terms of methods."""
+    policy = make_policy_term(config.rl.loss, entropy=True)
+    # From the last method to the first: sums of three terms would round in another way.
+    terms = [term for method in reversed(METHODS) if method.used(config) for term in method.terms(config)]
+    return CombinedLoss(policy, *terms) if terms else policy
 
 
 def check_config(config: Config) -> None:
@@ -58,97 +104,7 @@ def check_config(config: Config) -> None:
         )
     if rl.advantage.baseline == "none" and rl.advantage.scale != "none":
         raise UserError("config.rl.advantage.scale divides what a baseline has centred; set it to none, or a baseline")
-    check_critic(config)
-    _check_images(config)
+    for method in METHODS:
+        method.check(config)
     if rl.updates > rl.rollout.prompts:
         raise UserError(f"config.rl.updates {rl.updates} is more than config.rl.rollout.prompts {rl.rollout.prompts}")
-
-
-def _check_images(config: Config) -> None:
-    """Rejects what is not built for a model with vision; raises UserError."""
-    rl = config.rl
-    without = {
-        "rl.loss.mcla.passes": rl.loss.mcla.passes > 1,
-        "rl.distill.weight": bool(rl.distill.weight),
-        "rl.critic": uses_critic(rl),
-    }
-    if config.model.vision.layers and (used := [key for key, is_used in without.items() if is_used]):
-        raise UserError(f"config.{used[0]} is not built for a model with vision (config.model.vision.layers); unset it")
-    shown = [name for name, source in config.data.sources.items() if source.kind in IMAGE_SOURCES]
-    if rl.loss.ptx and shown:
-        raise UserError(f"config.rl.loss.ptx learns from text alone, and config.data.sources.{shown[0]} has images")
-
-
-def open_chat(config: Config, workdir: Path) -> tuple[Tokenizer, ChatFormat]:
-    """The tokenizer of the weights that the run starts from, which it keeps in its workdir, and its chat format.
-
-    Raises:
-        UserError: there is no tokenizer, or its vocabulary is larger than the model's.
-    """
-    folder = workdir / "tokenizer"
-    if folder.exists():
-        tokenizer = load_tokenizer(folder)
-    elif config.init_from:
-        tokenizer = tokenizer_of(config.init_from)
-    else:
-        tokenizer = prepare_tokenizer(config.data, builder=processes.is_first(), log=say)
-    if tokenizer.vocab_size > config.model.vocab:
-        raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, config.model.vocab only {config.model.vocab}; raise it"
-        )
-    processes.barrier("tokenizer", None)
-    if processes.is_first():
-        tokenizer.save(folder)
-    return tokenizer, configured_chat(tokenizer, config.data.chat_format)
-
-
-def open_images(model: ModelConfig, images: ImagesConfig, tokenizer: Tokenizer) -> MediaReader | None:
-    """What reads the images of tasks, in the sizes of the run; None for a model of text.
-
-    Raises:
-        UserError: the vocabulary has no tokens of media, or the extra ``vision`` is not installed.
-    """
-    if not model.vision.layers:
-        return None
-    try:
-        from k2jax.data.images.processor import run_processor
-        from k2jax.inference.media_reader import ImageReader, MediaLimits
-    except ModuleNotFoundError as error:
-        raise UserError(f'{error.name} is not installed: pip install -e ".[vision]"') from None
-    limits = MediaLimits(EPISODE_IMAGES, EPISODE_MEGAPIXELS, patches=images.patches)
-    return ImageReader(run_processor(model.vision, images), tokenizer, limits)
-
-
-@contextlib.contextmanager
-def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> Iterator[Scorer]:
-    """The verifiers of tasks, with a log of verdicts in the workdir, and a sandbox backend where a verifier needs it.
-
-    Raises:
-        UserError: a verifier is unknown, or the machine lacks what the backend needs.
-    """
-    scoring = config.rl.scoring
-    with VerifierPool(scoring.workers, scoring.timeout, scoring.retries) as pool:
-        with EventLoop() as event_loop:
-            names = sorted({task.verifier for task in tasks if task.verifier})
-            in_sandbox = [event_loop.run(pool.needs_sandbox(name)) for name in names]
-        backend = make_backend(scoring.sandbox, images=config.rl.images) if any(in_sandbox) else None
-        yield Scorer(pool, VerdictLog(workdir / "verdicts") if workdir else None, backend)
-
-
-@contextlib.contextmanager
-def publisher(config: Config, workdir: Path, engine: Engine) -> Iterator[Callable[[int], None]]:
-    """A function that keeps the engine's weights in shared memory under a version, where ``rl.rollout.publish`` is set.
-
-    Each of several processes keeps what lies on its devices. What is kept is freed when the run ends by itself. It
-    outlives a trainer that is killed: engines in other processes go on from there.
-
-    Raises:
-        UserError: another run publishes under the same workdir.
-    """
-    if not config.rl.rollout.publish:
-        yield lambda version: None
-        return
-    several = processes.count() > 1
-    store = CheckpointEngine(store_folder(workdir, processes.index() if several else None), keeps_before=several)
-    yield lambda version: store.publish(engine.weights.leaves(), version)
-    store.remove()

@@ -18,7 +18,7 @@ from k2jax.train.program import Program
 from k2jax.train.report import print_start, write_results
 from k2jax.train.run import Run
 from k2jax.train.validation import VALIDATIONS
-from k2jax.train.workdir import claimed
+from k2jax.train.workdir import lock_workdir
 
 
 def train(config: Config, workdir: str | Path, command: str | None = None) -> int:
@@ -37,7 +37,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
     """
     if config.stage not in VALIDATIONS:
         raise UserError(f"config.stage is {config.stage!r}, and k2jax.train runs {' and '.join(VALIDATIONS)}")
-    with claimed(workdir, config) as path:
+    with lock_workdir(workdir, config) as path:
         program = Program(config, loss=NLL())
         data = open_corpus(config, program.batch_sharding(), path)
         identity = {"tokenizer": data.tokenizer.fingerprint, "corpus or the tokenizer": data.fingerprint}

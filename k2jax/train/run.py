@@ -90,6 +90,7 @@ class Run:
         self._checkpoint_layout = program.checkpoint_layout()
         self.exit_code, self._stop_signal, self.extra = 0, None, None
         self._ended = ""  # by the loop, and why
+        self._has_begun = False
         newest = self._newest()
         self.state, meta = self._initial_state() if newest is None else self._restore(newest)
         self.step = self.start = self.done = newest or 0
@@ -129,17 +130,28 @@ class Run:
                 self._checkpoints.close()
         return kind is not None and error is None
 
-    def steps(self) -> Iterator[int]:
-        """Numbers of the steps to do; ends after the last one, or when the run was asked to stop and has saved."""
-        last = self.config.train.steps
-        if self._ended:
-            return
-        if self.start >= last:
+    def begin(self) -> bool:
+        """Opens the logs and listens to signals, once; ``steps`` does it where the loop has not.
+
+        Returns:
+            Whether there are steps to do.
+        """
+        if self._has_begun or self._ended:
+            return self._has_begun
+        if self.start >= self.config.train.steps:
             say(f"already at step {self.start:,}; raise config.train.steps to train on")
-            return
+            self.end(self.status)
+            return False
         self._start_logs()
         self.state = jax.block_until_ready(self.state)
-        for step in range(self.start + 1, last + 1):
+        self._has_begun = True
+        return True
+
+    def steps(self) -> Iterator[int]:
+        """Numbers of the steps to do; ends after the last one, or when the run was asked to stop and has saved."""
+        if self._ended or not self.begin():
+            return
+        for step in range(self.start + 1, self.config.train.steps + 1):
             self._began, self.step, self._updates, self._record = time.perf_counter(), step, 0, {}
             yield step
             if self.exit_code or self._ended:

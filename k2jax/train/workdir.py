@@ -63,7 +63,7 @@ def check_equal(first: str, config: Config) -> None:
 
 
 @contextlib.contextmanager
-def claimed(workdir: str | Path, config: Config) -> Iterator[Path]:
+def lock_workdir(workdir: str | Path, config: Config) -> Iterator[Path]:
     """The open workdir of a run of this config, which no other run of this machine enters meanwhile.
 
     Raises:

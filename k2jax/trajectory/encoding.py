@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from k2jax.trajectory.types import Node, Reward, Status, Trajectory
+from k2jax.trajectory.types import Node, Purpose, Reward, Status, Trajectory
 
 LARGEST = 2**30
 """Bytes of an encoded trajectory at most: a million tokens with 60 x 8 routed experts each."""
@@ -79,7 +79,9 @@ def _check_node(index: int, node: Node) -> None:
 
 def _structure(trajectory: Trajectory) -> dict[str, Any]:
     reward = trajectory.reward
+    purpose = {} if trajectory.purpose == "train" else {"purpose": trajectory.purpose}
     return {
+        **purpose,
         "task": trajectory.task,
         "domain": trajectory.domain,
         "key": [int(part) for part in trajectory.key],
@@ -193,6 +195,8 @@ def _without_nodes(structure: dict[str, Any]) -> Trajectory:
     reward, (step, prompt, sample) = structure["reward"], structure["key"]
     if structure["status"] not in get_args(Status):
         raise EncodingError("its status is unknown")
+    if (purpose := structure.get("purpose", "train")) not in get_args(Purpose):
+        raise EncodingError("its purpose is unknown")
     if reward is not None:
         parts = {name: _typed(value, float) for name, value in _typed(reward["parts"], dict).items()}
         reward = Reward(_typed(reward["value"], float), parts, _typed(reward["info"], dict))
@@ -204,6 +208,7 @@ def _without_nodes(structure: dict[str, Any]) -> Trajectory:
         reward=reward,
         error=_typed(structure["error"], str),
         metadata=_typed(structure["metadata"], dict),
+        purpose=purpose,
     )
 
 

@@ -16,6 +16,7 @@ ROOT = -1
 NO_TURN = -1
 NO_VERSION = -1
 Status = Literal["unfinished", "finished", "truncated", "masked"]
+Purpose = Literal["train", "eval", "budget"]
 
 
 class Reward(NamedTuple):
@@ -83,13 +84,14 @@ class Trajectory:
     Attributes:
         task: id of the task.
         domain: the task's domain tag.
-        key: (step, prompt, sample): the order of training, and the name under which verdicts are logged.
+        key: (step, prompt, sample): the order of training.
         nodes: in the order in which they were made; a parent comes before its children.
         status: ``finished``; ``truncated`` by a budget, which is scored and trained on; ``masked`` by an error of the
             infrastructure, which is neither; ``unfinished`` where it goes on in a later iteration.
         reward: None until it is scored.
         error: why it is masked.
         metadata: JSON values.
+        purpose: what the episode is for, see ``env.episode_key``; with ``key`` it names the episode in a run.
     """
 
     task: str
@@ -101,6 +103,7 @@ class Trajectory:
     reward: Reward | None = None
     error: str = ""
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    purpose: Purpose = "train"
 
     def add(self, node: Node) -> int:
         """Appends a node and returns its index.

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from k2jax.agents.environments.tools import ToolEnvironment
-from k2jax.agents.episode import STARTED, run_episode
+from k2jax.agents.episode import run_episode
 from k2jax.agents.errors import EnvironmentFailedError, SubEpisodeError
+from k2jax.agents.spawning import SPAWNED, Spawner
 from k2jax.client import Sampling
 from k2jax.errors import InfrastructureError, UserError
 from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client, episode, task
@@ -17,11 +18,12 @@ class Starter:
 
     def __init__(self, client, sampling):
         self.client, self.sampling, self.tasks = client, sampling, []
+        self.spawner = Spawner(self.run)
 
-    async def start(self, task, kind):
-        self.tasks.append(task)
-        shared = {"key": KEY, "seed": len(self.tasks), "sampling": self.sampling, "start": self.start}
-        return await run_episode(task, self.client, COMPACT, BYTES, ToolEnvironment(), **shared)
+    async def run(self, spawned):
+        self.tasks.append(spawned.task)
+        shared = {"key": KEY, "seed": len(self.tasks), "sampling": self.sampling, "spawner": spawned.spawner}
+        return await run_episode(spawned.task, self.client, COMPACT, BYTES, ToolEnvironment(), **shared)
 
 
 def say(text):
@@ -37,7 +39,7 @@ def say(text):
 def test_a_sub_agent_has_the_other_tools_and_its_answer_is_the_result():
     client = compact_client(say)
     starter = Starter(client, Sampling(max_tokens=60))
-    result = episode(client, task(tools=("calculator", "delegate depth=2 steps=3")), start=starter.start)
+    result = episode(client, task(tools=("calculator", "delegate depth=2 steps=3")), spawner=starter.spawner)
     assert (result.status, result.answer) == ("finished", "42 and 3")
     assert [node.message["content"] for node in result.nodes if node.message["role"] == "tool"] == ["42", "3"]
     assert [each.id for each in starter.tasks] == ["t/1", "t/2"]
@@ -54,17 +56,17 @@ def test_more_sub_agents_than_may_be_and_one_without_an_answer_are_messages_to_t
 
     client = compact_client(say_much)
     starter = Starter(client, Sampling(max_tokens=60))
-    result = episode(client, task(tools=("calculator", "delegate steps=2 most=1")), start=starter.start)
+    result = episode(client, task(tools=("calculator", "delegate steps=2 most=1")), spawner=starter.spawner)
     first, second = (node.message["content"] for node in result.nodes if node.message["role"] == "tool")
     assert "used up its budget" in first and "1 sub-agents already" in second
     assert starter.tasks[0].tools == ("calculator",), "at the last level a sub-agent works alone"
 
 
 def test_a_sub_agent_that_the_infrastructure_failed_is_no_message_but_masks_the_episode():
-    async def broken(task, kind):
+    async def broken(spawned):
         raise SubEpisodeError("three workers were lost")
 
-    result = episode(compact_client(say), task(tools=("delegate",)), start=broken)
+    result = episode(compact_client(say), task(tools=("delegate",)), spawner=Spawner(broken))
     assert result.status == "masked" and "three workers were lost" in result.error
     assert issubclass(SubEpisodeError, InfrastructureError)
 
@@ -87,10 +89,10 @@ def test_an_environment_that_is_rebuilt_finds_the_sub_episodes_that_have_ended()
     starter = Starter(compact_client(say), Sampling(max_tokens=60))
     wanted = ("calculator", "delegate")
     environment = Fragile()
-    result = episode(starter.client, task(tools=wanted), environment, start=starter.start)
+    result = episode(starter.client, task(tools=wanted), environment, spawner=starter.spawner)
     assert (result.status, result.answer) == ("finished", "42 and 3") and not environment.failures
     assert [each.id for each in starter.tasks] == ["t/1", "t/2"]
-    links = result.metadata[STARTED]
+    links = result.metadata[SPAWNED]
     assert {number: link["task"] for number, link in links.items()} == {"0": "t/1", "1": "t/2"}
 
 

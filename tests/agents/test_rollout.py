@@ -12,8 +12,8 @@ import pytest
 from k2jax.agents import Budget, Observation, Step, Task
 from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey, turn_seed
 from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.seeds import derived_seed
 from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient
 from k2jax.errors import UserError
 from k2jax.text import ChatBuilder, byte_tokenizer, chat_format, configured_chat
@@ -22,7 +22,7 @@ from tests.text import kimi
 BYTES = byte_tokenizer()
 PLAIN = configured_chat(BYTES, "plain")
 TASK = Task("t", "add1", ({"role": "user", "content": "1+2="},), "final_answer")
-KEY = (3, 1, 4)
+KEY = EpisodeKey("train", 3, 1, 4)
 
 
 def episode(client, task=TASK, environment=None, *, chat=PLAIN, tokenizer=BYTES, temperature=0.5, **options):
@@ -50,7 +50,7 @@ def test_an_answer_is_a_child_of_its_prompt_with_what_the_client_reported():
     client = ScriptedClient(reply("3"), version=5)
     result = episode(client)
     prompt, answer = result.nodes
-    assert (result.status, result.answer, result.key, result.domain) == ("finished", "3", KEY, "add1")
+    assert (result.status, result.answer, result.key, result.domain) == ("finished", "3", KEY.place, "add1")
     assert prompt.tokens.tolist() == [BYTES.bos, *BYTES.encode("1+2=")] and not prompt.mask.any()
     assert answer.tokens.tolist() == [*BYTES.encode("3"), BYTES.eos] and answer.mask.all()
     assert (answer.versions == 5).all() and (answer.logprobs < 0).all() and answer.temperature == 0.5
@@ -64,8 +64,13 @@ def test_random_numbers_depend_on_seed_key_and_turn_alone():
     clients = [ScriptedClient(reply("3")) for _ in range(2)]
     for client in clients:
         episode(client)
-    assert clients[0].calls[0][1].seed == clients[1].calls[0][1].seed == derived_seed(7, KEY, 0)
-    others = {derived_seed(7, KEY, 1), derived_seed(8, KEY, 0), derived_seed(7, (3, 1, 5), 0), derived_seed(7, KEY, 0)}
+    assert clients[0].calls[0][1].seed == clients[1].calls[0][1].seed == turn_seed(7, KEY, 0)
+    others = {
+        turn_seed(7, KEY, 1),
+        turn_seed(8, KEY, 0),
+        turn_seed(7, EpisodeKey("train", 3, 1, 5), 0),
+        turn_seed(7, KEY, 0),
+    }
     assert len(others) == 4 and all(0 <= seed < 2**32 for seed in others)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from k2jax.agents import Task
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import verifiers
 from k2jax.agents.sandbox import SandboxError
@@ -17,7 +18,7 @@ from k2jax.errors import UserError
 from k2jax.trajectory import Node, Reward, Trajectory
 
 TASK = Task("t", "d", ({"role": "user", "content": "?"},), "final_answer", metadata={"answer": "3"})
-KEYS = st.tuples(*[st.integers(0, 3)] * 3)
+KEYS = st.builds(EpisodeKey, st.sampled_from(("train", "eval", "budget")), *[st.integers(0, 3)] * 3)
 REWARDS = st.builds(Reward, st.floats(-9, 9), st.just({"a": 0.1}), st.just({"b": "\n ü"}))
 VERDICTS = st.builds(Verdict, st.just("0" * 16), REWARDS) | st.builds(Verdict, st.just("1" * 16), st.none(), st.text())
 
@@ -61,23 +62,24 @@ def test_a_log_that_is_read_again_holds_the_last_verdict_of_every_key(tmp_path_f
         expected[key, turn, call] = verdict
     for again in (log, VerdictLog(folder)):
         assert all(again.get(key, turn, call) == verdict for (key, turn, call), verdict in expected.items())
-    assert VerdictLog(folder).get((9, 9, 9)) is None
+    assert VerdictLog(folder).get(EpisodeKey("train", 9, 9, 9)) is None
 
 
 def test_verdicts_of_steps_that_nobody_needs_are_deleted(tmp_path):
-    log, steps = VerdictLog(tmp_path), (-4, 0, 1, 20)
-    for step in steps:
-        log.append((step, 0, 0), Verdict("d", Reward(1.0)))
-    log.forget(lambda step: step in (-4, 1))
+    log, steps = VerdictLog(tmp_path), [("eval", 4), ("eval", 1), ("train", 1), ("train", 20)]
+    for purpose, step in steps:
+        log.append(EpisodeKey(purpose, step, 0, 0), Verdict("d", Reward(1.0)))
+    log.forget(lambda purpose, step: (purpose, step) in (("eval", 4), ("train", 1)))
     for each in (log, VerdictLog(tmp_path)):
-        assert [each.get((step, 0, 0)) is None for step in steps] == [True, False, True, False]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000000.jsonl", "step-00000020.jsonl"]
+        gone = [each.get(EpisodeKey(purpose, step, 0, 0)) is None for purpose, step in steps]
+        assert gone == [True, False, True, False]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["eval-00000001.jsonl", "step-00000020.jsonl"]
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write the verdict log"):
-        VerdictLog(tmp_path / "file" / "below").append((0, 0, 0), Verdict("d", None))
+        VerdictLog(tmp_path / "file" / "below").append(EpisodeKey("train", 0, 0, 0), Verdict("d", None))
 
 
 def test_a_verdict_is_asked_for_once_and_replayed_by_a_resumed_run(tmp_path):

@@ -6,13 +6,14 @@ import json
 from k2jax.agents import Task
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.text import byte_tokenizer, chat_format, configured_chat
 from tests.text import kimi
 
 BYTES = byte_tokenizer()
 COMPACT = configured_chat(BYTES, "compact")
-KEY = (3, 1, 4)
+KEY = EpisodeKey("train", 3, 1, 4)
 
 
 def task(tools=("calculator", "store"), **fields):

@@ -9,6 +9,7 @@ import pytest
 
 from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.agents import read_agent
 from k2jax.agents.registry import load_tasks
 from k2jax.client import Sampling, ScriptedClient
@@ -81,7 +82,9 @@ async def episode(task, commands):
     task = dataclasses.replace(task, scaffold=f"black_box agent={study.AGENT} folder={FOLDER} seconds=60")
     environment = FilesEnvironment(lambda: backend("bubblewrap"))
     sampling = Sampling(max_tokens=64)
-    return await run_episode(task, client, COMPACT, BYTES, environment, key=(0, 0, 0), seed=1, sampling=sampling)
+    return await run_episode(
+        task, client, COMPACT, BYTES, environment, key=EpisodeKey("train", 0, 0, 0), seed=1, sampling=sampling
+    )
 
 
 def tokens_of(messages):

@@ -8,7 +8,7 @@ import pytest
 from k2jax.config import resolve
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study_file import load_study_file
-from k2jax.rl.rewards.toggle import Toggle
+from k2jax.rl.methods.toggle import Toggle
 from k2jax.rl.tasks import TaskMixture
 
 toggle = load_study_file("toggle")

@@ -12,8 +12,8 @@ import sys
 import numpy as np
 
 from k2jax import processes
+from k2jax.rl.lockstep import LockstepPrompts
 from k2jax.rl.loop import train
-from k2jax.rl.rollouts import Rollouts
 from k2jax.trajectory.store import TrajectoryStore
 from tests.emulated import dispatch_at_once
 from tests.rl.tiny import tiny
@@ -21,7 +21,7 @@ from tests.rl.tiny import tiny
 
 def follow(recorded: Path, replaced: list[int]) -> None:
     """Makes rollouts return a recorded trajectory where the tokens of their own are others; counts them by step."""
-    collect = Rollouts.collect
+    collect = LockstepPrompts.collect
 
     async def collect_and_replace(self, step):
         groups = await collect(self, step)
@@ -36,7 +36,7 @@ def follow(recorded: Path, replaced: list[int]) -> None:
         replaced.append(count)
         return groups
 
-    Rollouts.collect = collect_and_replace
+    LockstepPrompts.collect = collect_and_replace
 
 
 def _main() -> int:

@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 
-from k2jax.config import resolve
+from k2jax.config import resolve, source
 from tests.rl.critic import lenient
-from tests.rl.tiny import register, tiny_config
+from tests.rl.tiny import tiny_config
+from tests.train.tiny import write_corpus
 
 LOGPROBS = {  # forward passes of the trainer, with the experts of the sampling
     "rl.loss.old": "recompute",
@@ -14,42 +15,45 @@ LOGPROBS = {  # forward passes of the trainer, with the experts of the sampling
     "rl.loss.mcla.passes": 2,
     "rl.rollout.routing": "replay",
 }
-TREE = {"rl.packing.layout": "tree"}
-TURNS = {  # short episodes: a row holds several, which lie elsewhere in other passes
-    "rl.loss.name": "kat",
-    "rl.tasks.low.options": ("turns=3",),
-    "rl.tasks.low.max_tokens": 8,
-    "rl.rollout.token_cap": 5,
-}
-METHODS = {
-    "toggle": {"rl.toggle.period": 3, "rl.toggle.accuracy": 0.0, "rl.correct_reward": 0.0},
-    "turns": LOGPROBS | TURNS,
-    "distillation": TREE | {"rl.distill.weight": 0.5, "rl.loss.per_domain": True},
-    "critic": {},  # a configuration of its own, see lenient.critic_config
+METHODS = LOGPROBS | {
+    "rl.rollout.routing": "record",
+    "rl.toggle.period": 1,
+    "rl.toggle.accuracy": 0.0,
+    "rl.correct_reward": 0.0,
+    "rl.tasks.low.options": ("letters=2",),
+    "rl.tasks.low.max_tokens": 12,
+    "rl.rollout.token_cap": 9,
+    "rl.distill.weight": 0.5,
+    "rl.loss.per_domain": True,
+    "rl.loss.ptx": 0.5,
+    "rl.loss.ptx_rows": 2,
+    "rl.record_masks": True,
+    "rl.critic.share": 0.5,
+    "rl.critic.format": "compact",
+    "rl.critic.max_tokens": 6,
+    "rl.eval_prompts": 2,
 }
 CONFIG_FILE = """
 from tests.rl.methods import config_of
 
 def get_config():
-    return config_of({name!r}, {folder!r}, setattr)
+    return config_of({folder!r}, setattr)
 """
 
 
-def config_of(name, folder, setattr):
-    """The editable config of a method; ``folder`` holds the teachers, and ``setattr`` changes what the run uses."""
-    register()
-    if name == "critic":
-        lenient.install(setattr)
-        return lenient.critic_config()
-    if name == "turns":
-        from k2jax.rl import rollouts
+def config_of(folder, setattr):
+    """The editable config of a run with every method.
 
-        setattr(rollouts, "Sampling", lenient.STOPS)  # an untrained policy hardly ever ends a turn
-        add_noise(setattr)
+    ``folder`` holds the teachers and the text of PTX, and ``setattr`` changes what the run uses.
+    """
+    lenient.install(setattr)
+    add_noise(setattr)
     config = tiny_config()
-    config.update_from_flattened_dict(METHODS[name])
-    if name == "distillation":
-        config.rl.distill.update({"teachers": teachers_in(folder), "table": f"{folder}/table.json"})
+    config.update_from_flattened_dict(METHODS)
+    config.data.sources.curated = source(kind="text", path=f"{folder}/text/one")
+    del config.data.sources.stdlib
+    config.data.cache_dir = f"{folder}/cache"
+    config.rl.distill.update({"teachers": teachers_in(folder), "table": f"{folder}/table.json"})
     return config
 
 
@@ -71,8 +75,8 @@ def teachers_in(folder):
 
 
 def write_teachers(folder):
-    """Two untrained teachers, the worse one of another architecture."""
-    from k2jax.rl.setup import open_chat
+    """Two untrained teachers, the worse one of another architecture, and the text of PTX."""
+    from k2jax.rl.inputs import open_chat
     from k2jax.train.program import Program
     from k2jax.train.run import Run
 
@@ -83,4 +87,5 @@ def write_teachers(folder):
         open_chat(config, folder / name)
         with Run(Program(config), folder / name, {}) as run:
             run.save_when_due(1)
+    write_corpus(folder / "text")
     (folder / "table.json").write_text(json.dumps({"low": {"other": 0.7, "small": 0.1}}))

@@ -65,11 +65,11 @@ class TotalsEnvironment(FilesEnvironment):
 
 def config_of(setattr):
     """The editable config; ``setattr`` changes what the run uses."""
-    from k2jax.rl import rollouts
+    from k2jax.rl import episodes
 
     datasets.add("totals", "tests.rl.sandboxed:Totals")
     environments.add("totals", "tests.rl.sandboxed:TotalsEnvironment")
-    setattr(rollouts, "Sampling", STOPS)  # an untrained policy hardly ever ends a turn
+    setattr(episodes, "Sampling", STOPS)  # an untrained policy hardly ever ends a turn
     config = tiny_config()
     del config.rl.tasks.low
     config.rl.tasks.totals = task(dataset="totals", max_tokens=8)

@@ -36,7 +36,7 @@ def test_the_experiments_agent_is_well_formed_and_its_prompt_is_short():
 
 
 @pytest.mark.slow
-def test_an_iteration_trains_on_episodes_of_an_agent(tmp_path):
+def test_an_iteration_trains_on_episodes_of_an_agent_and_held_out_tasks_are_evaluated_with_it(tmp_path):
     agent = write_agent(tmp_path / "agent.json", small_agent())
     config = tiny_config()
     of = experiment().get_config().rl.tasks.files
@@ -45,7 +45,7 @@ def test_an_iteration_trains_on_episodes_of_an_agent(tmp_path):
     config.rl.tasks = {"files": of}
     config.rl.rollout.update({"prompts": 2, "samples": 2, "slots": 4, "max_length": 200})
     config.data.update({"chat_format": "compact", "sequence_length": 200})
-    config.rl.update({"updates": 1, "eval_prompts": 0})
+    config.rl.update({"updates": 1, "eval_prompts": 1, "eval_samples": 1})
     config.train.update({"steps": 1, "batch_size": 2})
     assert train(resolve(config), tmp_path / "run") == 0
     trajectories = list(TrajectoryStore(tmp_path / "run/trajectories").read(1))
@@ -54,4 +54,5 @@ def test_an_iteration_trains_on_episodes_of_an_agent(tmp_path):
         assert not verify(trajectory, 258) and trajectory.reward is not None, trajectory.error
         assert trajectory.sampled_tokens and "archive" in trajectory.metadata[OUTCOME]
         assert trajectory.metadata["agent"]["name"] == "small"
-    assert [record["step"] for record in read_metrics(tmp_path / "run")] == [1]
+    records = read_metrics(tmp_path / "run")
+    assert [record["step"] for record in records] == [0, 1] and all("eval/greedy" in record for record in records)

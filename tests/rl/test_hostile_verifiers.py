@@ -45,8 +45,6 @@ def test_samples_without_a_verdict_are_masked_and_the_others_train(tmp_path):
 class Verdicts:
     """Rollouts whose verdicts are given: 1, 0, or None for a masked sample."""
 
-    critic = None
-
     def __init__(self, verdicts):
         self._verdicts = verdicts
 
@@ -62,7 +60,8 @@ class Verdicts:
 def evaluation(verdicts):
     config = tiny(**{"rl.eval_prompts": 3, "rl.eval_samples": 2})
     mixture = TaskMixture(config.rl.tasks, 0)
-    return asyncio.run(HeldOutTasks(config, mixture, Verdicts(verdicts)).evaluate(2))
+    tasks = HeldOutTasks(config, mixture, Verdicts(verdicts))
+    return tasks.record(asyncio.run(tasks.sample(2)))
 
 
 def test_masked_samples_of_an_evaluation_count_neither_as_right_nor_as_wrong():

@@ -17,6 +17,7 @@ from k2jax.agents.environment import Observation, Step
 from k2jax.agents.environments.files import FilesEnvironment, NamedFilesEnvironment
 from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.registry import load_tasks, verifiers
 from k2jax.agents.task import Task
 from k2jax.client import Sampling, ScriptedClient
@@ -177,7 +178,7 @@ def episode(first, second, sample=0, answer=(PAD, 70, PAD)):
     client.shown = []
     about = two_pictures(first, second)
     reader = ImageReader(ImageProcessor(seeing().model.vision), TOKENIZER)
-    options = {"key": (1, first, sample), "seed": 0, "sampling": Sampling(8), "media": reader}
+    options = {"key": EpisodeKey("train", 1, first, sample), "seed": 0, "sampling": Sampling(8), "media": reader}
     ran = run_episode(about, client, CHAT, TOKENIZER, TwoPictures(), **options)
     return asyncio.run(ran), client.shown, reader
 
@@ -208,7 +209,7 @@ def test_a_policy_that_sees_the_picture_of_a_sandbox_may_also_compute_with_it():
 
     client = Watching(say)
     client.shown = []
-    options = {"key": (1, 0, 0), "seed": 0, "sampling": Sampling(400)}
+    options = {"key": EpisodeKey("train", 1, 0, 0), "seed": 0, "sampling": Sampling(400)}
     reader = ImageReader(ImageProcessor(seeing().model.vision), TOKENIZER)
     environment = NamedFilesEnvironment(lambda: backend("bubblewrap"))
     ran = asyncio.run(run_episode(about, client, chat, TOKENIZER, environment, media=reader, **options))
@@ -219,7 +220,10 @@ def test_a_policy_that_sees_the_picture_of_a_sandbox_may_also_compute_with_it():
 
 
 def test_an_episode_ends_where_its_pictures_fill_a_row_and_equal_ones_count_once():
-    processor, options = ImageProcessor(seeing().model.vision), {"key": (1, 0, 0), "seed": 0, "sampling": Sampling(8)}
+    processor, options = (
+        ImageProcessor(seeing().model.vision),
+        {"key": EpisodeKey("train", 1, 0, 0), "seed": 0, "sampling": Sampling(8)},
+    )
 
     def run(second, most):
         client = Watching(lambda prompt, sampling: [80, CHAT.end])
@@ -246,7 +250,7 @@ def episode_of_agent(tmp_path, messages, reader):
     client.shown = []
     path = write_agent(tmp_path / "agent.json", agent)
     about = dataclasses.replace(repository_task(), scaffold=f"black_box agent={path}")
-    options = {"key": (1, 0, 0), "seed": 0, "sampling": Sampling(40), "media": reader}
+    options = {"key": EpisodeKey("train", 1, 0, 0), "seed": 0, "sampling": Sampling(40), "media": reader}
     ran = run_episode(about, client, chat, TOKENIZER, FilesEnvironment(lambda: backend("bubblewrap")), **options)
     return asyncio.run(ran), client.shown
 
@@ -276,7 +280,9 @@ def test_an_agent_that_shows_more_than_a_row_is_truncated_unless_its_task_alone_
 def test_a_model_of_text_is_shown_no_picture():
     about = Task("t", "d", (asked(picture(0)),), "")
     client = ScriptedClient(lambda prompt, sampling: [CHAT.end])
-    ran = run_episode(about, client, CHAT, TOKENIZER, SingleTurn(), key=(1, 0, 0), seed=0, sampling=Sampling(8))
+    ran = run_episode(
+        about, client, CHAT, TOKENIZER, SingleTurn(), key=EpisodeKey("train", 1, 0, 0), seed=0, sampling=Sampling(8)
+    )
     with pytest.raises(UserError, match="reads text alone"):
         asyncio.run(ran)
 
@@ -328,7 +334,9 @@ def test_log_probabilities_of_rows_are_those_of_the_engine_and_others_without_th
 
     def sampled_episode(place, first, second):
         about = two_pictures(first, second)
-        return run_episode(about, client, CHAT, TOKENIZER, TwoPictures(), key=(1, first, place), **options)
+        return run_episode(
+            about, client, CHAT, TOKENIZER, TwoPictures(), key=EpisodeKey("train", 1, first, place), **options
+        )
 
     async def sample_all():
         pairs = [(0, 1), (0, 2), (0, 1), (3, 4), (3, 4), (3, 5)]

@@ -1,4 +1,4 @@
-"""A run that is killed twenty times, wherever it happens to be, is the run that nobody killed: plain, and by method."""
+"""A run that is killed twenty times, wherever it happens to be, is the run that nobody killed."""
 
 import random
 import time
@@ -7,7 +7,6 @@ import pytest
 
 from k2jax.checkpoint import committed_steps
 from k2jax.report.metrics import read_metrics
-from tests.rl import methods
 from tests.rl.runs import SECONDS, assert_equal_runs, run_to_the_end, start
 from tests.rl.tiny import CONFIG_FILE
 
@@ -67,14 +66,6 @@ def killed_in(moment, config_file, workdir, flags, watch=lambda process: None):
 def test_twenty_kills_leave_no_trace(tmp_path, more):
     (tmp_path / "config.py").write_text(CONFIG_FILE)
     survive(tmp_path, FLAGS + MORE[more])
-
-
-@pytest.mark.parametrize("method", methods.METHODS)
-def test_twenty_kills_leave_no_trace_on_a_run_with(tmp_path, method):
-    if method == "distillation":
-        methods.write_teachers(tmp_path)
-    (tmp_path / "config.py").write_text(methods.CONFIG_FILE.format(name=method, folder=str(tmp_path)))
-    survive(tmp_path, FLAGS)
 
 
 def survive(tmp_path, flags):

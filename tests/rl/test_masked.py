@@ -8,9 +8,9 @@ from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import environments
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
+from k2jax.rl.failures import PATIENCE, FailureGuard, masked_words
+from k2jax.rl.groups import PromptGroup
 from k2jax.rl.loop import train
-from k2jax.rl.masked import PATIENCE, MaskedWatch, masked_words
-from k2jax.rl.rollouts import PromptGroup
 from k2jax.trajectory import Reward, Trajectory
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.tiny import tiny
@@ -56,7 +56,7 @@ def group(*errors):
 
 def test_an_iteration_says_how_many_samples_are_masked_and_mostly_why():
     notes = []
-    watch = MaskedWatch(notes.append)
+    watch = FailureGuard(notes.append)
     watch.check(1, [group(None, None), group(*[None] * 18, "once")])
     watch.check(2, [group(None, "rarely"), group("often\nand again", "often and again")])
     assert notes == ["step 2: 3 of 4 samples were masked, 2 of them by often and again"]
@@ -65,7 +65,7 @@ def test_an_iteration_says_how_many_samples_are_masked_and_mostly_why():
 
 
 def test_only_iterations_in_a_row_without_any_sample_that_counts_end_a_run():
-    watch = MaskedWatch(lambda line: None)
+    watch = FailureGuard(lambda line: None)
     for step in range(1, PATIENCE):
         watch.check(step, [group("e", "e")])
     watch.check(PATIENCE, [group("e", None)])

@@ -5,8 +5,8 @@ import pytest
 
 from k2jax.agents.verifier import FAILED
 from k2jax.inference.engine import EngineStats
-from k2jax.rl.measure import engine_record, iteration_record, stale_share
-from k2jax.rl.rollouts import PromptGroup
+from k2jax.rl.groups import PromptGroup
+from k2jax.rl.metrics import engine_record, iteration_record, stale_share
 from k2jax.rl.tasks import DrawnTask
 from k2jax.trajectory import Node, Reward, Trajectory
 from tests.rl.tiny import tiny

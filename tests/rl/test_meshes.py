@@ -9,14 +9,14 @@ from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
 from k2jax.trajectory.store import TrajectoryStore
 from tests.emulated import run_on
-from tests.rl.methods import LOGPROBS, TREE
+from tests.rl.methods import LOGPROBS
 from tests.rl.tiny import tiny
 from tests.train.together import end, free_port, python
 
 RUN = {"model.dense_layers": 0, "train.batch_size": 8, "train.steps": 2, "rl.eval_prompts": 2, "eval.every": 1000}
 EIGHT = {"parallel.stage": 2, "parallel.expert": 2, "parallel.data": 2, "rl.rollout.data": 4, "rl.rollout.expert": 2}
 TWO = {"parallel.expert": 2, "rl.rollout.data": 2}
-METHODS = LOGPROBS | TREE | {"rl.loss.name": "kat"}
+METHODS = LOGPROBS | {"rl.packing.layout": "tree", "rl.loss.name": "kat"}
 
 
 def on_one_device(folder, overrides):

@@ -11,7 +11,7 @@ from k2jax.model import model_specs
 from k2jax.params import initialize
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
-from k2jax.rl.old_logprobs import OldLogprobs
+from k2jax.rl.methods.mcla import MCLA
 from k2jax.rl.packing.repacking import repacked
 from k2jax.rl.packing.rows import empty_row, pack
 from k2jax.rl.packing.training_paths import TrainingSample
@@ -41,7 +41,7 @@ def passes_of(score, passes, notes=None):
     config = tiny()
     loss = PolicyLossConfig(old="recompute", mcla=MCLAConfig(passes))
     config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, loss=loss))
-    return OldLogprobs(config, score, ([] if notes is None else notes).append)
+    return MCLA(config, score, ([] if notes is None else notes).append)
 
 
 def sampled(rows, values):

@@ -3,16 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.verdicts import Verdict, VerdictLog
 from k2jax.rl.retention import VerdictRetention
-from k2jax.rl.rewards.budgets import KEY as BUDGETS
 from k2jax.trajectory import Reward
 
 STEPS = 12
 
 
 def steps_of(log_folder):
-    return {int(path.stem.removeprefix("step-")) for path in log_folder.iterdir()}
+    names = (path.stem.split("-") for path in log_folder.iterdir())
+    return {({"step": "train"}.get(name, name), int(step)) for name, step in names}
 
 
 @given(
@@ -24,9 +25,9 @@ def test_what_any_checkpoint_leads_to_is_kept_and_what_none_leads_to_is_gone(tmp
     """Checkpoints in ``saved``; after step C groups wait that began up to ``waits[C - 1]`` steps before the next."""
     workdir = tmp_path_factory.mktemp("run")
     log = VerdictLog(workdir / "verdicts")
-    every = {BUDGETS, *range(-STEPS, STEPS + 1)}
-    for step in every:
-        log.append((step, 0, 0), Verdict("d", Reward(1.0)))
+    every = {("budget", 0), *(("train", n) for n in range(1, STEPS + 1)), *(("eval", n) for n in range(STEPS + 1))}
+    for purpose, step in every:
+        log.append(EpisodeKey(purpose, step, 0, 0), Verdict("d", Reward(1.0)))
     began = [1]
     for step, wait in enumerate(waits, 1):  # a group that has left does not come back
         began.append(max(began[-1], step + 1 - wait))
@@ -38,6 +39,6 @@ def test_what_any_checkpoint_leads_to_is_kept_and_what_none_leads_to_is_gone(tmp
     retention.tidy()
     wanted = every
     if saved and min(saved) >= restored:
-        asked = [set(range(began[step], STEPS + 1)) | set(range(-STEPS, -step)) for step in saved]
-        wanted = set().union(*asked)
+        first, evaluated = min(began[step] for step in saved), min(saved) + 1
+        wanted = {(name, n) for name, n in every if name != "budget" and n >= (first, evaluated)[name == "eval"]}
     assert steps_of(workdir / "verdicts") == wanted

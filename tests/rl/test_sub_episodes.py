@@ -6,17 +6,17 @@ import pytest
 
 from k2jax.agents.environment import Step
 from k2jax.agents.environments.single_turn import SingleTurn
-from k2jax.agents.episode import STARTED, run_episode
+from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import spawned_seed, turn_seed
 from k2jax.agents.registry import environments
-from k2jax.agents.seeds import derived_seed
+from k2jax.agents.spawning import SPAWNED, Spawner
 from k2jax.agents.task import Task
-from k2jax.agents.wiring import EnvironmentMaker
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import resolve
 from k2jax.errors import UserError
-from k2jax.rl import rollouts
+from k2jax.rl import episodes
+from k2jax.rl.episodes import Episodes
 from k2jax.rl.loop import train
-from k2jax.rl.sub_episodes import EpisodeParts, SubEpisodes
 from k2jax.trajectory import Reward
 from k2jax.trajectory.store import TrajectoryStore
 from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client
@@ -74,30 +74,28 @@ def asking():
 
 def test_sub_episodes_have_their_own_random_numbers_and_rewards_at_every_depth():
     scripted = compact_client(lambda text: f"{text.count('<')}{len(text)}")
-    parts = EpisodeParts(Gathering(scripted), COMPACT, BYTES, EnvironmentMaker(), Judge())
-    asked = []
-    starter = SubEpisodes(parts, KEY, 7, kind="top", sampling=lambda kind: asked.append(kind) or Sampling(max_tokens=9))
+    runner, asked = Episodes(resolve(tiny_config()), Gathering(scripted), COMPACT, BYTES, Judge()), []
+    run = runner.sub_episodes(KEY, 7, lambda kind: asked.append(kind) or Sampling(max_tokens=9))
     shared = {"key": KEY, "seed": 7, "sampling": Sampling(max_tokens=9)}
     top, environment = part("t", "x", depth=2), Asking()
-    episode = asyncio.run(run_episode(top, parts.client, COMPACT, BYTES, environment, start=starter.start, **shared))
-    links = episode.metadata[STARTED]
+    episode = asyncio.run(
+        run_episode(top, scripted, COMPACT, BYTES, environment, spawner=Spawner(run, "top"), **shared)
+    )
+    links = episode.metadata[SPAWNED]
     assert list(links) == ["0", "1"] and [link["task"] for link in links.values()] == ["at", "bt"]
     for link, other in zip(links.values(), environment.answers, strict=True):
         assert link["status"] == other.status == "finished" and link["tokens"] == other.sampled_tokens > 0
         assert link["reward"] == other.reward.value == len(other.answer)
-        assert [each["task"] for each in other.metadata[STARTED].values()] == [f"a{other.task}", f"b{other.task}"]
+        assert [each["task"] for each in other.metadata[SPAWNED].values()] == [f"a{other.task}", f"b{other.task}"]
     assert asked == ["top"] * 6
-    seeds = {derived_seed(7, KEY, 0)}
-    for number in (0, 1):
-        child = derived_seed(7, KEY, -2 - number)
-        seeds |= {derived_seed(child, KEY, 0)}
-        seeds |= {derived_seed(derived_seed(child, KEY, -2 - deeper), KEY, 0) for deeper in (0, 1)}
+    paths = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
+    seeds = {turn_seed(spawned_seed(7, KEY, path), KEY, 0) for path in paths}
     assert len(seeds) == 7 == len(scripted.calls) and {sampling.seed for _, sampling in scripted.calls} == seeds
 
 
 @pytest.mark.slow
 def test_the_loop_runs_sub_episodes_in_lockstep_and_the_same_ones_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(rollouts, "Sampling", STOPS)  # an untrained policy hardly ever ends a turn
+    monkeypatch.setattr(episodes, "Sampling", STOPS)  # an untrained policy hardly ever ends a turn
 
     def config(token_cap=0):
         register()
@@ -115,8 +113,8 @@ def test_the_loop_runs_sub_episodes_in_lockstep_and_the_same_ones_again(tmp_path
     for one, other in zip(*map(list, stored), strict=True):
         assert one.metadata == other.metadata and one.nodes[1].tokens.tolist() == other.nodes[1].tokens.tolist()
         finished = one.status == "finished"
-        assert len(one.metadata.get(STARTED, ())) == (2 if finished else 0)
-        assert all(link["reward"] is not None for link in one.metadata.get(STARTED, {}).values())
+        assert len(one.metadata.get(SPAWNED, ())) == (2 if finished else 0)
+        assert all(link["reward"] is not None for link in one.metadata.get(SPAWNED, {}).values())
         ended.append(finished)
     assert any(ended)
     with pytest.raises(UserError, match="token_cap"):

@@ -9,8 +9,8 @@ import pytest
 
 from k2jax.config import PackingConfig
 from k2jax.config.schema import IcePopConfig
+from k2jax.rl.methods.loss_masks import LossMasks
 from k2jax.rl.packing.rows import pack
-from k2jax.rl.training_marks import Marker
 from k2jax.trajectory.annotations import training
 from tests.rl.packing.path_reference import CONFIGS, HIGH, LOW, random_samples
 from tests.rl.packing.test_tree_training import LENGTH, token_of
@@ -31,7 +31,7 @@ def marked(samples, packed, loss, rng):
         for index in np.flatnonzero(row.targets.mask):
             table[number, index], old_S[index] = drawn(rng, scores, token_of(row, index))
         rows.append(row.replace(targets=row.targets._replace(old_logprob=old_S)))
-    Marker(loss, lambda given: table * (given is rows)).mark(3, packed, rows)
+    LossMasks(loss, lambda given: table * (given is rows)).mark(3, packed, rows)
     return scores
 
 

@@ -17,7 +17,7 @@ from k2jax.errors import UserError
 from k2jax.report.metrics import MetricsLog, read_metrics
 from k2jax.text.tokenizer import byte_tokenizer, train_bpe
 from k2jax.train.run import Run
-from k2jax.train.workdir import claimed
+from k2jax.train.workdir import lock_workdir
 from tests import corruption
 from tests.train.programs import shared_program
 from tests.train.tiny import tiny, write_corpus
@@ -41,7 +41,7 @@ def pristine(program, tmp_path_factory):
     rows = [pack_row([rng.integers(0, 300, 20)], 32) for _ in range(program.config.train.batch_size)]
     tokenizer = byte_tokenizer()
     tokenizer.save(workdir / "tokenizer")
-    with claimed(workdir, program.config), Run(program, workdir, {"tokenizer": tokenizer.fingerprint}) as run:
+    with lock_workdir(workdir, program.config), Run(program, workdir, {"tokenizer": tokenizer.fingerprint}) as run:
         for step in run.steps():
             run.update([stack_rows(rows)])
             run.log(step, {})
@@ -68,7 +68,7 @@ def _outcome(read):
 
 def _resumed(program, workdir: Path):
     identity = {"tokenizer": byte_tokenizer().fingerprint}
-    with claimed(workdir, program.config), Run(program, workdir, identity) as run:
+    with lock_workdir(workdir, program.config), Run(program, workdir, identity) as run:
         state = jax.device_get((run.state.step, run.state.params, run.state.opt_state))
         extra = run.extra
     with MetricsLog(workdir, resume_step=run.start, tensorboard=False) as log:

@@ -13,7 +13,7 @@ from k2jax.checkpoint import Checkpoints, committed_steps
 from k2jax.errors import UserError
 from k2jax.train.run import NON_FINITE, Run
 from k2jax.train.state import non_finite_leaves
-from k2jax.train.workdir import claimed
+from k2jax.train.workdir import lock_workdir
 from tests.train.programs import shared_program
 from tests.train.tiny import tiny, write_corpus
 
@@ -64,7 +64,7 @@ def with_nan(state, name):
 
 def run_to_the_end(program, workdir, batch, poison=None, at=3) -> int:
     """Trains on one batch; at the beginning of step ``at`` a leaf is corrupted."""
-    with claimed(workdir, program.config) as path, Run(program, path, {}) as run:
+    with lock_workdir(workdir, program.config) as path, Run(program, path, {}) as run:
         for step in run.steps():
             if poison and step == at:
                 run.state = with_nan(run.state, poison)
@@ -137,7 +137,7 @@ def test_tokens_outside_the_vocabulary_are_refused(program, batch, tmp_path, tok
     wrong = batch.replace(tokens=batch.tokens.copy())
     wrong.tokens[2, 7] = token
     with (
-        claimed(tmp_path / "run", program.config) as path,
+        lock_workdir(tmp_path / "run", program.config) as path,
         pytest.raises(UserError, match=rf"the token {token}, and config\.model\.vocab is 300"),
         Run(program, path, {}) as run,
     ):

@@ -26,7 +26,7 @@ from k2jax.report.samples import read_samples
 from k2jax.reproduce.text_loss import text_loss
 from k2jax.train import train
 from k2jax.train.run import Run
-from k2jax.train.workdir import claimed, locked
+from k2jax.train.workdir import lock_workdir, locked
 from tests.command import run_command
 from tests.train.programs import shared_program
 from tests.train.tiny import CONFIG_FILE, tiny, write_corpus
@@ -328,7 +328,10 @@ def test_a_loop_of_its_own_keeps_what_it_needs_beside_the_state(folder, tmp_path
     batch = stack_rows([row] * config.train.batch_size)
     losses_of = {}
     for stop in (6, None, None):
-        with claimed(tmp_path / "own", config) as path, Run(shared_program(config), path, {"game": "chess"}) as run:
+        with (
+            lock_workdir(tmp_path / "own", config) as path,
+            Run(shared_program(config), path, {"game": "chess"}) as run,
+        ):
             phase = run.extra["phase"] if run.extra else 0
             for step in run.steps():
                 losses_of.setdefault(step, float(run.update([batch]).loss))
@@ -343,5 +346,5 @@ def test_a_loop_of_its_own_keeps_what_it_needs_beside_the_state(folder, tmp_path
     records = read_metrics(tmp_path / "own")
     assert [(record["step"], record["reward"]) for record in records] == [(step, 0.5) for step in range(1, 13)]
     assert records[-1]["tokens"] == 12 * config.train.batch_size * 29  # padding is not counted
-    with claimed(tmp_path / "own", config) as path, pytest.raises(UserError, match="the game changed since"):
+    with lock_workdir(tmp_path / "own", config) as path, pytest.raises(UserError, match="the game changed since"):
         Run(shared_program(config), path, {"game": "go"})

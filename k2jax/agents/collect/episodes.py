@@ -13,13 +13,14 @@ from k2jax.agents.collect.engine_client import EngineSocketClient
 from k2jax.agents.collect.routed_client import RoutedClient
 from k2jax.agents.collect.routing import Policy, Router
 from k2jax.agents.collect.runner import Waits
-from k2jax.agents.collect.starting import EpisodeStarter
 from k2jax.agents.collect.wire_messages import Key
 from k2jax.agents.environment import Environment, Message, Observation, Step
-from k2jax.agents.episode import run_episode, started_seed
+from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey, spawned_seed
 from k2jax.agents.registry import environments, toolsets
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
+from k2jax.agents.spawning import Spawner
 from k2jax.agents.task import Task
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.agents.wiring import EnvironmentMaker
@@ -92,13 +93,11 @@ class EpisodeRunner:
         await self._opened.aclose()
 
     async def run(
-        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, starter: EpisodeStarter
+        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, spawner: Spawner
     ) -> tuple[Trajectory, Waits]:
         """See ``Runner.run``."""
-        seed = self._seed
-        for number in starter.path:
-            seed = started_seed(seed, key, number)
-        client = _TimedClient(self._subagents if starter.path else self._client)
+        episode = EpisodeKey("train", *key)
+        client = _TimedClient(self._subagents if spawner.path else self._client)
         environment = _TimedEnvironment(self._environments.make(task))
         trajectory = await run_episode(
             task,
@@ -106,12 +105,12 @@ class EpisodeRunner:
             self._chat,
             self._tokenizer,
             environment,
-            key=key,
-            seed=seed,
+            key=episode,
+            seed=spawned_seed(self._seed, episode, spawner.path),
             sampling=self._sampling[kind],
             token_cap=self._token_cap,
             trajectory=trajectory,
-            start=starter.start,
+            spawner=spawner,
         )
         began = time.monotonic()
         if self._scorer is not None and task.verifier and trajectory.status in ("finished", "truncated"):

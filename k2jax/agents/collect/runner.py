@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from k2jax.agents.collect.starting import EpisodeStarter
 from k2jax.agents.collect.wire_messages import Key
+from k2jax.agents.spawning import Spawner
 from k2jax.agents.task import Task
 from k2jax.trajectory import Trajectory
 
@@ -27,7 +27,7 @@ class Runner(Protocol):
     async def __aexit__(self, *error: object) -> None: ...
 
     async def run(
-        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, starter: EpisodeStarter
+        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, spawner: Spawner
     ) -> tuple[Trajectory, Waits]:
         """Runs an episode to its end and judges it, or until it pauses.
 
@@ -36,7 +36,7 @@ class Runner(Protocol):
             kind: class of the task.
             task: what is asked.
             trajectory: an unfinished episode that goes on; None to begin.
-            starter: starts sub-episodes; its ``path`` says which of a task's sub-episodes this is.
+            spawner: runs sub-episodes; its ``path`` says which of a task's sub-episodes this is.
 
         Raises:
             InfrastructureError: a machine failed; the task is tried again, perhaps by another worker.

@@ -25,9 +25,10 @@ from k2jax.agents.collect.loops import run
 from k2jax.agents.collect.queue_file import TaskReader, WrittenTask, read_started
 from k2jax.agents.collect.runner import Runner, make_runner
 from k2jax.agents.collect.scheduler_lag import calm_collector
-from k2jax.agents.collect.starting import StartedTasks
+from k2jax.agents.collect.spawned_tasks import SpawnedTasks
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import NUMBER, LeaseOrder, LeaseReport, RecordPlace, Said, StartedEnd
+from k2jax.agents.spawning import Spawner
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.trajectory import Trajectory, TrajectoryStore
 from k2jax.trajectory.types import NO_TURN
@@ -54,7 +55,7 @@ class RolloutWorker:
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
         self._connection = FrameConnection(self._on_frame, self._ended.set)
-        self._started = StartedTasks(folder, shard, self._connection)
+        self._started = SpawnedTasks(folder, shard, self._connection)
 
     async def serve(self, connection: socket.socket) -> None:
         """Works until the scheduler closes the connection; what still runs then is cancelled."""
@@ -87,8 +88,8 @@ class RolloutWorker:
         try:
             written = self._written(order)
             known = None if order.paused is None else stored_trajectory(self._folder, order.paused)
-            starter = self._started.starter(order.number, written)
-            trajectory, waits = await self._runner.run(order.key, written.kind, written.task, known, starter)
+            spawner = Spawner(self._started.of(order.number), written.kind, written.path)
+            trajectory, waits = await self._runner.run(order.key, written.kind, written.task, known, spawner)
             offset = self._store.append(0, trajectory)
             report = _report(order.number, RecordPlace(self._shard, offset), trajectory, time.monotonic() - began)
             self._connection.send(Said.DONE, dataclasses.replace(report, **waits._asdict()).pack())

@@ -191,7 +191,8 @@ class BlackBoxScaffold:
         return GatewayRollout(
             task=task.id,
             domain=task.domain,
-            key=rollout.trajectory.key,
+            key=rollout.key.place,
+            purpose=rollout.key.purpose,
             sampling=sampling,
             budget=task.budget,
             declares_tools=self.agent.turns == "tools",

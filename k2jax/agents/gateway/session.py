@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from k2jax.agents.api import ApiError, Conversation, ModelCard
+from k2jax.agents.episode_key import EpisodeKey, turn_seed
 from k2jax.agents.gateway.canonical import message_key
 from k2jax.agents.gateway.history import Addition, MatchedHistory, RecordedHistory, addition_bytes
 from k2jax.agents.gateway.spec import GatewayRollout
-from k2jax.agents.seeds import derived_seed
 from k2jax.client import Completion, Sampling
 from k2jax.trajectory import Node, Trajectory
 
@@ -128,7 +128,7 @@ class GatewaySession:
             turn, self._turns = self._turns, self._turns + 1
         assert self._card.chat is not None
         stops = (self._card.chat.end, self._card.tokenizer.eos, *sampling.stop_tokens)
-        seed = derived_seed(sampling.seed, self.spec.key, turn)
+        seed = turn_seed(sampling.seed, EpisodeKey(self.spec.purpose, *self.spec.key), turn)
         return turn, dataclasses.replace(
             sampling, max_tokens=wanted, seed=seed, stop_tokens=tuple(dict.fromkeys(stops))
         )
@@ -247,7 +247,8 @@ class GatewaySession:
 
     def _new_history(self, card: ModelCard) -> RecordedHistory:
         metadata = {**self.spec.metadata, "rollout": self.name}
-        return RecordedHistory(Trajectory(self.spec.task, self.spec.domain, self.spec.key, metadata=metadata), card)
+        about = {"metadata": metadata, "purpose": self.spec.purpose}
+        return RecordedHistory(Trajectory(self.spec.task, self.spec.domain, self.spec.key, **about), card)
 
 
 def _answer_json(node: Node) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 import dataclasses
 import json
-from typing import Any
+from typing import Any, get_args
 
 from k2jax.agents.task import Budget
 from k2jax.client import Sampling
 from k2jax.errors import UserError, abbreviate
+from k2jax.trajectory.types import Purpose
 
 RESERVED = frozenset({"rollout", "side_call", "requests", "counts"})
 """What the gateway itself writes into the metadata of trajectories."""
@@ -22,13 +23,15 @@ class GatewayRollout:
     Attributes:
         task: id of the task.
         domain: the task's domain tag.
-        key: (step, prompt, sample) of the trajectory; with ``sampling.seed`` it decides all random numbers.
+        key: (step, prompt, sample) of the trajectory; with ``purpose`` and ``sampling.seed`` it decides all random
+            numbers.
         sampling: of every answer, whatever the client asks for; ``max_tokens`` is of one answer.
         budget: tokens over all answers, and calls of the model that are no side calls.
         declares_tools: whether the agent's own turns declare tools: a request without tools is then a side call (a
             title, a summary), a trajectory of its own.
         train_side_calls: whether tokens of side calls are marked for training.
         metadata: JSON values, kept in the trajectory; not under the names of RESERVED.
+        purpose: what the episode is for: ``train``, ``eval`` or ``budget``.
     """
 
     task: str
@@ -39,6 +42,7 @@ class GatewayRollout:
     declares_tools: bool = True
     train_side_calls: bool = False
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    purpose: Purpose = "train"
 
     def check(self) -> None:
         """Raises UserError for a value of the wrong type or out of range."""
@@ -58,6 +62,8 @@ class GatewayRollout:
         self.sampling.check()
         if len(self.key) != 3 or any(type(part) is not int or part < 0 for part in self.key):
             raise UserError(f"key {abbreviate(self.key)} must be (step, prompt, sample), three numbers from 0")
+        if self.purpose not in get_args(Purpose):
+            raise UserError(f"purpose {abbreviate(self.purpose)} of a rollout must be {', '.join(get_args(Purpose))}")
         if self.sampling.return_experts or self.sampling.prompt_logprobs or self.sampling.top_logprobs:
             raise UserError(
                 "a gateway records tokens and their log-probabilities; leave out return_experts, prompt_logprobs and "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import json
 from typing import NamedTuple
 
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.errors import VerifierError
 from k2jax.agents.judges.judge_formats import Choice, Comparison, JudgeFormat
 from k2jax.agents.judges.rubrics import Rubric
@@ -24,12 +26,19 @@ _SHOWN = 2000  # characters of the judge's reasons that the log keeps
 
 
 class Place(NamedTuple):
-    """Where a comparison belongs in a run: (step, prompt), and the samples in the order in which they are shown."""
+    """Where a comparison belongs in a run.
 
-    step: int
-    prompt: int
-    first: int
+    Attributes:
+        key: of the episode whose answer is shown first.
+        second: sample of the same prompt whose answer is shown second.
+    """
+
+    key: EpisodeKey
     second: int
+
+    def swapped(self) -> Place:
+        """The same comparison in the other order."""
+        return Place(dataclasses.replace(self.key, sample=self.second), self.key.sample)
 
 
 class JudgeAnswer(NamedTuple):
@@ -101,7 +110,7 @@ class Judge:
             VerifierError: the judge could not be asked, now or when that was logged; the samples are to be masked.
             UserError: the judge refuses the request.
         """
-        key, call = (place.step, place.prompt, place.first), place.second
+        key, call = place
         digest = _digest(self._name, self._style.ask(comparison, rubrics))
         known = self._log.get(key, COMPARED, call) if self._log is not None else None
         known = known if known is not None and known.digest == digest else None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.judges.hack_check import is_hack
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS, OTHER, Choice, Comparison, question_of
 from k2jax.agents.judges.rubrics import Rubric
@@ -31,15 +32,15 @@ class VerifiedPair(NamedTuple):
         task: of the prompt.
         better: text of the response with the larger reward.
         worse: text of the other one.
-        key: (step, prompt) of their group.
-        samples: their numbers in the group.
+        key: of the episode of the better one.
+        worse_sample: number of the other one in the group.
     """
 
     task: Task
     better: str
     worse: str
-    key: tuple[int, int]
-    samples: tuple[int, int]
+    key: EpisodeKey
+    worse_sample: int
 
     def comparison(self) -> Comparison:
         """The pair with the better answer first."""
@@ -49,13 +50,13 @@ class VerifiedPair(NamedTuple):
 def verified_pairs(task: Task, trajectories: Sequence[Trajectory]) -> list[VerifiedPair]:
     """All pairs of finished responses to which a verifier gave different rewards, without those that are hacks."""
     finished = [
-        (sample, trajectory)
-        for sample, trajectory in enumerate(trajectories)
+        trajectory
+        for trajectory in trajectories
         if trajectory.status == "finished" and trajectory.reward is not None and not is_hack(task, trajectory.answer)
     ]
     return [
-        VerifiedPair(task, better.answer, worse.answer, better.key[:2], (i, j))
-        for (i, better), (j, worse) in itertools.permutations(finished, 2)
+        VerifiedPair(task, better.answer, worse.answer, EpisodeKey.of(better), worse.key[2])
+        for better, worse in itertools.permutations(finished, 2)
         if better.reward.value > worse.reward.value and better.answer != worse.answer
     ]
 

@@ -254,3 +254,21 @@ def in_updates(groups: Sequence[Sequence[TrainingSample]], updates: int) -> Iter
     for start, end in itertools.pairwise(ends):
         if samples := [sample for group in groups[start:end] for sample in group]:
             yield samples
+
+
+def equalize_domains(rows: Sequence[PackedBatch]) -> None:
+    """Weighs the tokens of an update's rows, in place, so that every class of tasks in it counts equally.
+
+    A mean over tokens becomes the mean over classes of the means over their tokens; the weights still add up to the
+    number of sampled tokens, each counted as often as its responses.
+
+    Args:
+        rows: rows ``[S]`` with PolicyTargets, of the whole update.
+    """
+    domain = np.concatenate([row.targets.domain for row in rows])
+    mask = np.concatenate([row.targets.mask for row in rows])
+    counts = {number: mask[domain == number].sum() for number in np.unique(domain[mask > 0])}
+    for row in rows:
+        for number, count in counts.items():
+            own_S = row.targets.domain == number
+            row.targets.weight[own_S] = row.targets.mask[own_S] * (mask.sum() / (len(counts) * count))

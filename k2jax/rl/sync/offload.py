@@ -21,7 +21,7 @@ def has_host_memory(platform: str) -> bool:
 
 
 @contextlib.contextmanager
-def at_rest(run: Run) -> Iterator[None]:
+def offloaded(run: Run) -> Iterator[None]:
     """Keeps a run's state in the host's memory for a ``with`` block, where ``rl.rollout.offload_state`` is set."""
     if not run.config.rl.rollout.offload_state:
         yield

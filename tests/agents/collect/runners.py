@@ -46,22 +46,22 @@ class ScriptedRunner:
     async def __aexit__(self, *error):
         pass
 
-    async def run(self, key, kind, task, trajectory, starter):
+    async def run(self, key, kind, task, trajectory, spawner):
         if task.domain == "user mistake":
             raise UserError("a mistake of the user")
         if task.domain == "endless":
             try:
                 await asyncio.sleep(1000)
             finally:
-                _first_time((*key, *starter.path, "stopped"))
+                _first_time((*key, *spawner.path, "stopped"))
         if task.domain == "starts":
-            return await _started_others(key, kind, task, starter), Waits()
+            return await _started_others(key, kind, task, spawner), Waits()
         await asyncio.sleep(self._seconds * (1 + key[1] % 3))
         if task.domain == "broken" or (task.domain == "broken once" and _first_time(key)):
             raise BrokenError("no luck")
         whole = expected(key, task.id)
-        if starter.path:
-            whole.metadata = {"path": list(starter.path), "kind": kind}
+        if spawner.path:
+            whole.metadata = {"path": list(spawner.path), "kind": kind}
         if task.domain == "pauses" and trajectory is None:
             whole.status, whole.reward, whole.nodes = "unfinished", None, []
         elif task.domain == "pauses":
@@ -69,15 +69,16 @@ class ScriptedRunner:
         return whole, Waits()
 
 
-async def _started_others(key, kind, task, starter):
+async def _started_others(key, kind, task, spawner):
     """An episode whose tokens are the numbers of tokens of those that it started: of domains ``task.tools``, once."""
-    domains = ["good" if starter.path else each for each in task.tools]
+    domains = ["good" if spawner.path else each for each in task.tools]
     parts = (dataclasses.replace(task, id=f"{task.id}/{n}", domain=each) for n, each in enumerate(domains))
-    results = await asyncio.gather(*(starter.start(part, f"part {n}") for n, part in enumerate(parts)))
-    assert [each.metadata["path"] for each in results] == [[*starter.path, n] for n in range(len(results))]
+    results = await asyncio.gather(*(spawner.spawn(part, f"part {n}") for n, part in enumerate(parts)))
+    results = [trajectory for _, trajectory in results]
+    assert [each.metadata["path"] for each in results] == [[*spawner.path, n] for n in range(len(results))]
     assert [each.metadata["kind"] for each in results] == [f"part {n}" for n in range(len(results))]
     whole = Trajectory(task.id, task.domain, key, status="finished", reward=Reward(key[2] / 2))
-    whole.metadata = {"path": list(starter.path), "kind": kind}
+    whole.metadata = {"path": list(spawner.path), "kind": kind}
     whole.add(Node.observed(-1, [each.nodes[0].tokens.size for each in results]))
     return whole
 

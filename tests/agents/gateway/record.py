@@ -14,6 +14,7 @@ import zlib
 
 from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway import app
 from k2jax.client import Sampling, ScriptedClient
 from tests.agents.gateway.forced_agents import FOLDER, SHELLS, mend
@@ -56,7 +57,7 @@ async def run_agent(name, client, folder=FOLDER, version="", seconds=300):
     sampling = Sampling(max_tokens=500, temperature=0.7)
     with mock.patch.object(app, "read_json", keep):
         trajectory = await run_episode(
-            of, client, CHAT, TOKENIZER, environment, key=(0, 0, 0), seed=0, sampling=sampling
+            of, client, CHAT, TOKENIZER, environment, key=EpisodeKey("train", 0, 0, 0), seed=0, sampling=sampling
         )
     if not trajectory.nodes:
         return trajectory, None, seen

@@ -12,6 +12,7 @@ from k2jax.agents.environment import OUTCOME
 from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.environments.repository import TREE, RepositoryEnvironment
 from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.agents import BlackBoxAgent, read_agent
 from k2jax.agents.registry import environments, load_tasks, scaffolds
 from k2jax.agents.task import Budget
@@ -56,7 +57,11 @@ def environment():
 
 async def episode(client, agent, folder, of=None, **options):
     path = write_agent(folder / "agent.json", agent)
-    options = {"sampling": Sampling(max_tokens=300, temperature=TEMPERATURE), "key": (3, 1, 2), "seed": 5} | options
+    options = {
+        "sampling": Sampling(max_tokens=300, temperature=TEMPERATURE),
+        "key": EpisodeKey("train", 3, 1, 2),
+        "seed": 5,
+    } | options
     of = dataclasses.replace(of or task(), scaffold=f"black_box agent={path} " + options.pop("more", ""))
     return await run_episode(of, client, PLAIN, BYTES, options.pop("environment", environment()), **options)
 
@@ -129,7 +134,7 @@ def test_agents_share_an_engine_in_lockstep_and_repeat_what_they_sampled(tmp_pat
     def run():
         tiny_engine().drop_prefixes()
         client = LockstepClient(tiny_engine())
-        both = [episode(client, agent, tmp_path, sampling=sampling, key=(0, 0, i)) for i in range(2)]
+        both = [episode(client, agent, tmp_path, sampling=sampling, key=EpisodeKey("train", 0, 0, i)) for i in range(2)]
         return asyncio.run(client_gather(client, both))
 
     first, second = run(), run()
@@ -258,6 +263,8 @@ def test_the_same_task_is_solved_by_a_white_box_scaffold_with_tools(tmp_path):
     client = ScriptedClient(answers(f"!shell {MEND}", "Done."))
     sampling = Sampling(max_tokens=300)
     trajectory = asyncio.run(
-        run_episode(of, client, PLAIN, BYTES, environment(), key=(0, 0, 0), seed=0, sampling=sampling)
+        run_episode(
+            of, client, PLAIN, BYTES, environment(), key=EpisodeKey("train", 0, 0, 0), seed=0, sampling=sampling
+        )
     )
     assert trajectory.status == "finished" and trajectory.answer == "Done."

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import defaults, resolve, source
 from k2jax.config.presets import vision_preset
@@ -38,7 +39,7 @@ class Seeing(ScriptedClient):
 def episode(first, second, sample=0, value=1.0):
     about = two_pictures(first, second)
     client = Seeing(lambda prompt, sampling: [*ANSWER, 80 + sample, CHAT.end])
-    options = {"key": (0, first, sample), "seed": 0, "sampling": Sampling(8)}
+    options = {"key": EpisodeKey("train", 0, first, sample), "seed": 0, "sampling": Sampling(8)}
     options["media"] = ImageReader(PROCESSOR, TOKENIZER)
     trajectory = asyncio.run(run_episode(about, client, CHAT, TOKENIZER, TwoPictures(), **options))
     assert trajectory.status == "finished", trajectory.error

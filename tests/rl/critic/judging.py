@@ -6,29 +6,31 @@ from k2jax.agents.judges.judge import Judge
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
 from k2jax.agents.task import Task
 from k2jax.client import ScriptedClient
+from k2jax.config import replace_keys
 from k2jax.config.schema import CriticConfig, RLConfig, RolloutConfig, TaskConfig
-from k2jax.rl.critic.critic import Critic
-from k2jax.rl.rollouts import PromptGroup
+from k2jax.rl.groups import PromptGroup
+from k2jax.rl.methods.critic import Critic
 from k2jax.rl.tasks import DrawnTask
 from k2jax.text import byte_tokenizer
 from k2jax.text.plain_chat import PlainChat
 from k2jax.trajectory import Node, Reward, Trajectory
+from tests.rl.tiny import tiny
 
 TOKENIZER = byte_tokenizer()
 
 
-def group(answers, key=(1, 0), kind="open", rewards=None, status=None):
+def group(answers, key=(1, 0), kind="open", rewards=None, status=None, purpose="train"):
     """A complete group of answers to one question; ``rewards`` are those of a verifier."""
     task = Task("q", "open", ({"role": "user", "content": "why?"},), "final_answer" if rewards is not None else "")
     trajectories = []
     for sample, answer in enumerate(answers):
-        each = Trajectory("q", "open", (*key, sample), status=(status or {}).get(sample, "finished"))
+        each = Trajectory("q", "open", (*key, sample), status=(status or {}).get(sample, "finished"), purpose=purpose)
         each.add(Node.observed(-1, [1], {"role": "user", "content": "why?"}))
         node = Node.observed(0, [2], {"role": "assistant", "content": answer})
         each.nodes.append(type(node)(**{**node.__dict__, "turn": 0, "finish": "stop"}))
         each.reward = None if rewards is None else Reward(rewards[sample])
         trajectories.append(each)
-    return PromptGroup(0, key, DrawnTask(kind, task), trajectories)
+    return PromptGroup(0, key, DrawnTask(kind, task), trajectories, purpose)
 
 
 def scripted(judge):
@@ -51,7 +53,9 @@ def critic(client, log=None, share=0.0, rubrics=(), **options):
     rl = RLConfig(tasks=tasks, critic=settings, rollout=RolloutConfig(prompts=8, samples=4))
     style = JUDGE_FORMATS["compact"]
     judge = Judge(client, PlainChat(TOKENIZER), TOKENIZER, style, name="judge", max_tokens=3, log=log, **options)
-    return Critic(rl, judge, rubrics)
+    made = Critic(replace_keys(tiny(), {"rl": rl}), rubrics)
+    made.judge_with(judge, asyncio.gather)
+    return made
 
 
 def compared(client, groups, **options):

@@ -35,16 +35,16 @@ def lenient_verdict(task, answer):
 
 def install(setattr):
     """Changes what the run uses, by ``setattr(object, name, value)``."""
-    from k2jax.rl import rollouts
+    from k2jax.rl import episodes
     from tests.rl.tiny import register
 
     register()
     verifiers.add("lenient_verdict", "tests.rl.critic.lenient:lenient_verdict")
-    setattr(rollouts, "Sampling", STOPS)
+    setattr(episodes, "Sampling", STOPS)
     setattr(judge, "Sampling", stopping_often)
     setattr(refinement, "VERIFIER", "lenient_verdict")
     styles = JUDGE_FORMATS | {"compact": JUDGE_FORMATS["compact"]._replace(read=read)}
-    for name in ("k2jax.agents.judges.refinement", "k2jax.rl.critic.setup"):
+    for name in ("k2jax.agents.judges.refinement", "k2jax.rl.methods.judges"):
         module = __import__(name, fromlist=["JUDGE_FORMATS"])
         setattr(module, "JUDGE_FORMATS", styles)
 

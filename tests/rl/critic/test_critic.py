@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.judges.refinement import known_verdict
 from k2jax.agents.judges.rubrics import Rubric
 from k2jax.agents.verdicts import COMPARED, VerdictLog
 from k2jax.client import HTTPClient, ServerFailedError
-from k2jax.rl.critic.critic import refinement_metrics
-from k2jax.rl.measure import iteration_record
-from k2jax.rl.rollouts import PromptGroup
+from k2jax.rl.groups import PromptGroup
+from k2jax.rl.methods.critic import refinement_metrics
+from k2jax.rl.metrics import iteration_record
 from k2jax.trajectory import Reward
 from k2jax.trajectory.annotations import PairVerdict, comparisons
 from tests.rl.critic.judging import compared, critic, group, scripted
@@ -47,15 +48,16 @@ def test_a_reward_is_the_mean_win_over_the_others_counted_in_both_orders(drawn):
 def test_a_judge_who_likes_a_place_gives_only_ties_and_is_known_for_it():
     groups = [group(["x", "yy", "zzz"], key=(1, place)) for place in range(2)]
     assert compared(scripted(lambda first, second: "A"), groups) == [[0.5] * 3] * 2
-    record = iteration_record(critic_config(), groups, 6, 1.0)
+    record = critic(None).record(1, groups)
     assert (record["critic/first"], record["critic/ties"], record["critic/longer"]) == (1.0, 1.0, 0.5)
-    assert record["critic/unparsable"] == 0 and record["critic/pairs"] == 6 and "accuracy" not in record
+    assert record["critic/unparsable"] == 0 and record["critic/pairs"] == 6
+    assert "accuracy" not in iteration_record(critic_config(), groups, 6, 1.0)
 
 
 def test_a_judge_who_likes_length_is_known_for_it():
     groups = [group(["x", "yy", "zzz"])]
     assert compared(scripted(lambda first, second: "A" if len(first) > len(second) else "B"), groups) == [[0, 0.5, 1]]
-    record = iteration_record(critic_config(), groups, 6, 1.0)
+    record = critic(None).record(1, groups)
     assert (record["critic/first"], record["critic/ties"], record["critic/longer"]) == (0.5, 0.0, 1.0)
 
 
@@ -148,7 +150,10 @@ def test_trajectories_keep_what_was_said_of_their_pairs_in_both_orders():
 def test_verdicts_are_logged_before_they_are_used_and_replayed_on_resume(tmp_path):
     client = scripted(lambda first, second: "A" if first < second else "B")
     rewards = compared(client, [group(["a", "b", "c"])], log=VerdictLog(tmp_path))
-    assert VerdictLog(tmp_path).get((1, 0, 0), COMPARED, 2).reward.info == {"choice": "first", "said": "A"}
+    assert VerdictLog(tmp_path).get(EpisodeKey("train", 1, 0, 0), COMPARED, 2).reward.info == {
+        "choice": "first",
+        "said": "A",
+    }
     silent = scripted(None)  # fails when it is called
     assert compared(silent, [group(["a", "b", "c"])], log=VerdictLog(tmp_path)) == rewards
     asked = len(client.calls)
@@ -173,24 +178,24 @@ def test_the_closed_loop_asks_about_pairs_of_different_truth_in_both_orders():
         group(["11", "12", "13"], key=(1, 4), kind="verified", rewards=[0.5, 0.0, 1.0], status={1: "truncated"}),
     ]
     maker = critic(scripted(None), share=0.5)
-    drawn = maker.refinement(1, groups)
+    drawn = maker.prompts(1, groups)
     assert {prompt.kind for prompt in drawn} == {"critic"} and len(drawn) == 4
     for step in range(1, 9):
-        asked = {prompt.task.instruction[0]["content"] for prompt in maker.refinement(step, groups)}
+        asked = {prompt.task.instruction[0]["content"] for prompt in maker.prompts(step, groups)}
         assert {"Qwhy?|A13|B11>", "Qwhy?|A11|B13>"} < asked  # one of every prompt before the second of one
     for forth, back in zip(drawn[::2], drawn[1::2], strict=True):
         assert (forth.task.metadata["verdict"], back.task.metadata["verdict"]) == ("first", "second")
         assert known_verdict(forth.task, "A").value == 1 == known_verdict(back.task, "B").value
         assert known_verdict(forth.task, "B").value == 0 == known_verdict(back.task, "AB").value
-    assert maker.refinement(1, groups) == drawn and critic(scripted(None)).refinement(1, groups) == []
-    everything = critic(scripted(None), share=1.0).refinement(2, groups)
+    assert maker.prompts(1, groups) == drawn and critic(scripted(None)).prompts(1, groups) == []
+    everything = critic(scripted(None), share=1.0).prompts(2, groups)
     asked = {prompt.task.instruction[0]["content"] for prompt in everything}
     assert len(everything) == 2 * 4  # three pairs of the first prompt, one of the last
     assert not any("Verdict" in question or "|A6|" in question for question in asked)
 
 
 def test_metrics_of_the_closed_loop_take_the_two_orders_of_a_pair_together():
-    drawn = critic(scripted(None), share=0.25).refinement(
+    drawn = critic(scripted(None), share=0.25).prompts(
         1, [group(["1", "20"], kind="verified", rewards=[1.0, 0.0]), group(["1"], kind="verified", rewards=[0.0])]
     )
     refined = []
@@ -206,7 +211,10 @@ def test_metrics_of_the_closed_loop_take_the_two_orders_of_a_pair_together():
 
 
 def test_held_out_verdicts_are_greedy_and_measured_in_both_orders():
-    groups = [group(["1", "20", "30"], key=(0, place), kind="open", rewards=[1.0, 0.0, 0.0]) for place in range(3)]
+    groups = [
+        group(["1", "20", "30"], key=(1, place), kind="open", rewards=[1.0, 0.0, 0.0], purpose="eval")
+        for place in range(3)
+    ]
     record = asyncio.run(critic(scripted(lambda first, second: "A" if first == "1" else "B")).evaluate(groups))
     assert record["eval/judge/accuracy"] == record["eval/judge/both_right"] == 1.0
     assert (record["eval/judge/pairs"], record["eval/judge/longer"]) == (3, 0.0)

@@ -1,4 +1,4 @@
-"""Whole runs in which the policy is its own judge: their records, resumed and killed, and mistakes in their config."""
+"""Whole runs in which the policy is its own judge: their records, resumed, and mistakes in their config."""
 
 import shutil
 
@@ -8,10 +8,11 @@ from k2jax.config import resolve
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
+from k2jax.rl.methods.critic import Critic
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.critic import lenient
-from tests.rl.runs import assert_equal_runs, kill_and_resume
+from tests.rl.runs import assert_equal_runs
 from tests.rl.tiny import tiny
 
 
@@ -63,14 +64,6 @@ def test_an_iteration_that_was_interrupted_is_repeated_to_the_bit_with_its_verdi
     assert (workdir / "verdicts" / "step-00000002.jsonl").read_bytes() == before
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments_it_ends_bit_identical(finished, tmp_path):
-    (tmp_path / "config.py").write_text(lenient.CONFIG_FILE)
-    workdir = tmp_path / "killed"
-    kill_and_resume(tmp_path / "config.py", workdir, times=3)
-    assert_equal_runs(workdir, finished)
-
-
 ENDPOINT = {"rl.critic.judge": "endpoint", "rl.critic.share": 0.0, "rl.critic.url": "http://x", "rl.critic.model": "m"}
 
 
@@ -100,6 +93,4 @@ def test_the_name_of_the_judge_s_class_is_taken_and_a_run_without_a_critic_has_n
     config.rl.tasks.critic = config.rl.tasks.low.copy_and_resolve_references()
     with pytest.raises(UserError, match="'critic' is the class of the judge's own tasks"):
         train(resolve(config), tmp_path / "refused")
-    from k2jax.rl.critic.setup import rubrics_identity, uses_critic
-
-    assert not uses_critic(tiny().rl) and not rubrics_identity(tiny())
+    assert not Critic.used(tiny())

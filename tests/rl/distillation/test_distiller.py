@@ -10,12 +10,13 @@ from k2jax.config import resolve, task
 from k2jax.convert.loading import from_pretrained
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
-from k2jax.rl.distillation.distiller import Distiller, equalize_domains
-from k2jax.rl.distillation.teachers import Teachers, open_teachers
+from k2jax.rl.inputs import open_chat
 from k2jax.rl.loop import train
-from k2jax.rl.packing.rows import pack
+from k2jax.rl.methods.distillation import Distillation
+from k2jax.rl.methods.teacher_table import chosen_teachers
+from k2jax.rl.methods.teachers import Teachers
+from k2jax.rl.packing.rows import PackedRows, equalize_domains, pack
 from k2jax.rl.packing.training_paths import TrainingSample
-from k2jax.rl.setup import open_chat
 from k2jax.rl.sync import offload
 from k2jax.train.program import Program
 from k2jax.train.run import Run
@@ -69,7 +70,7 @@ def rows_of(config, count=12):
 def opened(config, workdir):
     program = Program(config)
     tokenizer, _ = open_chat(config, workdir)
-    return program, open_teachers(config, program, tokenizer, workdir)
+    return program, Teachers(config, program, tokenizer, chosen_teachers(config, workdir))
 
 
 @pytest.mark.parametrize("into", ["advantage", "component"])
@@ -80,13 +81,14 @@ def test_a_teacher_with_the_students_weights_has_nothing_to_say(folder, tmp_path
     rows = rows_of(config, 42)
     assert 4 < len(rows) < 8 == 2 * config.train.batch_size
     with Run(program, tmp_path, {}) as run:
-        distiller = Distiller(run, teachers)
-        distiller.begin({0: rows[:1], 1: rows[1:]})
+        distillation = Distillation(config, teachers)
+        distillation.begin(run, None)
+        distillation.prepare(1, {0: PackedRows(rows[:1], 0, 0), 1: PackedRows(rows[1:], 0, 0)})
         for row in rows:
             row.targets.advantage[:] = 0
-        assert not distiller.judge(0, rows[:1]) and not distiller.judge(1, rows[1:])
+        assert distillation.before_update(1, 0, rows[:1]) is None is distillation.before_update(1, 1, rows[1:])
     assert not any(row.targets.advantage.any() or row.targets.distill.any() for row in rows)
-    assert {value for name, value in distiller.record().items() if "kl" in name} == {0.0}
+    assert {value for name, value in distillation.record(1, []).items() if "kl" in name} == {0.0}
 
 
 @pytest.mark.slow
@@ -130,10 +132,11 @@ def test_advantages_are_those_of_float64(folder, tmp_path, into):
     rows, before = rows_of(config), rows_of(config)
     routes = np.zeros((config.data.sequence_length, 1, 2), np.int32)  # all to expert 0: neither model follows them
     with Run(program, tmp_path, {}) as run:
-        distiller = Distiller(run, teachers)
+        distillation = Distillation(config, teachers)
+        distillation.begin(run, None)
         rows = [row.replace(experts=routes) for row in rows]
-        distiller.begin({0: rows[:1], 3: rows})
-        assert distiller.judge(3, rows)
+        distillation.prepare(1, {0: PackedRows(rows[:1], 0, 0), 3: PackedRows(rows, 0, 0)})
+        assert distillation.before_update(1, 3, rows) is rows
     student = expected(*from_pretrained(folder / "same"), rows)
     teacher = {number: expected(*from_pretrained(folder / name), rows) for number, name in ((1, "other"), (0, "small"))}
     gaps = {0: [], 1: []}
@@ -146,7 +149,7 @@ def test_advantages_are_those_of_float64(folder, tmp_path, into):
             np.testing.assert_allclose(row.targets.distill[t], gap if into == "component" else 0.0, atol=5e-5)
             if sampled:
                 gaps[number].append(gap)
-    record = distiller.record()
+    record = distillation.record(1, [])
     for number, name in ((0, "high"), (1, "low")):
         np.testing.assert_allclose(record[f"distill/reverse_kl/{name}"], -np.mean(gaps[number]), atol=5e-5)
     np.testing.assert_allclose(record["distill/reverse_kl"], -np.mean(gaps[0] + gaps[1]), atol=5e-5)

@@ -6,8 +6,8 @@ import pytest
 
 from k2jax.config import defaults, resolve, task
 from k2jax.errors import UserError
-from k2jax.rl.distillation import teacher_table
-from k2jax.rl.distillation.teacher_table import best_teachers, chosen_teachers, named_checkpoints, read_table
+from k2jax.rl.methods import teacher_table
+from k2jax.rl.methods.teacher_table import best_teachers, chosen_teachers, named_checkpoints, read_table
 
 TABLE = {"sums": {"a": 0.9, "b": 0.3, "c": 0.95}, "sorting": {"a": 0.2, "b": 0.4, "c": 0.1}, "other": {}}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from k2jax.config import AdvantageConfig
-from k2jax.rl.rewards.advantages import flat_groups, group_advantages
+from k2jax.rl.advantages import flat_groups, group_advantages
 
 PLAIN = AdvantageConfig()
 

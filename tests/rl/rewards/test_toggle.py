@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-from types import SimpleNamespace
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,13 +14,11 @@ from k2jax.checkpoint.extra import decode, encode
 from k2jax.config.identity import fixed_keys
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
+from k2jax.rl.groups import PromptGroup, class_of, total_reward, training_samples, verdict_terms
 from k2jax.rl.loop import train
-from k2jax.rl.rewards import toggle as toggle_module
-from k2jax.rl.rewards.budgets import length_budget, sample_budgets
-from k2jax.rl.rewards.toggle import Toggle, toggle_phase
-from k2jax.rl.rollouts import PromptGroup
+from k2jax.rl.methods import toggle as toggle_module
+from k2jax.rl.methods.toggle import Toggle, length_budget, sample_budgets, toggle_phase
 from k2jax.rl.tasks import CRITIC, DrawnTask, TaskMixture
-from k2jax.rl.updates import Updates
 from k2jax.trajectory import Node, Reward, Trajectory
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.tiny import tiny
@@ -44,10 +41,17 @@ def response(lengths, status="finished", reward=0.0):
     trajectory = Trajectory("task", "math", (0, 0, 0), status=status)
     for turn, length in enumerate(lengths):
         prompt = trajectory.add(Node.observed(len(trajectory.nodes) - 1, [7] * 5))
-        arrays = np.zeros(length, np.int32), np.ones(length, bool), np.zeros(length), np.zeros(length, int)
-        trajectory.add(Node(prompt, *arrays, turn=turn, finish="stop"))
+        arrays = np.zeros(length, np.int32), np.ones(length, bool), np.zeros(length)
+        trajectory.add(Node(prompt, *arrays, versions=np.zeros(length, int), turn=turn, finish="stop"))
     trajectory.reward = None if status == "masked" else Reward(reward)
     return trajectory
+
+
+def rewarded(config, rule, step, group):
+    """The rewards of a group in a step."""
+    group.terms = verdict_terms(group, class_of(config.rl, group))
+    asyncio.run(rule.rewards(step, [group]))
+    return total_reward(group.terms)
 
 
 @st.composite
@@ -73,7 +77,7 @@ def test_rewards_are_those_of_the_report_and_trajectories_keep_their_own(problem
     rule = Toggle(config, mixture)
     rule.restore({"budgets": np.array([0.0, 0.0, budget, 0.0])})
     group = PromptGroup(0, (iteration + 1, 0), prompt, [response(*each) for each in responses])
-    found, counted = rule.rewards(iteration + 1, group)
+    found, counted = rewarded(config, rule, iteration + 1, group), group.counted_K
 
     raw = [reward for _, status, reward in responses if status != "masked"]
     taken = 0
@@ -119,7 +123,7 @@ def test_the_table_has_a_budget_for_every_prompt_from_responses_that_have_a_verd
 
     class Answers:
         async def run(self, step, groups):
-            calls.append((step, [group.key for group in groups]))
+            calls.append((step, [(group.purpose, *group.key) for group in groups]))
             for group in groups:
                 lengths = [group.key[1] + 1 + sample for sample in range(len(group.trajectories))]
                 group.trajectories = [response([length], reward=float(length % 2 == 0)) for length in lengths]
@@ -130,7 +134,7 @@ def test_the_table_has_a_budget_for_every_prompt_from_responses_that_have_a_verd
     np.testing.assert_array_equal(budgets, [4, 4, 6, 6])
     assert [len(keys) for _, keys in calls] == [3, 1] and {step for step, _ in calls} == {1}
     keys = [key for _, of_call in calls for key in of_call]
-    assert len(set(keys)) == 4 and all(step < -(10**9) for step, _ in keys)
+    assert len(set(keys)) == 4 and {purpose for purpose, _, _ in keys} == {"budget"}
 
 
 def test_verdicts_of_the_policy_as_a_judge_have_no_budget():
@@ -140,34 +144,21 @@ def test_verdicts_of_the_policy_as_a_judge_have_no_budget():
     rule.restore({"budgets": np.zeros(4)})
     for prompt, taken in ((mixture.prompt(0), True), (DrawnTask(CRITIC, mixture.prompt(0).task), False)):
         group = PromptGroup(-1, (1, 0), prompt, [response([5], reward=1.0)])
-        assert rule.rewards(1, group)[0][0] == 1.0 - taken and rule.record(1, [group])["toggle/taken"] == taken
-
-
-class _Captured(Exception):
-    pass
+        assert rewarded(config, rule, 1, group)[0] == 1.0 - taken and rule.record(1, [group])["toggle/taken"] == taken
 
 
 def test_advantages_come_of_the_toggled_rewards():
     config = tiny(**FOUR_PROMPTS | {"rl.updates": 1, "rl.toggle.accuracy": 0.75})
     mixture = TaskMixture(config.rl.tasks, 0)
-    rule, parts = Toggle(config, mixture), []
+    rule = Toggle(config, mixture)
     rule.restore({"budgets": np.full(4, 9.0)})
     responses = [response([length], reward=reward) for length, reward in ((8, 1.0), (9, 1.0), (10, 1.0), (2, 0.0))]
     group = PromptGroup(0, (1, 0), mixture.prompt(0), responses)
 
-    class Capture:
-        program = SimpleNamespace(batch_sharding=lambda: SimpleNamespace(rows=range(4)))
-
-        def update(self, given):
-            parts.extend(given)
-            raise _Captured
-
-    Capture.config = config
-    for step in (1, 2):  # phases 0 and 1
-        with pytest.raises(_Captured):
-            Updates(Capture(), rule).train(step, [group])
-    advantages = [part.targets.response_advantage[0, :4] for part in parts]
-    np.testing.assert_array_equal(advantages, [[0.5, 0.5, -0.5, -0.5], [0.25, 0.25, 0.25, -0.75]])
+    for step, expected in ((1, [0.5, 0.5, -0.5, -0.5]), (2, [0.25, 0.25, 0.25, -0.75])):  # phases 0 and 1
+        rewarded(config, rule, step, group)
+        (samples,), _ = training_samples(config.rl, [group])
+        assert [sample.advantage for sample in samples] == expected
 
 
 def test_the_table_comes_back_from_a_checkpoint_bit_for_bit():

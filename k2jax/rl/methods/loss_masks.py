@@ -6,7 +6,7 @@ page of trajectories shows both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -15,11 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from k2jax.batch import PackedBatch, TokenScores
-from k2jax.config.schema import PolicyLossConfig
+from k2jax.config.schema import Config, PolicyLossConfig
 from k2jax.losses.icepop import IcePop
 from k2jax.losses.registry import make_policy_term
 from k2jax.losses.rows import Rows
+from k2jax.rl.groups import PromptGroup
+from k2jax.rl.methods.base import Method, Methods, Parts
 from k2jax.rl.packing.rows import PackedRows, PathPlace
+from k2jax.rl.sampler import Sampler
+from k2jax.train.run import Run
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.annotations import TrainingMarks, set_training
 
@@ -43,8 +47,8 @@ class _Units(NamedTuple):
     kept_S: Any
 
 
-class Marker:
-    """Finds what the policy loss leaves out of rows.
+class LossMasks(Method):
+    """Finds what the policy loss leaves out of rows, and stores the trajectories of an iteration with it.
 
     Args:
         loss: settings of the policy loss.
@@ -56,6 +60,37 @@ class Marker:
         self._by_sign = loss.name == "ppo"
         self._icepop = IcePop(loss.icepop.low, loss.icepop.high) if loss.icepop.on else None
         self._clipping = jax.jit(self._of_row)
+        self._updates: Mapping[int, PackedRows] = {}
+        self._sampler: Sampler | None = None
+
+    @staticmethod
+    def used(config: Config) -> bool:
+        """Whether ``rl.record_masks`` is set."""
+        return config.rl.record_masks
+
+    @classmethod
+    def open(cls, parts: Parts, methods: Methods) -> LossMasks:
+        """See ``Method``."""
+        return cls(parts.config.rl.loss, parts.score)
+
+    def begin(self, run: Run, sampler: Sampler) -> None:
+        """Stores trajectories with ``sampler``."""
+        self._sampler = sampler
+
+    def prepare(self, step: int, updates: Mapping[int, PackedRows]) -> Mapping[int, PackedRows]:
+        """Notes where responses lie in rows."""
+        self._updates = updates
+        return updates
+
+    def before_update(self, step: int, number: int, rows: list[PackedBatch]) -> list[PackedBatch]:
+        """Marks what is left out of the rows."""
+        self.mark(number, self._updates[number], rows)
+        return rows
+
+    def record(self, step: int, groups: Sequence[PromptGroup]) -> Mapping[str, float]:
+        """Stores the groups again: what training left out is known only now."""
+        self._sampler.store(step, groups)
+        return {}
 
     def mark(self, update: int, packed: PackedRows, rows: Sequence[PackedBatch]) -> None:
         """Writes what an update is about to leave out into the metadata of its trajectories.

@@ -3,51 +3,82 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+import contextlib
 
 from k2jax import processes
+from k2jax.agents.episode_key import pairs_seed
 from k2jax.agents.judges.judge import Judge, JudgeAnswer, Place
 from k2jax.agents.judges.judge_formats import OTHER, Comparison
 from k2jax.agents.judges.pairwise import Bout, Contest, Said
 from k2jax.agents.judges.refinement import VerifiedPair, draw_pairs, judge_tasks, verified_pairs
-from k2jax.agents.judges.rubrics import Rubric, rubrics_for
+from k2jax.agents.judges.rubrics import Rubric, fingerprint, rubrics_for
 from k2jax.agents.judges.verdict_metrics import JudgedPair, Judgement, verdict_metrics
-from k2jax.agents.seeds import derived_seed
 from k2jax.agents.task import Task
-from k2jax.config.schema import RLConfig
-from k2jax.errors import InfrastructureError
+from k2jax.config.schema import Config
+from k2jax.errors import InfrastructureError, UserError
+from k2jax.rl.evaluation import open_policy
+from k2jax.rl.event_loop import EventLoop
+from k2jax.rl.groups import PromptGroup
+from k2jax.rl.methods.base import Method, Methods, Parts, refuse_images
+from k2jax.rl.methods.judges import Gather, check_critic, open_judge, read_rubrics, uses_critic
+from k2jax.rl.sampler import Sampler
 from k2jax.rl.tasks import CRITIC, DrawnTask
+from k2jax.train.run import Run
 from k2jax.trajectory.annotations import PairVerdict, set_comparisons
 
-if TYPE_CHECKING:
-    from k2jax.rl.rollouts import PromptGroup
-
-Gather = Callable[..., Coroutine[Any, Any, list[Any]]]
 Answered = JudgeAnswer | InfrastructureError
-_DRAW = -2  # in the place of a turn, in the seed of the choice of pairs
 
 
-class Critic:
+class Critic(Method):
     """Judges the groups of an iteration, and makes tasks for the judge of what verifiers know.
 
     Args:
-        rl: the run's settings.
-        judge: who compares.
+        config: the experiment.
         rubrics: those of all tasks.
-        gather: runs coroutines that ask the judge; a lockstep client's, where the judge is the policy itself.
-        seed: of the run.
+        parts: of the run whose judge ``begin`` opens; None where ``judge_with`` is called instead.
     """
 
-    def __init__(
-        self, rl: RLConfig, judge: Judge, rubrics: tuple[Rubric, ...], gather: Gather = asyncio.gather, *, seed: int = 0
-    ):
-        self._rl, self._judge, self._rubrics, self._gather, self._seed = rl, judge, rubrics, gather, seed
-        self.is_policy = rl.critic.judge == "policy"
+    scope = "iteration"
 
-    def rewards(self, group: PromptGroup) -> bool:
-        """Whether a group's rewards are this critic's."""
-        return group.prompt.kind != CRITIC and self._rl.tasks[group.prompt.kind].reward == "critic"
+    def __init__(self, config: Config, rubrics: tuple[Rubric, ...], parts: Parts | None = None):
+        self._rl, self._seed, self._rubrics, self._parts = config.rl, config.train.seed, rubrics, parts
+        self._judge: Judge | None = None
+        self._gather: Gather = asyncio.gather
+        self._asks = config.rl.critic.judge == "policy" or processes.is_first()  # an endpoint is asked by the first
+
+    @staticmethod
+    def used(config: Config) -> bool:
+        """Whether anything is judged by comparison, or trains the judge."""
+        return uses_critic(config.rl)
+
+    @staticmethod
+    def check(config: Config) -> None:
+        """See ``check_critic``; judges see no images."""
+        check_critic(config)
+        refuse_images(config, "rl.critic", uses_critic(config.rl))
+
+    @classmethod
+    def open(cls, parts: Parts, methods: Methods) -> Critic:
+        """See ``Method``; the rubrics are part of the run's identity."""
+        if rubrics := read_rubrics(parts.config.rl):
+            parts.identity["set of rubrics"] = fingerprint(rubrics)
+        return cls(parts.config, rubrics, parts)
+
+    def judge_with(self, judge: Judge, gather: Gather) -> None:
+        """Sets the judge, and what runs the coroutines that ask it."""
+        self._judge, self._gather = judge, gather
+
+    def begin(self, run: Run, sampler: Sampler) -> None:
+        """Opens the judge of the run."""
+        parts, episodes = self._parts, sampler.episodes
+        about = parts.config, episodes.client, parts.chat, parts.tokenizer, episodes.scorer.log
+        self.judge_with(*open_judge(*about, parts.event_loop, parts.opened))
+
+    async def rewards(self, step: int, groups: Sequence[PromptGroup]) -> None:
+        """Sets the rewards of groups of the classes whose rewards are this critic's."""
+        if self._asks:
+            await self.compare([group for group in groups if self._gives(group)])
 
     async def compare(self, groups: Sequence[PromptGroup]) -> None:
         """Sets the rewards of complete groups, and masks samples about which the judge could not be asked.
@@ -82,7 +113,7 @@ class Critic:
                 else:
                     trajectory.reward = reward
 
-    def refinement(self, step: int, groups: Sequence[PromptGroup]) -> list[DrawnTask]:
+    def prompts(self, step: int, groups: Sequence[PromptGroup]) -> list[DrawnTask]:
         """The closed loop's tasks of an iteration: pairs of its verified responses, each in both orders, in this order.
 
         There are fewer than ``rl.critic.share`` asks for where too few prompts have responses of different rewards.
@@ -91,19 +122,26 @@ class Critic:
         if not rl.critic.share:
             return []
         count = max(1, round(rl.critic.share * rl.rollout.prompts / 2))
-        pairs = draw_pairs(self._verified(groups), count, derived_seed(self._seed, (step, 0, 0), _DRAW), self._fits)
+        pairs = draw_pairs(self._verified(groups), count, pairs_seed(self._seed, step), self._fits)
         return [
             DrawnTask(CRITIC, task)
             for number, pair in enumerate(pairs)
             for task in judge_tasks(pair, rl.critic.format, self._rubrics_of(pair.task), f"{step}/{number}")
         ]
 
+    def record(self, step: int, groups: Sequence[PromptGroup]) -> Mapping[str, float]:
+        """``verdict_metrics`` of the judge whose verdicts gave rewards, and of the policy's in the closed loop."""
+        judged = verdict_metrics([pair for group in groups for pair in group.judged])
+        refinement = refinement_metrics([group for group in groups if group.prompt.kind == CRITIC])
+        metrics = {"critic": judged, "refinement": refinement}
+        return {f"{name}/{key}": value for name, own in metrics.items() if own["pairs"] for key, value in own.items()}
+
     async def evaluate(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
         """Metrics ``eval/judge/...`` of the judge on verified pairs of some groups, one of each prompt at most.
 
         An endpoint is asked by the first process alone, which writes the metrics.
         """
-        if not (self.is_policy or processes.is_first()):
+        if not self._asks:
             return {}
         pairs = draw_pairs([pairs[:1] for pairs in self._verified(groups)], len(groups), 0, self._fits)
         judged = [pair for pair in await self.judged(pairs) if pair is not None]
@@ -111,7 +149,7 @@ class Critic:
 
     async def judged(self, pairs: Sequence[VerifiedPair]) -> list[JudgedPair | None]:
         """What the judge says of pairs whose better answer is known; None of one that it could not be asked about."""
-        asked = [(pair.task, pair.comparison(), Place(*pair.key, *pair.samples)) for pair in pairs]
+        asked = [(pair.task, pair.comparison(), Place(pair.key, pair.worse_sample)) for pair in pairs]
         judged: list[JudgedPair | None] = []
         for pair, answered in zip(pairs, await self._both_orders(asked), strict=True):
             said = [_choice(each) for each in answered]
@@ -127,8 +165,8 @@ class Critic:
         """What the judge says of comparisons, each in its order and in the other one."""
         questions = []
         for task, comparison, place in asked:
-            rubrics, back = self._rubrics_of(task), place._replace(first=place.second, second=place.first)
-            questions += [(comparison, rubrics, place), (comparison.swapped(), rubrics, back)]
+            rubrics = self._rubrics_of(task)
+            questions += [(comparison, rubrics, place), (comparison.swapped(), rubrics, place.swapped())]
         said = await self._gather(*(self._choose(*question) for question in questions))
         return list(zip(said[::2], said[1::2], strict=True))
 
@@ -140,22 +178,24 @@ class Critic:
 
     def _verified(self, groups: Sequence[PromptGroup]) -> list[list[VerifiedPair]]:
         """The verified pairs of every prompt that a verifier has judged."""
-        judged = [group for group in groups if group.prompt.task.verifier and not self._gave(group)]
+        judged = [group for group in groups if group.prompt.task.verifier and not self._gives(group)]
         return [verified_pairs(group.prompt.task, group.trajectories) for group in judged]
 
     def _fits(self, pair: VerifiedPair) -> bool:
         return self._judge.prompt(pair.comparison(), self._rubrics_of(pair.task)) is not None
 
-    def _gave(self, group: PromptGroup) -> bool:
+    def _gives(self, group: PromptGroup) -> bool:
         """Whether the rewards of a group are this critic's own, which are no truth; an evaluation's never are."""
-        return group.key[0] > 0 and self.rewards(group)
+        if group.purpose != "train" or group.prompt.kind == CRITIC:
+            return False
+        return self._rl.tasks[group.prompt.kind].reward == "critic"
 
     def _rubrics_of(self, task: Task) -> tuple[Rubric, ...]:
         return rubrics_for(task, self._rubrics)
 
 
 def _place(group: PromptGroup, contest: Contest, bout: Bout) -> Place:
-    return Place(*group.key, contest.answers[bout.one].sample, contest.answers[bout.two].sample)
+    return Place(group.episode(contest.answers[bout.one].sample), contest.answers[bout.two].sample)
 
 
 def _choice(answered: Answered) -> Said:
@@ -194,3 +234,26 @@ def _judgement(group: PromptGroup, sample: int) -> Judgement:
     metadata = group.prompt.task.metadata
     choice = group.trajectories[sample].reward.info.get("choice")
     return Judgement(choice, *metadata["lengths"], truth=metadata["verdict"])
+
+
+def judge_with_checkpoint(config: Config, checkpoint: str, pairs: Sequence[VerifiedPair]) -> list[JudgedPair | None]:
+    """Asks any checkpoint which answer of each pair is better, in both orders, with a new engine.
+
+    Args:
+        config: ``rl.critic`` is the judge, which has to be the policy, in ``data.chat_format``; ``rl.rollout`` sizes
+            the engine.
+        checkpoint: a checkpoint argument.
+        pairs: their better answers are known.
+
+    Returns:
+        What it says of every pair, for ``verdict_metrics``.
+
+    Raises:
+        UserError: a checkpoint or rubrics that cannot be read, or a config that has no critic.
+    """
+    if not uses_critic(config.rl) or config.rl.critic.judge != "policy":
+        raise UserError("config.rl has no policy that judges; set rl.critic.share, and rl.critic.judge to policy")
+    critic = Critic(config, read_rubrics(config.rl))
+    with EventLoop() as event_loop, contextlib.ExitStack() as opened:
+        critic.judge_with(*open_judge(config, *open_policy(config, checkpoint), None, event_loop, opened))
+        return event_loop.run(critic.judged(pairs))

@@ -1,4 +1,4 @@
-"""What an iteration's rollouts say: rewards by class, lengths, cuts, the rate of generation, and use of the engine."""
+"""Metrics of an iteration's episodes: rewards by class, lengths, cuts, rate of generation, and use of the engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from k2jax.agents.judges.verdict_metrics import verdict_metrics
 from k2jax.agents.verifier import FAILED
 from k2jax.config.schema import Config
 from k2jax.inference.engine import EngineStats
-from k2jax.rl.critic.critic import refinement_metrics
-from k2jax.rl.rewards.group_rewards import budgeted_reward
-from k2jax.rl.rollouts import PromptGroup
+from k2jax.rl.groups import PromptGroup, total_reward, verdict_terms
 from k2jax.rl.tasks import CRITIC
 from k2jax.trajectory import Trajectory
 
@@ -26,20 +23,20 @@ def iteration_record(
     Args:
         config: the experiment.
         groups: complete ones. Rewards and lengths are those of answers; the policy's verdicts in the closed loop have
-            keys of their own, ``refinement/...``, beside ``critic/...`` of the judge whose verdicts give rewards.
+            keys of their own, beside those of the judge whose verdicts give rewards; see ``methods.critic``.
         sampled_tokens: in the iteration, of answers that are complete or go on.
         seconds: wall time of the rollouts, scoring included [s].
     """
     rewards, right, verified, lengths, cut, masked = defaultdict(list), [], [], [], [], 0
-    refinement = [group for group in groups if group.prompt.kind == CRITIC]
     answered = [group for group in groups if group.prompt.kind != CRITIC]
     for group in answered:
-        by_critic = config.rl.tasks[group.prompt.kind].reward == "critic"
-        for trajectory in group.trajectories:
+        task = config.rl.tasks[group.prompt.kind]
+        rewards_K, by_critic = total_reward(verdict_terms(group, task)), task.reward == "critic"
+        for reward, trajectory in zip(rewards_K, group.trajectories, strict=True):
             if trajectory.status == "masked":
                 masked += 1
                 continue
-            rewards[group.prompt.kind].append(budgeted_reward(trajectory, config.rl.tasks[group.prompt.kind]))
+            rewards[group.prompt.kind].append(float(reward))
             if not by_critic:
                 right.append(trajectory.reward.value >= config.rl.correct_reward)
                 verified.append(trajectory.sampled_tokens)
@@ -55,9 +52,6 @@ def iteration_record(
         "rollout_seconds": seconds,
         "rollout_tokens_per_second": sampled_tokens / seconds,
     }
-    judged = [pair for group in answered for pair in group.judged]
-    for name, metrics in (("critic", verdict_metrics(judged)), ("refinement", refinement_metrics(refinement))):
-        record |= {f"{name}/{key}": value for key, value in metrics.items()} if metrics["pairs"] else {}
     if not lengths:
         return record
     every = [reward for of_kind in rewards.values() for reward in of_kind]

@@ -8,7 +8,6 @@ started it, and an episode that runs again starts the same ones, with the same r
 from __future__ import annotations
 
 import asyncio
-import itertools
 from pathlib import Path
 
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
@@ -16,13 +15,13 @@ from k2jax.agents.collect.queue_file import FILE, WrittenTask
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import LEASE_AND_NUMBER, RecordPlace, Said, StartedEnd, StartOrder
 from k2jax.agents.errors import SubEpisodeError
-from k2jax.agents.task import Task
+from k2jax.agents.spawning import Run, SubEpisode
 from k2jax.files.append_log import AppendLog, Lines
 from k2jax.trajectory import Trajectory
 
 
-class StartedTasks:
-    """Started tasks of a worker's leases.
+class SpawnedTasks:
+    """The sub-episodes of a worker's leases.
 
     Args:
         folder: of the collection.
@@ -35,17 +34,18 @@ class StartedTasks:
         self._written = AppendLog(shard_path(folder, shard) / FILE, Lines())
         self._waiting: dict[tuple[int, int], asyncio.Future[RecordPlace]] = {}
 
-    def starter(self, lease: int, written: WrittenTask) -> EpisodeStarter:
-        """What the episode of a lease starts others with."""
-        return EpisodeStarter(self, lease, written)
+    def of(self, lease: int) -> Run:
+        """What the ``Spawner`` of a lease's episode runs its sub-episodes with."""
+        return lambda spawned: self._run(lease, spawned)
 
-    async def run(self, lease: int, number: int, written: WrittenTask) -> Trajectory:
-        """Waits for the end of a task that a lease starts; cancelling the coroutine cancels the task.
+    async def _run(self, lease: int, spawned: SubEpisode) -> Trajectory:
+        """Waits for the end of a task that a lease spawns; cancelling the coroutine cancels the task.
 
         Raises:
             SubEpisodeError: it has no trajectory.
         """
-        name = lease, number
+        name = lease, number = lease, spawned.path[-1]
+        written = WrittenTask(spawned.kind, spawned.task, spawned.path)
         done = self._waiting[name] = asyncio.get_running_loop().create_future()
         self._connection.send(Said.START, StartOrder(lease, number, self._written.append(written.line())).pack())
         try:
@@ -55,10 +55,7 @@ class StartedTasks:
             raise
         finally:
             del self._waiting[name]
-        trajectory = stored_trajectory(self._folder, place)
-        if trajectory.status == "masked":
-            raise SubEpisodeError(trajectory.error)
-        return trajectory
+        return stored_trajectory(self._folder, place)
 
     def settle(self, ended: StartedEnd) -> None:
         """The scheduler says that a task has ended."""
@@ -73,22 +70,3 @@ class StartedTasks:
     def close(self) -> None:
         """Closes the file."""
         self._written.close()
-
-
-class EpisodeStarter:
-    """Starts the sub-episodes of one episode.
-
-    Attributes:
-        path: numbers of the started tasks from the collection's task to this episode; empty for the former.
-    """
-
-    def __init__(self, tasks: StartedTasks, lease: int, written: WrittenTask):
-        self.path = written.path
-        self._tasks, self._lease, self._kind = tasks, lease, written.kind
-        self._numbers = itertools.count()
-
-    async def start(self, task: Task, kind: str = "") -> Trajectory:
-        """Runs a task to its end; see ``Rollout.spawn``."""
-        number = next(self._numbers)  # now, so that those that are started together are numbered in their order
-        written = WrittenTask(kind or self._kind, task, (*self.path, number))
-        return await self._tasks.run(self._lease, number, written)

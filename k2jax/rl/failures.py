@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from k2jax.errors import UserError
-from k2jax.rl.rollouts import PromptGroup
+from k2jax.rl.groups import PromptGroup
 from k2jax.trajectory import Trajectory
 
 WORTH_A_LINE = 0.1
@@ -16,7 +16,7 @@ PATIENCE = 3
 _SHOWN = 200  # characters of a reason
 
 
-class MaskedWatch:
+class FailureGuard:
     """Watches for iterations of which little or nothing is left.
 
     Samples that a failure of machines has masked enter no gradient. A run in which all of them are masked, iteration
@@ -44,8 +44,8 @@ class MaskedWatch:
             self._note(f"step {step:,}: {masked_words(samples)}")
         if self._in_a_row == PATIENCE:
             raise UserError(
-                f"no sample of the last {PATIENCE} iterations counts; {masked_words(samples)}; mend that and start the "
-                "run again, which goes on from its newest checkpoint"
+                f"no sample of the last {PATIENCE} iterations counts; {masked_words(samples)}; fix this and start the "
+                "run again, which continues from its newest checkpoint"
             )
 
 

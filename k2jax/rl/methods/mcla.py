@@ -14,16 +14,20 @@ import numpy as np
 
 from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
+from k2jax.rl.groups import PromptGroup
+from k2jax.rl.methods.base import Method, Methods, Parts, refuse_images
 from k2jax.rl.packing.repacking import repacked
-from k2jax.rl.packing.rows import padding_like
+from k2jax.rl.packing.rows import PackedRows, padding_like
 
 Score = Callable[[Sequence[PackedBatch]], np.ndarray]
 ROUNDING = 1e-5
 """Standard deviation across passes up to which they differ by float32's rounding alone [nats]."""
 
 
-class OldLogprobs:
+class MCLA(Method):
     """Fills ``old_logprob`` of an iteration's rows.
+
+    All updates of an iteration get theirs before the first one: log pi_old is that of the weights that sampled.
 
     Args:
         config: the experiment.
@@ -34,6 +38,35 @@ class OldLogprobs:
     def __init__(self, config: Config, score: Score, note: Callable[[str], None]):
         self._seed, self._mcla, self._said = config.train.seed, config.rl.loss.mcla, False
         self._score, self._note = score, note
+        self._record: Mapping[str, float] = {}
+
+    @staticmethod
+    def used(config: Config) -> bool:
+        """Whether log pi_old is recomputed."""
+        return config.rl.loss.old != "rollout"
+
+    @staticmethod
+    def check(config: Config) -> None:
+        """Passes with other packings are not built for images; raises UserError."""
+        refuse_images(config, "rl.loss.mcla.passes", config.rl.loss.mcla.passes > 1)
+
+    @classmethod
+    def open(cls, parts: Parts, methods: Methods) -> MCLA:
+        """See ``Method``."""
+        return cls(parts.config, parts.score, lambda line: parts.run.note(line))
+
+    def prepare(self, step: int, updates: Mapping[int, PackedRows]) -> Mapping[int, PackedRows]:
+        """The updates with log pi_old; see ``fill``."""
+        self._record = {}
+        if not updates:
+            return updates
+        filled, self._record = self.fill(step, [packed.rows for packed in updates.values()])
+        pairs = zip(updates.items(), filled, strict=True)
+        return {number: packed._replace(rows=rows) for (number, packed), rows in pairs}
+
+    def record(self, step: int, groups: Sequence[PromptGroup]) -> Mapping[str, float]:
+        """Metrics of ``prepare``."""
+        return self._record
 
     def fill(
         self, step: int, updates: Sequence[Sequence[PackedBatch]]

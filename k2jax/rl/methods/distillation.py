@@ -13,46 +13,82 @@ import time
 import numpy as np
 
 from k2jax.batch import PackedBatch
-from k2jax.rl.distillation.teachers import Teachers
-from k2jax.rl.sync.offload import at_rest
+from k2jax.config.schema import Config
+from k2jax.losses.base import Loss
+from k2jax.losses.distill import Distillation as DistillationTerm
+from k2jax.rl.groups import PromptGroup
+from k2jax.rl.methods.base import Method, Methods, Parts, refuse_images
+from k2jax.rl.methods.teacher_table import chosen_teachers
+from k2jax.rl.methods.teachers import Teachers
+from k2jax.rl.packing.rows import PackedRows
+from k2jax.rl.sampler import Sampler
+from k2jax.rl.sync.offload import offloaded
 from k2jax.train.run import Run
 
 
-class Distiller:
+class Distillation(Method):
     """Writes what teachers say into the targets of the rows of an iteration.
 
     Args:
-        run: of the student.
+        config: the experiment.
         teachers: one for every class of tasks.
     """
 
-    def __init__(self, run: Run, teachers: Teachers):
-        self._run, self._config, self._teachers = run, run.config.rl.distill, teachers
+    has_signal = True
+
+    def __init__(self, config: Config, teachers: Teachers):
+        self._config, self._teachers = config.rl.distill, teachers
+        self._run: Run | None = None
         self._scores: dict[int, np.ndarray] = {}
         self._gaps: list[np.ndarray] = []
         self._domains: list[np.ndarray] = []
         self._seconds = 0.0
 
-    def begin(self, updates: Mapping[int, Sequence[PackedBatch]]) -> None:
-        """Asks the teachers about all rows of an iteration, those ``[S]`` of every update by its number."""
+    @staticmethod
+    def used(config: Config) -> bool:
+        """Whether distillation has a weight."""
+        return bool(config.rl.distill.weight)
+
+    @staticmethod
+    def check(config: Config) -> None:
+        """Teachers see no images; raises UserError."""
+        refuse_images(config, "rl.distill.weight", bool(config.rl.distill.weight))
+
+    @staticmethod
+    def terms(config: Config) -> tuple[Loss, ...]:
+        """The gap as a component of its own, where it is not added to advantages."""
+        distill = config.rl.distill
+        return (DistillationTerm(distill.weight),) if distill.into == "component" else ()
+
+    @classmethod
+    def open(cls, parts: Parts, methods: Methods) -> Distillation:
+        """See ``Method``; who teaches what is part of the run's identity."""
+        chosen = chosen_teachers(parts.config, parts.workdir)
+        teachers = Teachers(parts.config, parts.program, parts.tokenizer, chosen)
+        parts.identity["set of teachers"] = teachers.fingerprint
+        return cls(parts.config, teachers)
+
+    def begin(self, run: Run, sampler: Sampler) -> None:
+        """The student is the policy of ``run``."""
+        self._run = run
+
+    def prepare(self, step: int, updates: Mapping[int, PackedRows]) -> Mapping[int, PackedRows]:
+        """Asks the teachers about the rows of all updates."""
         began, self._gaps, self._domains = time.perf_counter(), [], []
-        with at_rest(self._run):
-            scores = self._teachers.score([_without_routes(rows) for rows in updates.values()])
+        with offloaded(self._run):
+            scores = self._teachers.score([_without_routes(packed.rows) for packed in updates.values()])
         self._scores = dict(zip(updates, scores, strict=True))
         self._seconds = time.perf_counter() - began
+        return updates
 
-    def judge(self, number: int, rows: Sequence[PackedBatch]) -> bool:
-        """Completes the targets of update ``number``, in place, before it is done.
+    def before_update(self, step: int, number: int, rows: list[PackedBatch]) -> list[PackedBatch] | None:
+        """Completes the targets of an update, in place.
 
         The gap of each sampled token is added to its advantage with ``config.rl.distill.weight``, or becomes its
         ``distill``, which the loss scales. Verdicts of the policy as a judge have no teacher, and a gap of 0.
 
-        Args:
-            number: of the update in the iteration.
-            rows: of the update, as ``begin`` has seen them.
-
         Returns:
-            Whether there is anything to train on: an advantage that is not 0, or a teacher that disagrees.
+            The rows; None where there is nothing to train on: every advantage is 0, and no teacher disagrees.
         """
         began, teacher_RS = time.perf_counter(), self._scores[number]
         student_RS = self._teachers.student.score_rows(self._run.state.params, _without_routes(rows))
@@ -67,9 +103,10 @@ class Distiller:
             self._gaps.append(gap_S[judged_S])
             self._domains.append(targets.domain[judged_S])
         self._seconds += time.perf_counter() - began
-        return any(row.targets.advantage.any() or row.targets.distill.any() for row in rows)
+        is_flat = not any(row.targets.advantage.any() or row.targets.distill.any() for row in rows)
+        return None if is_flat else rows
 
-    def record(self) -> Mapping[str, float]:
+    def record(self, step: int, groups: Sequence[PromptGroup]) -> Mapping[str, float]:
         """Metrics of the iteration: the mean of log pi - log pi_teacher over its tokens, and over those of each class.
 
         It estimates the reverse Kullback-Leibler divergence of student and teacher without bias [nats per token].
@@ -88,21 +125,3 @@ class Distiller:
 def _without_routes(rows: Sequence[PackedBatch]) -> list[PackedBatch]:
     """Rows in which each model's own router decides, also where training replays the experts of the sampling."""
     return [row.replace(experts=None) for row in rows]
-
-
-def equalize_domains(rows: Sequence[PackedBatch]) -> None:
-    """Weighs the tokens of an update's rows, in place, so that every class of tasks in it counts equally.
-
-    A mean over tokens becomes the mean over classes of the means over their tokens; the weights still add up to the
-    number of sampled tokens, each counted as often as its responses.
-
-    Args:
-        rows: rows ``[S]`` with PolicyTargets, of the whole update.
-    """
-    domain = np.concatenate([row.targets.domain for row in rows])
-    mask = np.concatenate([row.targets.mask for row in rows])
-    counts = {number: mask[domain == number].sum() for number in np.unique(domain[mask > 0])}
-    for row in rows:
-        for number, count in counts.items():
-            own_S = row.targets.domain == number
-            row.targets.weight[own_S] = row.targets.mask[own_S] * (mask.sum() / (len(counts) * count))

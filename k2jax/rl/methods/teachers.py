@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import functools
 import hashlib
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from k2jax.errors import UserError
 from k2jax.inference.checksum import bit_sum, digest, seed_of
 from k2jax.inference.weights import named_leaves
 from k2jax.parallel.resharding import from_logical, logical_partition
-from k2jax.rl.distillation.teacher_table import chosen_teachers, named_checkpoints
+from k2jax.rl.methods.teacher_table import named_checkpoints
 from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.rl.sync.offload import on_devices, to_host
 from k2jax.text.tokenizer import Tokenizer
@@ -136,14 +135,3 @@ def _read(opened: Opened, scoring: ScoringPass) -> tuple[Any, str]:
 
 
 _checksum = jax.jit(bit_sum)
-
-
-def open_teachers(config: Config, program: Program, tokenizer: Tokenizer, workdir: Path) -> Teachers | None:
-    """The teachers of a run by its evaluation table; None where ``config.rl.distill.weight`` is 0.
-
-    Raises:
-        UserError: a mistake in the teachers or in their table.
-    """
-    if not config.rl.distill.weight:
-        return None
-    return Teachers(config, program, tokenizer, chosen_teachers(config, workdir))

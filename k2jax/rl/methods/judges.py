@@ -1,24 +1,24 @@
-"""The judge that ``config.rl.critic`` describes: checked, opened and closed."""
+"""The judge that ``config.rl.critic`` describes: checked and opened."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine
 import contextlib
 import os
 import re
+from typing import Any
 
 from k2jax import processes
 from k2jax.agents.judges.judge import Judge
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
-from k2jax.agents.judges.rubrics import Rubric, fingerprint, load_rubrics
+from k2jax.agents.judges.rubrics import Rubric, load_rubrics
 from k2jax.agents.verdicts import VerdictLog
 from k2jax.client import HTTPClient
 from k2jax.config.schema import Config, RLConfig
 from k2jax.convert.loading import tokenizer_of
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
-from k2jax.rl.critic.critic import Critic
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.tasks import CRITIC
 from k2jax.text.chat import ChatFormat, chat_format
@@ -72,22 +72,20 @@ def read_rubrics(rl: RLConfig) -> tuple[Rubric, ...]:
     return () if rl.critic.format == "compact" else load_rubrics(rl.critic.rubrics)
 
 
-def rubrics_identity(config: Config) -> dict[str, str]:
-    """What ties a checkpoint to its rubrics: their hash by a name for messages; empty for a run without them."""
-    rubrics = read_rubrics(config.rl) if uses_critic(config.rl) else ()
-    return {"set of rubrics": fingerprint(rubrics)} if rubrics else {}
+Gather = Callable[..., Coroutine[Any, Any, list[Any]]]
+"""Runs coroutines that ask a judge: a lockstep client's, where the judge is the policy itself."""
 
 
-@contextlib.contextmanager
-def open_critic(
+def open_judge(
     config: Config,
     client: LockstepClient,
     chat: ChatFormat,
     tokenizer: Tokenizer,
     log: VerdictLog | None,
     event_loop: EventLoop,
-) -> Iterator[Critic | None]:
-    """The critic of a run, or None for a run without one.
+    opened: contextlib.ExitStack,
+) -> tuple[Judge, Gather]:
+    """The judge of a run, and what runs the coroutines that ask it.
 
     Args:
         config: the run's.
@@ -95,33 +93,25 @@ def open_critic(
         chat: the policy's conversations.
         tokenizer: the policy's.
         log: verdicts on comparisons are written to it.
-        event_loop: on which the rollouts run.
+        event_loop: on which the judge is asked.
+        opened: closes the connections to an endpoint.
 
     Raises:
         UserError: the endpoint's tokenizer cannot be read or has no chat format.
     """
     rl, critic = config.rl, config.rl.critic
-    if not uses_critic(rl):
-        yield None
-        return
-    log = log if processes.is_first() else None
-    rubrics, style = read_rubrics(rl), JUDGE_FORMATS[critic.format]
+    log, style = log if processes.is_first() else None, JUDGE_FORMATS[critic.format]
     options = {"max_tokens": critic.max_tokens, "log": log}
     if critic.judge == "policy":
         # Every process of the engine has to ask: the log of the first one alone must not decide what it runs.
         options |= {"name": "policy", "max_length": rl.rollout.max_length, "always_asks": True}
-        judge = Judge(client, chat, tokenizer, style, **options)
-        yield Critic(rl, judge, rubrics, client.gather, seed=config.train.seed)
-        return
+        return Judge(client, chat, tokenizer, style, **options), client.gather
     if critic.tokenizer:
         tokenizer = tokenizer_of(critic.tokenizer)
         chat = chat_format(tokenizer)
     key = os.environ[critic.api_key_variable] if critic.api_key_variable else None
-    endpoint = HTTPClient(
-        critic.url, critic.model, api_key=key, timeout=critic.timeout, attempts=1 + rl.scoring.retries
-    )
-    try:
-        judge = Judge(endpoint, chat, tokenizer, style, name=critic.model, concurrency=critic.concurrency, **options)
-        yield Critic(rl, judge, rubrics, asyncio.gather, seed=config.train.seed)
-    finally:
-        event_loop.run(endpoint.__aexit__())
+    attempts = 1 + rl.scoring.retries
+    endpoint = HTTPClient(critic.url, critic.model, api_key=key, timeout=critic.timeout, attempts=attempts)
+    opened.callback(lambda: event_loop.run(endpoint.__aexit__()))
+    options |= {"name": critic.model, "concurrency": critic.concurrency}
+    return Judge(endpoint, chat, tokenizer, style, **options), asyncio.gather

@@ -1,0 +1,81 @@
+"""Sub-episodes: what a running episode spawns runs as an episode of its own, with random numbers of its own.
+
+They are part of the environment of the episode that spawns them, as the frozen sub-agents of Kimi K2.5 (section 3):
+what the model samples there is not trained on. An episode that is rebuilt spawns the same ones again, in the same
+order, and those that have ended are not run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from k2jax.agents.errors import SubEpisodeError
+from k2jax.agents.task import Task
+from k2jax.trajectory import Trajectory
+
+SPAWNED = "started"
+"""Key of a trajectory's metadata: what became of the sub-episodes that it spawned, by their numbers from 0."""
+
+
+class SubEpisode(NamedTuple):
+    """A sub-episode that is to be run.
+
+    Attributes:
+        task: what is asked.
+        kind: class of the task, which decides how it is sampled.
+        path: numbers of the sub-episodes from the run's own episode down to this one; with the key of that episode it
+            decides what is random in it, see ``spawned_seed``.
+        spawner: spawns its own sub-episodes.
+    """
+
+    task: Task
+    kind: str
+    path: tuple[int, ...]
+    spawner: Spawner
+
+
+Run = Callable[[SubEpisode], Awaitable[Trajectory]]
+"""Runs a sub-episode to its end: in this process, or on another worker."""
+
+
+class Spawner:
+    """Spawns the sub-episodes of one episode.
+
+    Args:
+        run: runs one of them.
+        kind: class of its task.
+        path: of the episode, see ``SubEpisode``; empty for the run's own episode.
+    """
+
+    def __init__(self, run: Run, kind: str = "", path: tuple[int, ...] = ()):
+        self._run, self._kind, self.path = run, kind, path
+        self._place = self._runs = 0
+        self._ended: dict[int, Trajectory] = {}  # by place
+
+    def begin(self) -> None:
+        """Begins an attempt of the episode: its sub-episodes are counted from 0 again."""
+        self._place = 0
+
+    async def spawn(self, task: Task, kind: str = "") -> tuple[int, Trajectory]:
+        """Runs a task to its end; cancelling the coroutine cancels the sub-episode.
+
+        Args:
+            task: what is asked; it may spawn others.
+            kind: class of the task; that of the spawning episode by default.
+
+        Returns:
+            The number of the sub-episode in its episode, and its trajectory, finished or truncated.
+
+        Raises:
+            SubEpisodeError: it was masked.
+        """
+        place, self._place = self._place, self._place + 1
+        if place not in self._ended:
+            number, self._runs = self._runs, self._runs + 1  # now, so that those spawned together keep their order
+            path, kind = (*self.path, number), kind or self._kind
+            trajectory = await self._run(SubEpisode(task, kind, path, Spawner(self._run, kind, path)))
+            if trajectory.status == "masked":
+                raise SubEpisodeError(trajectory.error)
+            self._ended[place] = trajectory
+        return place, self._ended[place]

@@ -1,0 +1,191 @@
+"""The episodes of groups by a client in lockstep: sampled, and scored while others are still generated.
+
+Engine and coroutines run in lockstep, so that a run that is killed and resumed samples the same tokens with the same
+rounding. Verdicts do not influence generation: they are awaited outside of the lockstep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+import json
+
+from k2jax import processes
+from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey, spawned_seed
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.spawning import Run, Spawner, SubEpisode
+from k2jax.agents.wiring import EnvironmentMaker
+from k2jax.client import Sampling
+from k2jax.config.schema import Config
+from k2jax.errors import UserError
+from k2jax.inference import LockstepClient
+from k2jax.rl.groups import PromptGroup, class_of
+from k2jax.rl.schedules import sampling_temperature
+from k2jax.rl.tasks import class_config
+from k2jax.text.chat import ChatFormat
+from k2jax.text.media_reading import MediaReader
+from k2jax.text.tokenizer import Tokenizer
+from k2jax.trajectory import Reward, Trajectory
+
+Judge = Callable[[Sequence[PromptGroup]], Awaitable[None]]
+"""Gives responses rewards that no verifier gives, where groups are complete."""
+
+
+class Episodes:
+    """Samples and scores responses.
+
+    Args:
+        config: the experiment.
+        client: over the engine.
+        chat: format of conversations.
+        tokenizer: its vocabulary.
+        scorer: verifiers; only the first process asks them.
+        media: reads the images of messages; None for a model of text alone.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        client: LockstepClient,
+        chat: ChatFormat,
+        tokenizer: Tokenizer,
+        scorer: Scorer,
+        *,
+        media: MediaReader | None = None,
+    ):
+        self.config, self.client, self._chat, self._tokenizer = config, client, chat, tokenizer
+        self.scorer, self._media = scorer, media
+        self._environments = EnvironmentMaker(config.rl.rollout.sandbox, images=config.rl.images, repositories=None)
+
+    async def run(
+        self,
+        step: int,
+        groups: Sequence[PromptGroup],
+        *,
+        token_cap: int = 0,
+        greedy: int = 0,
+        judge: Judge | None = None,
+    ) -> None:
+        """Samples and scores every response of some groups of one purpose that is not done.
+
+        Args:
+            step: iteration from 1, which decides the temperature of responses that begin.
+            groups: their trajectories are replaced.
+            token_cap: tokens that a response may grow by; 0 is no cap.
+            greedy: number of samples of each group, from the first, that take the most likely tokens.
+            judge: called with the complete groups when all responses are generated.
+        """
+        scoring: list[asyncio.Task] = []
+
+        async def respond(group: PromptGroup, sample: int) -> None:
+            trajectory = await self._episode(step, group, sample, token_cap, greedy=sample < greedy)
+            group.trajectories[sample] = trajectory
+            if trajectory.status in ("finished", "truncated") and processes.is_first() and self._is_verified(group):
+                scoring.append(asyncio.create_task(self.scorer.judge(group.prompt.task, trajectory)))
+
+        unfinished = [
+            (group, sample)
+            for group in groups
+            for sample, trajectory in enumerate(group.trajectories)
+            if trajectory is None or trajectory.status == "unfinished"
+        ]
+        at_a_time = self.config.rl.rollout.concurrency or max(1, len(unfinished))
+        for first in range(0, len(unfinished), at_a_time):
+            await self.client.gather(*(respond(*each) for each in unfinished[first : first + at_a_time]))
+        complete = [group for group in groups if group.complete]
+        if judge is not None:
+            await judge(complete)
+        await asyncio.gather(*scoring)
+        _share_verdicts(step, groups)
+
+    async def _episode(self, step: int, group: PromptGroup, sample: int, token_cap: int, *, greedy: bool) -> Trajectory:
+        task, key, seed = group.prompt.task, group.episode(sample), self.config.train.seed
+        sampling = lambda kind: self._sampling(group, kind, step, greedy)  # noqa: E731
+        return await run_episode(
+            task,
+            self.client,
+            self._chat,
+            self._tokenizer,
+            self._environments.make(task),
+            key=key,
+            seed=seed,
+            sampling=sampling(group.prompt.kind),
+            token_cap=token_cap,
+            trajectory=group.trajectories[sample],
+            spawner=Spawner(_refused if token_cap else self.sub_episodes(key, seed, sampling), group.prompt.kind),
+            media=self._media,
+        )
+
+    def sub_episodes(self, key: EpisodeKey, seed: int, sampling: Callable[[str], Sampling]) -> Run:
+        """What runs the sub-episodes of one episode, in lockstep with all others.
+
+        Args:
+            key: of the episode.
+            seed: of the run.
+            sampling: how the messages of a class of tasks are sampled.
+        """
+
+        async def run(spawned: SubEpisode) -> Trajectory:
+            trajectory = await run_episode(
+                spawned.task,
+                self.client,
+                self._chat,
+                self._tokenizer,
+                self._environments.make(spawned.task),
+                key=key,
+                seed=spawned_seed(seed, key, spawned.path),
+                sampling=sampling(spawned.kind),
+                spawner=spawned.spawner,
+                media=self._media,
+            )
+            if spawned.task.verifier and trajectory.status in ("finished", "truncated"):
+                await self.scorer.judge(spawned.task, trajectory)
+            return trajectory
+
+        async def in_lockstep(spawned: SubEpisode) -> Trajectory:
+            if spawned.task.verifier and processes.count() > 1:
+                raise UserError(
+                    f"the sub-episode {spawned.task.id!r} has a verifier, and only the first of {processes.count()} "
+                    "processes asks verifiers; leave its verifier out"
+                )
+            (trajectory,) = await self.client.gather(run(spawned))
+            return trajectory
+
+        return in_lockstep
+
+    def _is_verified(self, group: PromptGroup) -> bool:
+        """Whether a verifier judges a group: other rewards are for training, and evaluations ask for the truth."""
+        if group.purpose == "train" and class_of(self.config.rl, group).reward != "verifier":
+            return False
+        return bool(group.prompt.task.verifier)
+
+    def _sampling(self, group: PromptGroup, kind: str, step: int, greedy: bool) -> Sampling:
+        class_of_tasks, evaluation = class_config(self.config.rl, kind), group.purpose == "eval"
+        decayed = 1.0 if evaluation else sampling_temperature(class_of_tasks, step - 1, self.config.train.steps)
+        return Sampling(
+            max_tokens=class_of_tasks.max_tokens,
+            temperature=0.0 if greedy else decayed,
+            return_experts=not evaluation and self.config.rl.rollout.routing != "own",
+        )
+
+
+async def _refused(spawned: SubEpisode) -> Trajectory:
+    """Runs sub-episodes where the weights may change while an episode waits to continue."""
+    raise UserError(
+        f"the sub-episode {spawned.task.id!r} would be another one when its episode goes on after "
+        "config.rl.rollout.token_cap; set that to 0"
+    )
+
+
+def _share_verdicts(step: int, groups: Sequence[PromptGroup]) -> None:
+    """Gives every process the verdicts of the first one, under a name that is used once in a run."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if processes.count() == 1 or not trajectories:
+        return
+    name = f"verdicts/{step}/{trajectories[-1].purpose}/{trajectories[-1].key}"
+    own = [(each.status, each.error, each.reward) for each in trajectories]
+    shared = json.loads(processes.broadcast_from_first(name, json.dumps(own)))
+    for trajectory, (status, error, reward) in zip(trajectories, shared, strict=True):
+        trajectory.status, trajectory.error = status, error
+        trajectory.reward = None if reward is None else Reward(*reward)

@@ -1,0 +1,122 @@
+"""Groups of responses to one prompt: their rewards as a sum of named terms, and the samples that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.judges.verdict_metrics import JudgedPair
+from k2jax.config.schema import RLConfig, TaskConfig
+from k2jax.rl.advantages import group_advantages
+from k2jax.rl.packing.training_paths import TrainingSample
+from k2jax.rl.tasks import DrawnTask, class_config
+from k2jax.trajectory import Trajectory
+from k2jax.trajectory.types import Purpose
+
+
+class RewardTerm(NamedTuple):
+    """A part of the rewards of a group.
+
+    Attributes:
+        name: ``verdict``, ``overlong``, or what a method calls its own.
+        values_K: float64 ``[K]`` of the K responses; 0 for masked ones.
+        weight: times which it counts.
+    """
+
+    name: str
+    values_K: np.ndarray
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(eq=False)
+class PromptGroup:
+    """The responses to one prompt.
+
+    Attributes:
+        number: of the prompt in the run; -1 of one that is not of the mixture's sequence.
+        key: (step in which it began, place among that step's prompts).
+        prompt: class and task.
+        trajectories: one for each sample; None before it began.
+        purpose: what its episodes are for.
+        judged: what a critic said of pairs of them.
+        terms: of the rewards, in the order in which they are added up; set when the group goes to the trainer.
+    """
+
+    number: int
+    key: tuple[int, int]
+    prompt: DrawnTask
+    trajectories: list[Trajectory | None]
+    purpose: Purpose = "train"
+    judged: list[JudgedPair] = dataclasses.field(default_factory=list)
+    terms: list[RewardTerm] = dataclasses.field(default_factory=list)
+
+    def episode(self, sample: int) -> EpisodeKey:
+        """The key of a sample's episode."""
+        return EpisodeKey(self.purpose, *self.key, sample)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no response continues in a later iteration."""
+        return all(trajectory is not None and trajectory.status != "unfinished" for trajectory in self.trajectories)
+
+    @property
+    def counted_K(self) -> np.ndarray:
+        """Bool ``[K]``, False for samples that a failure of the infrastructure has masked."""
+        return np.array([trajectory.status != "masked" for trajectory in self.trajectories], bool)
+
+
+def total_reward(terms: Sequence[RewardTerm]) -> np.ndarray:
+    """The weighted sum of terms, float64 ``[K]``."""
+    total_K = np.zeros(len(terms[0].values_K))
+    for term in terms:
+        total_K += term.weight * term.values_K
+    return total_K
+
+
+def verdict_terms(group: PromptGroup, task: TaskConfig) -> list[RewardTerm]:
+    """The reward of a verifier or a critic, and the penalty of the class of tasks where a budget has cut the response.
+
+    Budget control of Kimi K2 (section 3.2.3): a response that reaches ``max_tokens`` is truncated, penalised, and stays
+    in the loss. Advantages of a group therefore hold the cost of its length.
+
+    Raises:
+        ValueError: a trajectory that is not masked is not finished, or nobody has scored it.
+    """
+    verdict_K, cut_K = np.zeros((2, len(group.trajectories)))
+    for sample in np.flatnonzero(group.counted_K):
+        trajectory = group.trajectories[sample]
+        if trajectory.status not in ("finished", "truncated") or trajectory.reward is None:
+            raise ValueError(f"trajectory {trajectory.key} is {trajectory.status} and has no reward to train on")
+        verdict_K[sample] = trajectory.reward.value
+        cut_K[sample] = trajectory.status == "truncated"
+    return [RewardTerm("verdict", verdict_K), RewardTerm("overlong", -cut_K, task.overlong_penalty)]
+
+
+def training_samples(rl: RLConfig, groups: Sequence[PromptGroup]) -> tuple[list[list[TrainingSample]], int]:
+    """What is trained on of each group, and the number of groups whose advantages are all 0.
+
+    Args:
+        rl: settings; with ``skip_flat_groups`` such groups are left out.
+        groups: complete ones, with the terms of their rewards.
+    """
+    samples, flat = [], 0
+    numbers = {name: number for number, name in enumerate(sorted(rl.tasks))}
+    for group in groups:
+        counted_K = group.counted_K
+        advantages = group_advantages(total_reward(group.terms)[None], counted_K[None], rl.advantage)[0]
+        flat += not advantages.any()
+        if advantages.any() or not rl.skip_flat_groups:
+            kept = advantages if rl.distill.rewards else np.zeros_like(advantages)
+            domain = numbers.get(group.prompt.kind, len(numbers))  # verdicts of the policy are a class of their own
+            chosen = np.flatnonzero(counted_K)
+            samples.append([TrainingSample(group.trajectories[i], float(kept[i]), domain) for i in chosen])
+    return samples, flat
+
+
+def class_of(rl: RLConfig, group: PromptGroup) -> TaskConfig:
+    """How a group's class of tasks is sampled and rewarded."""
+    return class_config(rl, group.prompt.kind)

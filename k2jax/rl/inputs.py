@@ -1,0 +1,82 @@
+"""What a run reads: its tokenizer and chat format, the images of tasks, and verifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+import contextlib
+from pathlib import Path
+
+from k2jax import processes
+from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.task import Task
+from k2jax.agents.verdicts import VerdictLog
+from k2jax.agents.verifier_pool.pool import VerifierPool
+from k2jax.config.schema import Config, ImagesConfig, ModelConfig
+from k2jax.convert.loading import tokenizer_of
+from k2jax.data.vocabulary import prepare_tokenizer
+from k2jax.errors import UserError
+from k2jax.rl.event_loop import EventLoop
+from k2jax.text.chat import ChatFormat, configured_chat
+from k2jax.text.media_reading import MediaReader
+from k2jax.text.tokenizer import Tokenizer, load_tokenizer
+from k2jax.train.run import say
+
+EPISODE_IMAGES, EPISODE_MEGAPIXELS = 4096, 1000.0
+"""Most images of an episode, and most of their pixels before they are reduced [10^6]: its messages may be hostile."""
+
+
+def open_chat(config: Config, workdir: Path) -> tuple[Tokenizer, ChatFormat]:
+    """The tokenizer of the weights that the run starts from, which it keeps in its workdir, and its chat format.
+
+    Raises:
+        UserError: there is no tokenizer, or its vocabulary is larger than the model's.
+    """
+    folder = workdir / "tokenizer"
+    if folder.exists():
+        tokenizer = load_tokenizer(folder)
+    elif config.init_from:
+        tokenizer = tokenizer_of(config.init_from)
+    else:
+        tokenizer = prepare_tokenizer(config.data, builder=processes.is_first(), log=say)
+    if tokenizer.vocab_size > config.model.vocab:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, config.model.vocab only {config.model.vocab}; raise it"
+        )
+    processes.barrier("tokenizer", None)
+    if processes.is_first():
+        tokenizer.save(folder)
+    return tokenizer, configured_chat(tokenizer, config.data.chat_format)
+
+
+def open_images(model: ModelConfig, images: ImagesConfig, tokenizer: Tokenizer) -> MediaReader | None:
+    """What reads the images of tasks, in the sizes of the run; None for a model of text.
+
+    Raises:
+        UserError: the vocabulary has no tokens of media, or the extra ``vision`` is not installed.
+    """
+    if not model.vision.layers:
+        return None
+    try:
+        from k2jax.data.images.processor import run_processor
+        from k2jax.inference.media_reader import ImageReader, MediaLimits
+    except ModuleNotFoundError as error:
+        raise UserError(f'{error.name} is not installed: pip install -e ".[vision]"') from None
+    limits = MediaLimits(EPISODE_IMAGES, EPISODE_MEGAPIXELS, patches=images.patches)
+    return ImageReader(run_processor(model.vision, images), tokenizer, limits)
+
+
+@contextlib.contextmanager
+def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> Iterator[Scorer]:
+    """The verifiers of tasks, with a log of verdicts in the workdir, and a sandbox backend where a verifier needs it.
+
+    Raises:
+        UserError: a verifier is unknown, or the machine lacks what the backend needs.
+    """
+    scoring = config.rl.scoring
+    with VerifierPool(scoring.workers, scoring.timeout, scoring.retries) as pool:
+        with EventLoop() as event_loop:
+            names = sorted({task.verifier for task in tasks if task.verifier})
+            in_sandbox = [event_loop.run(pool.needs_sandbox(name)) for name in names]
+        backend = make_backend(scoring.sandbox, images=config.rl.images) if any(in_sandbox) else None
+        yield Scorer(pool, VerdictLog(workdir / "verdicts") if workdir else None, backend)

@@ -1,0 +1,32 @@
+"""What algorithms add to the loop of reinforcement learning, one file each.
+
+Reading order: ``base`` has the hooks, and the sum of a run's methods. ``toggle`` is the shortest whole example, ``ptx``
+and ``distillation`` bring terms of the loss (with ``teachers`` and ``teacher_table``), ``mcla`` and ``loss_masks`` look
+at all updates before the first, ``critic`` (with ``judges``) rewards by comparison, ``held_out`` evaluates.
+A new method is a file with a subclass of ``Method`` and a line in ``METHODS``.
+"""
+
+from k2jax.rl.methods.base import Method, Methods, Parts
+from k2jax.rl.methods.critic import Critic
+from k2jax.rl.methods.distillation import Distillation
+from k2jax.rl.methods.held_out import HeldOut
+from k2jax.rl.methods.loss_masks import LossMasks
+from k2jax.rl.methods.mcla import MCLA
+from k2jax.rl.methods.ptx import PTX
+from k2jax.rl.methods.toggle import Toggle
+
+METHODS: tuple[type[Method], ...] = (Critic, Toggle, MCLA, Distillation, LossMasks, PTX, HeldOut)
+"""All methods, in the order of their hooks: rows of PTX come behind those that others read, evaluation at the end."""
+
+
+def open_methods(parts: Parts) -> Methods:
+    """The methods that the config of a run has.
+
+    Raises:
+        UserError: a mistake in what one of them reads.
+    """
+    methods = Methods()
+    for method in METHODS:
+        if method.used(parts.config):
+            methods.append(method.open(parts, methods))
+    return methods

@@ -1,1 +1,0 @@
-"""From verdicts on responses to rewards within a budget of tokens, and from these to advantages."""
