@@ -41,7 +41,7 @@ class Launcher(Protocol):
         Args:
             stage: where the host's part lies.
             box: the sandbox's own files.
-            record: see ``Spawner``.
+            record: see ``SandboxSpawner``.
         """
         ...
 
@@ -50,7 +50,7 @@ class Launcher(Protocol):
 
         Args:
             root: see ``root``.
-            record: see ``Spawner``.
+            record: see ``SandboxSpawner``.
             late: limits of the command alone, by number of the resource.
         """
         ...

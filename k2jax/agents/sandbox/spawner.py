@@ -50,7 +50,7 @@ class Box:
         name: str,
         record: dict[str, Any],
     ):
-        """Makes its files and control groups; see ``Spawner`` for the record."""
+        """Makes its files and control groups; see ``SandboxSpawner`` for the record."""
         self.limits = record["limits"]
         self.processes = self.limits["processes"]
         self._groups, self.group = groups, groups.take(self.limits["memory"], self.processes + _OWN_PROCESSES)
@@ -97,7 +97,7 @@ class Box:
         self._groups.give_back(self.group, _PATIENCE)
 
 
-class Spawner:
+class SandboxSpawner:
     """Answers requests until the program that makes them ends.
 
     Every request has a ``request``, its number, which its answer repeats; a ``failure`` in an answer is a message.
@@ -340,7 +340,7 @@ def run(words: Sequence[str]) -> None:
         adopt_orphans()
         stage = SandboxStage(Path(folder))
         program = str(stage.visible(wheel) / program) if wheel else program
-        spawner = Spawner(connection, stage, program, launcher=LAUNCHERS[kind](), groups=mode == "groups")
+        spawner = SandboxSpawner(connection, stage, program, launcher=LAUNCHERS[kind](), groups=mode == "groups")
     except OSError as error:
         connection.sendall(wire.encode(wire.Message({"request": 0, "failure": str(error)})))
         return

@@ -30,7 +30,7 @@ class Answer(NamedTuple):
     """What the spawner answered.
 
     Attributes:
-        record: see ``spawner.Spawner``.
+        record: see ``spawner.SandboxSpawner``.
         payload: bytes beside it.
         descriptor: what came with it; whoever takes the answer closes it.
     """
@@ -93,7 +93,7 @@ class Link:
         """Sends a request; returns its number and the future of its answer, which fails with SandboxError.
 
         Args:
-            kind: see ``spawner.Spawner``, for ``record`` too.
+            kind: see ``spawner.SandboxSpawner``, for ``record`` too.
             payload: bytes beside the record.
             later: gets the second answer, of a request that has two.
             record: the rest of the request.

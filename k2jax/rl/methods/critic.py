@@ -72,8 +72,9 @@ class Critic(Method):
     def begin(self, run: Run, sampler: Sampler) -> None:
         """Opens the judge of the run."""
         parts, episodes = self._parts, sampler.episodes
-        about = parts.config, episodes.client, parts.chat, parts.tokenizer, episodes.scorer.log
-        self.judge_with(*open_judge(*about, parts.event_loop, parts.opened))
+        policy = parts.config, episodes.client, parts.chat, parts.tokenizer
+        opened = {"event_loop": parts.event_loop, "opened": parts.opened}
+        self.judge_with(*open_judge(*policy, log=episodes.scorer.log, **opened))
 
     async def rewards(self, step: int, groups: Sequence[PromptGroup]) -> None:
         """Sets the wins of groups of the classes whose rewards have them as a term, or as all that there is."""
@@ -261,5 +262,7 @@ def judge_with_checkpoint(config: Config, checkpoint: str, pairs: Sequence[Verif
         raise UserError("config.rl has no policy that judges; set rl.critic.share, and rl.critic.judge to policy")
     critic = Critic(config, read_rubrics(config.rl))
     with EventLoop() as event_loop, contextlib.ExitStack() as opened:
-        critic.judge_with(*open_judge(config, *open_policy(config, checkpoint), None, event_loop, opened))
+        critic.judge_with(
+            *open_judge(config, *open_policy(config, checkpoint), log=None, event_loop=event_loop, opened=opened)
+        )
         return event_loop.run(critic.judged(pairs))

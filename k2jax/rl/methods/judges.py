@@ -81,6 +81,7 @@ def open_judge(
     client: LockstepClient,
     chat: ChatFormat,
     tokenizer: Tokenizer,
+    *,
     log: VerdictLog | None,
     event_loop: EventLoop,
     opened: contextlib.ExitStack,
