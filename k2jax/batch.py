@@ -33,7 +33,11 @@ class PackedBatch:
             ``{"weights": float32 [B, S]}``, 0 on prompts and on tokens without a parent.
         experts: int16 ``[B, S, expert layers, active experts]``, the experts that each token goes to, or NO_EXPERTS
             where the router chooses; None where it always does.
-        media: images and clips of the rows, or None; inside a step's decoder int32 ``[B, S]``, ``Media.feature``.
+        patches: images and clips of the rows. Of a row ``[S]`` that is in no batch yet, the list of their
+            ``data.images.packing.PatchChunk``, over which ``media`` counts features. None without images, and in the
+            decoder.
+        media: int32 ``[B, S]``, the group of ``patches``, counted over all their rows, whose feature stands for the
+            token's embedding; -1 for text. None without images.
     """
 
     tokens: Array | np.ndarray
@@ -43,7 +47,8 @@ class PackedBatch:
     _: dataclasses.KW_ONLY
     targets: Any
     experts: Array | np.ndarray | None = None
-    media: Media | Array | None = None
+    patches: PatchBatch | list[Any] | None = None
+    media: Array | np.ndarray | None = None
 
 
 @struct.dataclass(kw_only=True)
@@ -75,20 +80,6 @@ class PatchBatch:
     width: Array | np.ndarray
     time: Array | np.ndarray
     frames: Array | np.ndarray
-
-
-@struct.dataclass
-class Media:
-    """Images and clips of rows of tokens.
-
-    Attributes:
-        patches: their patches.
-        feature: int32 ``[B, S]``, the group of patches, counted over all rows, whose feature stands for the token's
-            embedding; -1 for text.
-    """
-
-    patches: PatchBatch
-    feature: Array | np.ndarray
 
 
 class TokenScores(NamedTuple):

@@ -23,6 +23,19 @@ Specs = Any  # a nested dict whose leaves are ParamSpec
 LAYER_AXES = ("rounds", "stages", "layers")  # order in which a pipeline stores layers; a plain stack has only the last
 ROLES = ("matrix", "embedding", "head", "router", "router_bias", "norm", "bias")
 STACK_NAMES = {"gate_up": ("gate_proj", "up_proj")}  # stack axes whose elements have names instead of numbers
+TEXT, VISION = "text", "vision"
+"""Groups of layers: the decoder's, and the tower's with its projector, which are one branch of a tree of weights."""
+
+
+def by_group(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A tree over all weights, as one tree for each group of layers that there is."""
+    text = {name: part for name, part in tree.items() if name != VISION}
+    return {TEXT: text, VISION: tree[VISION]} if VISION in tree else {TEXT: text}
+
+
+def from_groups(groups: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The tree over all weights of which ``by_group`` gives these groups."""
+    return groups[TEXT] | {name: tree for name, tree in groups.items() if name != TEXT}
 
 
 @dataclasses.dataclass(frozen=True)

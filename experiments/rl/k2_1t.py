@@ -15,6 +15,7 @@ Name your own checkpoint, tokenizer, corpora and pass rates (docs/environments.m
 from k2jax.config import defaults, source, task
 
 TOKENS = 3072  # of a response; a row has 4,096
+JUDGED = {"verifier_weight": 0.0, "judge_weight": 1.0}
 
 
 def get_config():
@@ -45,7 +46,13 @@ CLASSES = {  # dataset, options, weight, budget
     "math": ("math", ("path=tasks/math.jsonl",), 3.0, TOKENS, {"pass_rates": "tasks/math_rates.json"}),
     "logic": ("reasoning_gym", ("generators=all", "count=100000"), 1.0, 2048, {}),
     "instructions": ("instructions", ("count=100000",), 1.0, 1024, {}),
-    "open_ended": ("instructions", ("constraints=1", "count=100000", "seed=1"), 1.0, 1024, {"reward": "critic"}),
+    "open_ended": (
+        "instructions",
+        ("constraints=1", "count=100000", "seed=1"),
+        1.0,
+        1024,
+        JUDGED,
+    ),
     "code": ("code", ("path=tasks/code.jsonl",), 2.0, TOKENS, {"pass_rates": "tasks/code_rates.json"}),
     "engineering": ("swe", ("path=tasks/issues.jsonl",), 2.0, TOKENS, {"steps": 50, "episode_tokens": TOKENS}),
     "terminal": ("terminal", ("count=100000",), 1.0, TOKENS, {"episode_tokens": TOKENS}),

@@ -134,8 +134,7 @@ def traced_step(config: Config, topology: str, loss: Loss | None = None, row: Pa
     state, batch = program.abstract(row)
     with target_platform("tpu"):
         traced = program.step.trace(state, batch)
-    patches = batch.media and batch.media.patches
-    return TracedStep(traced, program.mesh, state, program.schedule, empty_slots(config, program.layout), patches)
+    return TracedStep(traced, program.mesh, state, program.schedule, empty_slots(config, program.layout), batch.patches)
 
 
 def too_large(config: Config, topology: str, needs: str) -> str:

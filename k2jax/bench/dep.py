@@ -31,7 +31,7 @@ from k2jax.aot.cost.estimate import Estimator, place
 from k2jax.aot.cost.expert_rows import BFLOAT16
 from k2jax.aot.cost.roofline import device_seconds
 from k2jax.aot.cost.tower_cost import residual_bytes
-from k2jax.batch import Media, PackedBatch, pack_row, stack_rows
+from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.bench.timing import Row, interleaved
 from k2jax.config import Config, defaults, resolve
 from k2jax.config.presets import vision_preset
@@ -233,4 +233,4 @@ def _batch(config: Config) -> PackedBatch:
     packed = pack_rows(chunks, filled, length=6 * 64, patch=vision.patch)
     feature = np.full((rows, 256), -1, np.int32)
     feature[:, 4 : 4 + 6 * 16] = np.concatenate(packed.features).reshape(rows, -1)
-    return batch.replace(media=Media(packed.batch, feature))
+    return batch.replace(media=feature, patches=packed.batch)

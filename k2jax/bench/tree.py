@@ -137,7 +137,7 @@ def _iteration(config: Config, rounds: int) -> Row:
                     clock.lap()
                     packed[layout] = pack(samples, config.data.sequence_length, PackingConfig(layout))
                     parts = parts_of(packed[layout].rows, config.train.batch_size, range(config.train.batch_size))
-                    loop.run.update_in_parts(parts)
+                    loop.run.update(parts)
                     seconds[layout] = clock.lap()
                 loop.sync.push(loop.run.state.params, step)
                 shared += clock.lap()

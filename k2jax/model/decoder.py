@@ -20,20 +20,21 @@ from k2jax.model.collectives import embed, reduce_tensor, token_indices
 from k2jax.model.feed_forward import Experts, moe, swiglu
 from k2jax.model.norm import rms_norm
 from k2jax.model.remat import NO_REMAT, Remat, named
-from k2jax.params import Specs, map_specs
+from k2jax.params import TEXT, Specs, map_specs
 
 
 class ModelStats(NamedTuple):
     """Statistics of one call, over its batch. Micro-batches and data ranks combine the first by max, others by sum.
 
     Attributes:
-        max_logit: ``[L, H]`` float32, scaled and masked, in layer order; -inf where nothing was seen.
+        max_logit: by group of layers, ``params.TEXT`` and ``params.VISION``, ``[layers, heads]`` float32, scaled and
+            masked, in layer order; -inf where nothing was seen.
         expert_tokens: ``[L_moe, E]`` int32.
         balance_loss: ``[]`` float32, summed over rows and expert layers, without its coefficient.
         dropped_rows: ``[L_moe]`` int32, rows to another rank's experts that found no slot (``parallel.expert_slots``).
     """
 
-    max_logit: Array
+    max_logit: dict[str, Array]
     expert_tokens: Array
     balance_loss: Array
     dropped_rows: Array
@@ -60,7 +61,8 @@ class StackStats(NamedTuple):
 
 def combine_stats(a: ModelStats, b: ModelStats) -> ModelStats:
     """Combines the statistics of two calls into those of one call over both batches."""
-    return ModelStats(jnp.maximum(a.max_logit, b.max_logit), *(x + y for x, y in zip(a[1:], b[1:], strict=True)))
+    max_logit = jax.tree.map(jnp.maximum, a.max_logit, b.max_logit)
+    return ModelStats(max_logit, *(x + y for x, y in zip(a[1:], b[1:], strict=True)))
 
 
 def cast_params(params: dict, specs: Specs, dtype: jnp.dtype) -> dict:
@@ -105,7 +107,7 @@ def forward(
         x_BSD = place_features(x_BSD, *media)
     settings = {"config": config, "attend": attend, "remat": remat, "experts": experts, "replayed": replayed}
     x_BSD, stats = run_layers(params, x_BSD, real_BS, **settings)
-    return x_BSD, ModelStats(stats.extra, stats.expert_tokens, stats.balance_loss.sum(), stats.dropped_rows)
+    return x_BSD, ModelStats({TEXT: stats.extra}, stats.expert_tokens, stats.balance_loss.sum(), stats.dropped_rows)
 
 
 def place_features(embedded: Array, features: Array, index: Array) -> Array:

@@ -8,14 +8,14 @@ from flax import linen as nn
 from jax import Array
 import jax.numpy as jnp
 
-from k2jax.batch import Media
+from k2jax.batch import PatchBatch
 from k2jax.config.schema import ModelConfig
 from k2jax.model.decoder import ModelStats, cast_params, forward, head_weight
 from k2jax.model.remat import NO_REMAT, Remat
 from k2jax.model.specs import model_specs
 from k2jax.model.vision.specs import multimodal_specs
 from k2jax.model.vision.tower import VisionOutput, vision_features
-from k2jax.params import initialize
+from k2jax.params import VISION, initialize
 
 
 class ModelOutput(NamedTuple):
@@ -25,7 +25,7 @@ class ModelOutput(NamedTuple):
         hidden: ``[B, S, D]`` after the final norm.
         logits: ``[B, S, V]`` float32; None without ``return_logits``.
         stats: see ModelStats.
-        vision: features of the images and clips, and statistics of the tower; None without media.
+        vision: features of the images and clips, and statistics of the tower; None without images.
     """
 
     hidden: Array
@@ -61,7 +61,8 @@ class K2(nn.Module):
         *,
         positions: Array | None = None,
         exit: Array | None = None,
-        media: Media | None = None,
+        media: Array | None = None,
+        patches: PatchBatch | None = None,
         return_logits: bool = True,
     ) -> ModelOutput:
         """Runs the decoder.
@@ -70,11 +71,11 @@ class K2(nn.Module):
             tokens: ``[B, S]`` int32.
             positions: ``[B, S]`` int32; None counts from 0.
             exit: ``[B, S]`` int32 mask vector of PackedBatch; None is causal.
-            media: images and clips, and the tokens that they stand for; None is text alone, which reads no weight of
-                the tower.
+            media: int32 ``[B, S]``, the groups of ``patches`` that stand for tokens, as of PackedBatch.
+            patches: images and clips; None is text alone, which reads no weight of the tower.
             return_logits: False leaves the head to ``token_logprobs``.
         """
-        with_vision = media is not None or self.is_initializing()
+        with_vision = patches is not None or self.is_initializing()
         specs = multimodal_specs(self.config) if with_vision else model_specs(self.config)
         params = {
             name: self.param(name, lambda key, part=part: initialize(part, key, self.config.init_std))
@@ -82,9 +83,9 @@ class K2(nn.Module):
         }
         params = cast_params(params, specs, self.dtype)
         vision, placed = None, None
-        if media is not None:
-            vision = vision_features(params["vision"], media.patches, self.config)
-            placed = vision.features, media.feature
+        if patches is not None:
+            vision = vision_features(params[VISION], patches, self.config)
+            placed = vision.features, media
         hidden_BSD, stats = forward(params, tokens, positions, exit, self.config, remat=self.remat, media=placed)
         logits_BSV = None
         if return_logits:

@@ -5,7 +5,7 @@ from k2jax.optim.flops import newton_schulz_flops, newton_schulz_share
 from k2jax.optim.groups import GroupRow, group_of, group_table
 from k2jax.optim.muon import MatrixStack, NewtonSchulz, scale_by_muon
 from k2jax.optim.optimizer import build_optimizer, learning_rate
-from k2jax.optim.qk_clip import qk_clip, qk_clip_gamma
+from k2jax.optim.qk_clip import clips, qk_clip, qk_clip_gamma
 from k2jax.optim.schedule import build_schedule
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "balance_router_bias",
     "build_optimizer",
     "build_schedule",
+    "clips",
     "group_of",
     "group_table",
     "learning_rate",

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from k2jax.config.schema import OptimizerConfig
-from k2jax.params import ParamSpec, Specs, map_specs, named_specs
+from k2jax.params import VISION, ParamSpec, Specs, map_specs, named_specs
 
 _GROUPS = {
     "matrix": "muon",
@@ -59,9 +59,9 @@ def decays(spec: ParamSpec) -> bool:
 def parts_of(specs: Specs) -> Any:
     """The part of the model that every weight belongs to, ``text``, ``tower`` or ``projector``, in their structure."""
     part = lambda name, tree: map_specs(lambda spec: name, tree)  # noqa: E731
-    parts = {name: part("text", tree) for name, tree in specs.items() if name != "vision"}
-    if vision := specs.get("vision"):
-        parts["vision"] = {
+    parts = {name: part("text", tree) for name, tree in specs.items() if name != VISION}
+    if vision := specs.get(VISION):
+        parts[VISION] = {
             name: part("projector" if name == "projector" else "tower", tree) for name, tree in vision.items()
         }
     return parts

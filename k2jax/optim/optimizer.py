@@ -13,9 +13,9 @@ from k2jax.errors import UserError
 from k2jax.optim.balance import balance_router_bias
 from k2jax.optim.groups import FROZEN, decays, group_labels
 from k2jax.optim.muon import NewtonSchulz, scale_by_muon
-from k2jax.optim.qk_clip import clip_parts
+from k2jax.optim.qk_clip import clip_groups
 from k2jax.optim.schedule import build_schedule
-from k2jax.params import Specs, map_specs
+from k2jax.params import VISION, Specs, map_specs
 from pallas_kernels.newton_schulz import Coefficients
 from pallas_kernels.newton_schulz import coefficients as newton_schulz_coefficients
 
@@ -30,9 +30,9 @@ def build_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Builds the optimizer: gradient clipping, one rule for each group, QK-Clip last.
 
-    ``update(grads, state, params, *, max_logit, expert_tokens)`` takes the step's statistics: ``max_logit`` float32
-    ``[L, H]`` (for muonclip; ``vision_max_logit`` of the tower too), ``expert_tokens`` int32 ``[L_moe, E]`` (if there
-    are router biases); a missing one is an error. A non-finite ``max_logit`` gives NaN updates, so check them before
+    ``update(grads, state, params, *, max_logit, expert_tokens)`` takes the step's statistics: ``max_logit`` by
+    group of layers float32 ``[layers, heads]`` (for muonclip), ``expert_tokens`` int32 ``[L_moe, E]`` (if there are
+    router biases); a missing one is an error. A non-finite ``max_logit`` gives NaN updates, so check them before
     applying them. ``init`` also accepts abstract parameters.
 
     Args:
@@ -61,7 +61,7 @@ def build_optimizer(
     rules = _rules(config, router_config, specs, steps, muon)
     chain.append(optax.partition(rules, group_labels(specs, config)))
     if config.name == "muonclip":
-        chain.append(clip_parts(specs, config))
+        chain.append(clip_groups(specs, config))
     return optax.with_extra_args_support(optax.chain(*chain))
 
 
@@ -83,7 +83,7 @@ def _rules(
         last = optax.scale_by_learning_rate(rate)
         rules = {"muon": optax.chain(muon, decay, last), "adamw": optax.chain(adam, decay, last)}
         rules["balance"] = balance_router_bias(specs, bias_rate)
-    if "vision" in specs:
+    if VISION in specs:
         for part, factor in (("tower", config.tower_rate), ("projector", config.projector_rate)):
             last = optax.scale_by_learning_rate(lambda count, factor=factor: factor * rate(count))
             rules |= {f"muon/{part}": optax.chain(muon, decay, last), f"adamw/{part}": optax.chain(adam, decay, last)}

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from k2jax.config.schema import OptimizerConfig
-from k2jax.params import ParamSpec, Specs, is_spec
+from k2jax.params import TEXT, VISION, ParamSpec, Specs, by_group, from_groups, is_spec
 
 
 def qk_clip_gamma(max_logit: Array, tau: float) -> Array:
@@ -39,30 +39,35 @@ def qk_clip_gamma(max_logit: Array, tau: float) -> Array:
     return jnp.where(jnp.isnan(s) | (s == jnp.inf) | underflows, jnp.nan, gamma)
 
 
-def clip_parts(specs: Specs, config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
-    """QK-Clip of the decoder, and of the tower where there is one, each by its own maxima, unless it is frozen.
+def clips(group: str, config: OptimizerConfig) -> bool:
+    """Whether QK-Clip rescales heads of a group of layers: one that does not learn stays as it is."""
+    return config.name == "muonclip" and {TEXT: "text", VISION: "tower"}[group] not in config.frozen
 
-    ``update`` needs ``max_logit`` as ``qk_clip`` does, and ``vision_max_logit``, ``[layers, heads]`` of the tower. In
-    the tower every head has its own keys: queries and their biases are scaled by γ^alpha, keys by γ^(1 − alpha).
+
+def clip_groups(specs: Specs, config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
+    """QK-Clip of every group of layers that learns, each by its own maxima.
+
+    ``update`` needs the parameters and ``max_logit``, by group what ``qk_clip`` does. In the tower every head has its
+    own keys: queries and their biases are scaled by γ^alpha, keys by γ^(1 − alpha).
     """
-    constants = {"tau": config.qk_clip_tau, "alpha": config.qk_clip_alpha}
-    if "vision" not in specs:
-        return qk_clip(specs, **constants)
-    text_specs = {name: part for name, part in specs.items() if name != "vision"}
-    text = None if "text" in config.frozen else qk_clip(text_specs, **constants)
     exponents = {"q": config.qk_clip_alpha, "k": 1.0 - config.qk_clip_alpha, "v": 0.0}
-    options = {"heads": "vision_heads", "exponents": exponents}
-    tower = None if "tower" in config.frozen else qk_clip(specs["vision"], **constants, **options)
+    options = {TEXT: {}, VISION: {"heads": "vision_heads", "exponents": exponents}}
+    chosen = {
+        group: qk_clip(tree, tau=config.qk_clip_tau, alpha=config.qk_clip_alpha, **options[group])
+        for group, tree in by_group(specs).items()
+        if clips(group, config)
+    }
 
-    def update(updates: Any, state: Any, params: Any = None, *, vision_max_logit: Array | None = None, **extra: Any):
-        updates = dict(updates)
-        if text is not None:
-            decoder_updates, decoder_params = ({name: tree[name] for name in text_specs} for tree in (updates, params))
-            updates |= text.update(decoder_updates, state, decoder_params, **extra)[0]
-        if tower is not None:
-            extra |= {"max_logit": vision_max_logit}
-            updates["vision"] = tower.update(updates["vision"], state, params["vision"], **extra)[0]
-        return updates, state
+    def update(
+        updates: Any, state: Any, params: Any = None, *, max_logit: dict[str, Array] | None = None, **extra: Any
+    ):
+        del extra
+        if params is None or max_logit is None:
+            raise ValueError("QK-Clip needs the parameters and the step's max_logit, by group of layers")
+        updates, params = by_group(updates), by_group(params)
+        for group, clip in chosen.items():
+            updates[group], _ = clip.update(updates[group], state, params[group], max_logit=max_logit[group])
+        return from_groups(updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

@@ -16,6 +16,7 @@ from k2jax.model.collectives import is_sharded
 from k2jax.model.feed_forward import Experts
 from k2jax.model.remat import Remat
 from k2jax.parallel.objective import LossShares, Objective, combine_shares
+from k2jax.params import TEXT
 from k2jax.sharding import TENSOR
 from pallas_kernels.vma import vary_tree
 
@@ -139,10 +140,10 @@ def add_gradients(sums: Any, grads: Any, index: Array | None, first: Array | int
 
 
 def empty_stats(config: Config) -> ModelStats:
-    """Statistics of no tokens, on one device."""
+    """The decoder's statistics of no tokens, on one device."""
     model = config.model
     return ModelStats(
-        jnp.full((model.layers, model.heads // config.parallel.tensor), -jnp.inf),
+        {TEXT: jnp.full((model.layers, model.heads // config.parallel.tensor), -jnp.inf)},
         jnp.zeros((model.layers - model.dense_layers, model.moe.experts), jnp.int32),
         jnp.zeros(()),
         jnp.zeros((model.layers - model.dense_layers,), jnp.int32),

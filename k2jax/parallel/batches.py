@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
-from k2jax.batch import Media, PackedBatch, PatchBatch
+from k2jax.batch import PackedBatch, PatchBatch
 from k2jax.config.schema import Config
 from k2jax.data.images.packing import empty_rows
 from k2jax.data.images.placement import PatchRows
@@ -57,14 +57,11 @@ class BatchSharding:
     def put(self, batch: PackedBatch) -> PackedBatch:
         """Leaves ``[len(rows), ...]`` on the host to global arrays ``[micro-batches, rows, ...]``.
 
-        Of ``media``, a process has the rows of patches ``local_patch_rows``.
+        Of ``patches``, a process has the rows ``local_patch_rows``.
         """
-        if isinstance(batch.media, Media):
-            tokens = self.put(batch.replace(media=batch.media.feature))
-            patches = jax.tree.map(self._put_patches, batch.media.patches)
-            return tokens.replace(media=Media(patches, tokens.media))
-        shaped = self.abstract(jax.tree.map(lambda leaf: leaf[0], batch))
-        return jax.tree.map(self._put, batch, shaped)
+        rows, patches = batch.replace(patches=None), jax.tree.map(self._put_patches, batch.patches)
+        shaped = self.abstract(jax.tree.map(lambda leaf: leaf[0], rows))
+        return jax.tree.map(self._put, rows, shaped).replace(patches=patches)
 
     def abstract(self, row: PackedBatch) -> PackedBatch:
         """ShapeDtypeStructs, with shardings, of the global arrays of a batch whose rows look like ``row``."""

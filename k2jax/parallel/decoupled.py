@@ -3,14 +3,14 @@
 A step computes the features of all images of its batch, balanced over the devices by the data, and keeps nothing else
 of the tower. The decoder runs as it does for text, whatever its parallelism; its gradient of the features adds up over
 micro-batches. Then the tower's forward runs again, row of patches by row (short rows several at once), and its backward
-on the same devices.
+on the same devices. A model without a tower is the decoder alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import Array, lax
@@ -25,9 +25,9 @@ from k2jax.model.vision import vision_features
 from k2jax.parallel.accumulate import ACCUMULATE, FEATURES
 from k2jax.parallel.contrast import make_contrast
 from k2jax.parallel.gradients import make_loss_and_gradients, make_loss_sums
-from k2jax.parallel.layout import VISION, Layout
+from k2jax.parallel.layout import Layout
 from k2jax.parallel.objective import LossShares
-from k2jax.params import ParamSpec
+from k2jax.params import TEXT, VISION, ParamSpec, by_group, from_groups
 from k2jax.sharding import STAGE
 from pallas_kernels.vma import vary_tree
 
@@ -38,65 +38,59 @@ PATCHES_AT_ONCE = 4096
 """Rows are computed together up to so many patches, one after the other beyond."""
 
 
-class DecoupledGradients(NamedTuple):
-    """What a batch with images gives.
+def make_gradients(config: Config, layout: Layout, loss: Loss) -> Callable[..., tuple[LossShares, ModelStats, Any]]:
+    """``(params, batch, denominators) -> (loss, statistics, gradients)`` of all weights, over all devices.
 
-    Attributes:
-        shares: of the loss.
-        stats: of the decoder.
-        vision_max_logit: float32 ``[layers, heads]`` of the tower, over the batch.
-        grads: of the compute copy of all weights.
+    Without a tower these are ``make_loss_and_gradients``; with one the batch has patches, and the statistics are those
+    of both groups of layers.
     """
-
-    shares: LossShares
-    stats: ModelStats
-    vision_max_logit: Array
-    grads: Any
-
-
-def make_decoupled_gradients(config: Config, layout: Layout, loss: Loss) -> Callable[..., DecoupledGradients]:
-    """``(params, batch, denominators) -> DecoupledGradients``: ``make_loss_and_gradients`` for a batch with media."""
+    if VISION not in layout.specs:
+        return make_loss_and_gradients(config, layout, loss)
     forward, backward = make_tower(config.model, layout), make_tower_backward(config, layout)
     contrast = make_contrast(config, layout) if config.model.vision.contrast else None
 
-    def gradients(params: Any, batch: PackedBatch, denominators: dict[str, Array]) -> DecoupledGradients:
-        vision, patches = params[VISION], batch.media.patches
+    def gradients(
+        params: Any, batch: PackedBatch, denominators: dict[str, Array]
+    ) -> tuple[LossShares, ModelStats, Any]:
+        text, vision = (by_group(params)[group] for group in (TEXT, VISION))
+        patches, rows, d_learned = batch.patches, batch.replace(patches=None), {}
         with jax.named_scope(TOWER):
             features, max_logit = forward(vision, patches)
         decoder = make_loss_and_gradients(config, with_features(layout, len(features)), loss)
-        rows, d_learned = batch.replace(media=batch.media.feature), {}
-        shares, stats, grads = decoder(_with(params, features), rows, denominators)
-        grads = dict(grads)
+        shares, stats, grads = decoder({**text, FEATURES: features}, rows, denominators)
+        stats, grads = stats._replace(max_logit=stats.max_logit | {VISION: max_logit}), dict(grads)
         d_features = grads.pop(FEATURES).astype(features.dtype)
         if contrast:
-            text = {name: part for name, part in params.items() if name != VISION}
             beside = contrast(text, vision["contrast"], features, rows)
             shares = shares._replace(terms={**shares.terms, "contrast": beside.term})
             grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, beside.text)
             d_features, d_learned = d_features + beside.features, {"contrast": beside.learned}
         if {"tower", "projector"} <= set(config.optimizer.frozen):
-            return DecoupledGradients(shares, stats, max_logit, {**grads, VISION: jax.tree.map(jnp.zeros_like, vision)})
+            return shares, stats, from_groups({TEXT: grads, VISION: jax.tree.map(jnp.zeros_like, vision)})
         # Without the barrier the compiler would find that it knows this forward, and would keep its residuals.
         vision, patches, d_features = lax.optimization_barrier((vision, patches, d_features))
         with jax.named_scope(TOWER):
             d_vision = {**backward(vision, patches, d_features), **d_learned}
-        return DecoupledGradients(shares, stats, max_logit, {**grads, VISION: d_vision})
+        return shares, stats, from_groups({TEXT: grads, VISION: d_vision})
 
     return gradients
 
 
-def make_decoupled_loss_sums(
+def make_sums(
     config: Config, layout: Layout, loss: Loss, slots: float = 1.0
 ) -> Callable[[Any, PackedBatch], LossShares]:
-    """``(params, batch) -> sums``, as ``make_loss_sums`` for a batch with media."""
+    """``(params, batch) -> sums`` as ``make_loss_sums`` gives them; with a tower the batch has patches."""
+    if VISION not in layout.specs:
+        return make_loss_sums(config, layout, loss, slots)
     forward = make_tower(config.model, layout)
 
-    def loss_sums(params: Any, batch: PackedBatch) -> LossShares:
-        features, _ = forward(params[VISION], batch.media.patches)
-        sums = make_loss_sums(config, with_features(layout, len(features)), loss, slots)
-        return sums(_with(params, features), batch.replace(media=batch.media.feature))
+    def sums(params: Any, batch: PackedBatch) -> LossShares:
+        groups = by_group(params)
+        features, _ = forward(groups[VISION], batch.patches)
+        decoder = make_loss_sums(config, with_features(layout, len(features)), loss, slots)
+        return decoder({**groups[TEXT], FEATURES: features}, batch.replace(patches=None))
 
-    return loss_sums
+    return sums
 
 
 def make_tower(model: ModelConfig, layout: Layout) -> Callable[[Any, PatchBatch], tuple[Array, Array]]:
@@ -171,11 +165,6 @@ def with_features(layout: Layout, count: int) -> Layout:
         storage={**text.storage, FEATURES: P((STAGE, *rest))},
         compute={**text.compute, FEATURES: P(STAGE) if layout.stages > 1 else P()},
     )
-
-
-def _with(params: Any, features: Array) -> Any:
-    """The decoder's weights and the features."""
-    return {**{name: part for name, part in params.items() if name != VISION}, FEATURES: features}
 
 
 def _in_turn(tree: Any, length: int) -> Any:

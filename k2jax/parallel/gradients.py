@@ -1,4 +1,4 @@
-"""Loss, statistics and gradients of a global batch on a mesh: one ``shard_map`` around a device's part."""
+"""The decoder's loss, statistics and gradients of a global batch: one ``shard_map`` around a device's part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from k2jax.parallel.mesh import TOKEN_AXES, batch_partitions
 from k2jax.parallel.objective import LossShares, Objective, fold_shares, reduce_shares, undivided
 from k2jax.parallel.schedule import Schedule, build_pipeline_schedule
 from k2jax.parallel.stage import make_stage, own_experts
-from k2jax.params import ParamSpec, is_spec, map_specs
+from k2jax.params import TEXT, ParamSpec, is_spec, map_specs
 from k2jax.sharding import STAGE, TENSOR
 from pallas_kernels.expert_exchange import expert_parallel
 from pallas_kernels.routed_experts import NAMES
@@ -275,4 +275,4 @@ def _by_layer(config: Config, layout: Layout, stats: tuple) -> ModelStats:
     if layout.layer_group == "moe" and "dense" in layout.specs:
         max_logit = jnp.concatenate([embed_max_logit[:, : config.model.heads], max_logit])
     tokens = tokens.reshape(-1, config.model.moe.experts)[:layers]
-    return ModelStats(max_logit, tokens, balance, dropped.reshape(-1)[:layers])
+    return ModelStats({TEXT: max_logit}, tokens, balance, dropped.reshape(-1)[:layers])

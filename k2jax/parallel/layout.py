@@ -19,7 +19,7 @@ from k2jax.model.attention import attention_of
 from k2jax.model.vision import multimodal_specs
 from k2jax.parallel.mesh import TOKEN_AXES
 from k2jax.parallel.schedule import cut
-from k2jax.params import LAYER_AXES, ParamSpec, Specs, is_spec, map_specs, named_specs
+from k2jax.params import LAYER_AXES, TEXT, ParamSpec, Specs, by_group, is_spec, map_specs, named_specs
 from k2jax.sharding import (
     AROUND_PIPELINE,
     PIPELINE,
@@ -31,8 +31,6 @@ from k2jax.sharding import (
 )
 from pallas_kernels.routed_experts import F_MULTIPLE
 
-VISION = "vision"
-"""The group of weights of the tower and the projector."""
 _VECTORS = ("norm", "bias", "router_bias")  # too small to be worth sharding further
 
 
@@ -74,10 +72,8 @@ class Layout:
     @property
     def text(self) -> Layout:
         """The layout of the decoder alone."""
-        trees = (self.logical, self.specs, self.storage, self.compute)
         names = ("logical", "specs", "storage", "compute")
-        parts = ({name: part for name, part in tree.items() if name != VISION} for tree in trees)
-        return dataclasses.replace(self, **dict(zip(names, parts, strict=True)))
+        return dataclasses.replace(self, **{name: by_group(getattr(self, name))[TEXT] for name in names})
 
     @property
     def platform(self) -> str:

@@ -16,7 +16,7 @@ A run writes the following keys if it has their values; other keys are kept unch
 | `max_logit` | largest attention logit of the step, over all layers and heads |
 | `max_logit_heads` | the same for each layer and head: a list over layers of lists over heads |
 | `vision_max_logit`, `vision_max_logit_heads` | the same two of the tower |
-| `clipped_heads` | heads of the decoder that QK-Clip rescaled at this step |
+| `clipped_heads`, `vision_clipped_heads` | heads of the decoder, and of the tower, that QK-Clip rescaled |
 | `max_violation` | largest (load of the busiest expert) / (mean load) - 1 over the MoE layers |
 | `max_violation_layers` | the same for each MoE layer |
 | `expert_tokens` | tokens routed to each expert: a list over MoE layers of lists over experts |

@@ -156,7 +156,7 @@ class Episodes:
 
     def _is_verified(self, group: PromptGroup) -> bool:
         """Whether a verifier judges a group: other rewards are for training, and evaluations ask for the truth."""
-        if group.purpose == "train" and class_of(self.config.rl, group).reward != "verifier":
+        if group.purpose == "train" and not class_of(self.config.rl, group).is_verified:
             return False
         return bool(group.prompt.task.verifier)
 
@@ -185,7 +185,10 @@ def _share_verdicts(step: int, groups: Sequence[PromptGroup]) -> None:
         return
     name = f"verdicts/{step}/{trajectories[-1].purpose}/{trajectories[-1].key}"
     own = [(each.status, each.error, each.reward) for each in trajectories]
-    shared = json.loads(processes.broadcast_from_first(name, json.dumps(own)))
+    wins = [list(group.wins.items()) for group in groups]
+    shared, won = json.loads(processes.broadcast_from_first(name, json.dumps((own, wins))))
+    for group, of_group in zip(groups, won, strict=True):
+        group.wins = dict(map(tuple, of_group))
     for trajectory, (status, error, reward) in zip(trajectories, shared, strict=True):
         trajectory.status, trajectory.error = status, error
         trajectory.reward = None if reward is None else Reward(*reward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import NamedTuple
 
@@ -15,14 +15,18 @@ from k2jax.config.schema import RLConfig, TaskConfig
 from k2jax.rl.advantages import group_advantages
 from k2jax.rl.packing.training_paths import TrainingSample
 from k2jax.trajectory import Trajectory
+from k2jax.trajectory.annotations import RewardPart, set_reward_parts
 from k2jax.trajectory.types import Purpose
+
+OWN_TERMS = ("verifier", "judge", "overlong")
+"""Names of the terms that a class of tasks has by its configuration."""
 
 
 class RewardTerm(NamedTuple):
     """A part of the rewards of a group.
 
     Attributes:
-        name: ``verdict``, ``overlong``, or what a method calls its own.
+        name: ``verifier``, ``judge``, ``overlong``, or what a method calls its own.
         values_K: float64 ``[K]`` of the K responses; 0 for masked ones.
         weight: times which it counts.
     """
@@ -43,6 +47,7 @@ class PromptGroup:
         trajectories: one for each sample; None before it began.
         purpose: what its episodes are for.
         judged: what a critic said of pairs of them.
+        wins: the judge's reward of each sample, in a class of tasks whose rewards it is a term of.
         terms: of the rewards, in the order in which they are added up; set when the group goes to the trainer.
     """
 
@@ -52,6 +57,7 @@ class PromptGroup:
     trajectories: list[Trajectory | None]
     purpose: Purpose = "train"
     judged: list[JudgedPair] = dataclasses.field(default_factory=list)
+    wins: dict[int, float] = dataclasses.field(default_factory=dict)
     terms: list[RewardTerm] = dataclasses.field(default_factory=list)
 
     def episode(self, sample: int) -> EpisodeKey:
@@ -77,23 +83,41 @@ def total_reward(terms: Sequence[RewardTerm]) -> np.ndarray:
     return total_K
 
 
-def verdict_terms(group: PromptGroup, task: TaskConfig) -> list[RewardTerm]:
-    """The reward of a verifier or a critic, and the penalty of the class of tasks where a budget has cut the response.
+def reward_terms(group: PromptGroup, task: TaskConfig, weights: Mapping[str, float]) -> list[RewardTerm]:
+    """The rewards of the verifier and of the judge, and the penalty where a budget has cut the response.
 
     Budget control of Kimi K2 (section 3.2.3): a response that reaches ``max_tokens`` is truncated, penalised, and stays
     in the loss. Advantages of a group therefore hold the cost of its length.
 
+    Args:
+        group: complete and scored.
+        task: the class of tasks, which has the verifier, the judge or both.
+        weights: of the terms, see ``schedules.reward_weights``.
+
     Raises:
         ValueError: a trajectory that is not masked is not finished, or nobody has scored it.
     """
-    verdict_K, cut_K = np.zeros((2, len(group.trajectories)))
+    verdict_K, win_K, cut_K = np.zeros((3, len(group.trajectories)))
     for sample in np.flatnonzero(group.counted_K):
         trajectory = group.trajectories[sample]
         if trajectory.status not in ("finished", "truncated") or trajectory.reward is None:
             raise ValueError(f"trajectory {trajectory.key} is {trajectory.status} and has no reward to train on")
+        if task.is_judged:
+            win_K[sample] = group.wins[sample]
         verdict_K[sample] = trajectory.reward.value
         cut_K[sample] = trajectory.status == "truncated"
-    return [RewardTerm("verdict", verdict_K), RewardTerm("overlong", -cut_K, task.overlong_penalty)]
+    terms = [RewardTerm("verifier", verdict_K, weights["verifier"])] if task.is_verified else []
+    terms += [RewardTerm("judge", win_K, weights["judge"])] if task.is_judged else []
+    return [*terms, RewardTerm("overlong", -cut_K, weights["overlong"])]
+
+
+def note_terms(group: PromptGroup) -> None:
+    """Writes the terms of rewards that are sums into the trajectories, for their store and its pages."""
+    used = [term for term in group.terms if term.weight and (term.name in OWN_TERMS or term.values_K.any())]
+    if len(used) > 1:
+        for sample in np.flatnonzero(group.counted_K):
+            parts = [RewardPart(term.name, float(term.values_K[sample]), float(term.weight)) for term in used]
+            set_reward_parts(group.trajectories[sample], parts)
 
 
 def training_samples(rl: RLConfig, groups: Sequence[PromptGroup]) -> tuple[list[list[TrainingSample]], int]:

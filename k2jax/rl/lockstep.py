@@ -19,10 +19,11 @@ from k2jax.inference.engine import Engine
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.failures import FailureGuard
-from k2jax.rl.groups import PromptGroup, class_of, verdict_terms
+from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
 from k2jax.rl.methods.base import Methods
 from k2jax.rl.metrics import engine_record, iteration_record, stale_share
 from k2jax.rl.retention import VerdictRetention
+from k2jax.rl.schedules import reward_weights
 from k2jax.rl.sync.offload import offloaded
 from k2jax.train.run import Run
 from k2jax.trajectory.encoding import decode, encode
@@ -72,8 +73,11 @@ class LockstepPrompts:
             await self.episodes.run(step, more)
         groups = _spread(complete, more)
         for group in groups:
-            group.terms = verdict_terms(group, class_of(self._rl, group))
+            task = class_of(self._rl, group)
+            group.terms = reward_terms(group, task, reward_weights(task, step - 1, self.episodes.config.train.steps))
         await methods.rewards(step, groups, scope="group")
+        for group in groups:
+            note_terms(group)
         return groups
 
     def began(self, step: int) -> int:

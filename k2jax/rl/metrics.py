@@ -11,7 +11,7 @@ from k2jax.agents.mixture import CRITIC
 from k2jax.agents.verifier import FAILED
 from k2jax.config.schema import Config
 from k2jax.inference.engine import EngineStats
-from k2jax.rl.groups import PromptGroup, total_reward, verdict_terms
+from k2jax.rl.groups import OWN_TERMS, PromptGroup, total_reward
 from k2jax.trajectory import Trajectory
 
 
@@ -22,22 +22,29 @@ def iteration_record(
 
     Args:
         config: the experiment.
-        groups: complete ones. Rewards and lengths are those of answers; the policy's verdicts in the closed loop have
-            keys of their own, beside those of the judge whose verdicts give rewards; see ``methods.critic``.
+        groups: complete ones, with the terms of their rewards. Rewards and lengths are those of answers; the policy's
+            verdicts in the closed loop have keys of their own, beside those of the judge whose verdicts give rewards;
+            see ``methods.critic``.
         sampled_tokens: in the iteration, of answers that are complete or go on.
         seconds: wall time of the rollouts, scoring included [s].
     """
     rewards, right, verified, lengths, cut, masked = defaultdict(list), [], [], [], [], 0
+    parts, weights = defaultdict(list), {}
     answered = [group for group in groups if group.prompt.kind != CRITIC]
     for group in answered:
         task = config.rl.tasks[group.prompt.kind]
-        rewards_K, by_critic = total_reward(verdict_terms(group, task)), task.reward == "critic"
+        own = [term for term in group.terms if term.name in OWN_TERMS]
+        rewards_K = total_reward(own)
+        if sum(bool(term.weight) for term in own) > 1:
+            for term in own:
+                parts[group.prompt.kind, term.name].extend(term.values_K[group.counted_K])
+                weights[group.prompt.kind, term.name] = float(term.weight)
         for reward, trajectory in zip(rewards_K, group.trajectories, strict=True):
             if trajectory.status == "masked":
                 masked += 1
                 continue
             rewards[group.prompt.kind].append(float(reward))
-            if not by_critic:
+            if task.is_verified:
                 right.append(trajectory.reward.value >= config.rl.correct_reward)
                 verified.append(trajectory.sampled_tokens)
             lengths.append(trajectory.sampled_tokens)
@@ -64,6 +71,8 @@ def iteration_record(
         record["accuracy"] = float(np.mean(right))
     by_verdict = {"length_right": np.array(right, bool), "length_wrong": ~np.array(right, bool)}
     record |= {name: float(np.mean(np.array(verified)[of])) for name, of in by_verdict.items() if of.any()}
+    record |= {f"reward_part/{kind}/{name}": float(np.mean(of)) for (kind, name), of in sorted(parts.items()) if of}
+    record |= {f"reward_weight/{kind}/{name}": weight for (kind, name), weight in sorted(weights.items())}
     if len(rewards) > 1:
         record |= {f"reward/{kind}": float(np.mean(values)) for kind, values in sorted(rewards.items())}
     return record

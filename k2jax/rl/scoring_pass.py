@@ -21,8 +21,7 @@ from k2jax.config.schema import Config
 from k2jax.losses import Loss, Metrics, Rows
 from k2jax.losses.targets import token_temperature
 from k2jax.parallel.batches import BatchSharding
-from k2jax.parallel.decoupled import make_decoupled_loss_sums
-from k2jax.parallel.gradients import make_loss_sums
+from k2jax.parallel.decoupled import make_sums
 from k2jax.parallel.layout import make_layout
 from k2jax.parallel.mesh import rows_per_micro_batch
 from k2jax.rl.packing.images import batch_of, image_batches
@@ -93,7 +92,6 @@ class ScoringPass:
         rows = config.train.micro_batches * rows_per_micro_batch(config, mesh)
         dtype = compute_dtype(config.train.compute_dtype, self.layout.platform)
         self._images = image_batches(self._sharding, config.model.vision)
-        make_sums = make_decoupled_loss_sums if self._images else make_loss_sums
         sums = make_sums(config, self.layout, TokenTable(rows, self._length), slots)
         # The cast is a program of its own, so that weights stored in another dtype meet the same pass.
         self._to_compute = jax.jit(lambda params: self.layout.to_compute(_as_float32(params), dtype))

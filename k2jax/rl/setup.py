@@ -104,6 +104,9 @@ def check_config(config: Config) -> None:
         )
     if rl.advantage.baseline == "none" and rl.advantage.scale != "none":
         raise UserError("config.rl.advantage.scale divides what a baseline has centred; set it to none, or a baseline")
+    for name, task in rl.tasks.items():
+        if not (task.is_verified or task.is_judged):
+            raise UserError(f"config.rl.tasks.{name} rewards nothing; set its verifier_weight or judge_weight")
     for method in METHODS:
         method.check(config)
     if rl.updates > rl.rollout.prompts:

@@ -15,7 +15,7 @@ from k2jax.rl.packing.images import image_batches
 from k2jax.rl.packing.rows import ImageSource, PackedRows, equalize_domains, in_updates, pack, parts_of
 from k2jax.rl.packing.training_paths import TrainingSample, replayed_routes
 from k2jax.text.media_reading import MediaReader
-from k2jax.train.record import scalar_metrics
+from k2jax.train.record import logit_metrics, scalar_metrics
 from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
 
@@ -59,10 +59,10 @@ class Trainer:
         """Does update ``number`` with rows ``[S]``.
 
         Raises:
-            NonFiniteError: see ``Run.update_in_parts``.
+            NonFiniteError: see ``Run.update``.
         """
         parts = parts_of(rows, self._config.train.batch_size, self._local_rows, self._image_batches)
-        self._metrics.append(self._run.update_in_parts(parts))
+        self._metrics.append(self._run.update(parts))
         self._trained.append(self._packed[number])
         self._updated = time.perf_counter()
         return self._metrics[-1]
@@ -104,7 +104,7 @@ def _summary(metrics: Sequence[StepMetrics]) -> dict[str, Any]:
     Means over the updates, and of maxima the largest; but the mismatch is that of the first update, which alone
     compares the engine with the trainer at the same weights.
     """
-    shares, logits = [m.shares for m in metrics], np.max([m.stats.max_logit for m in metrics], 0)
+    shares = [m.shares for m in metrics]
     scalars = [scalar_metrics(share) for share in shares]
     reduced = {
         name: float((np.max if name in shares[0].maxima else np.mean)([each[name] for each in scalars]))
@@ -112,16 +112,13 @@ def _summary(metrics: Sequence[StepMetrics]) -> dict[str, Any]:
     }
     if len(shares[0].terms) > 1:
         reduced |= {f"loss/{name}": float(np.mean([share.terms[name] for share in shares])) for name in shares[0].terms}
-    if metrics[0].vision_max_logit is not None:
-        tower = np.max([m.vision_max_logit for m in metrics], 0)
-        reduced |= {"vision_max_logit": float(tower.max()), "vision_max_logit_heads": tower}
+    logits = [m.stats.max_logit for m in metrics]
+    reduced |= logit_metrics({group: np.max([each[group] for each in logits], 0) for group in logits[0]})
     mean, largest = (float(scalars[0][name]) for name in ("tokens/mismatch", "tokens/mismatch_max"))
     return reduced | {
         "loss": float(np.mean([m.loss for m in metrics])),
         "grad_norm": float(np.mean([m.grad_norm for m in metrics])),
         "update_norm": float(np.mean([m.update_norm for m in metrics])),
-        "max_logit": float(logits.max()),
-        "max_logit_heads": logits,
         "tokens/mismatch": mean,
         "tokens/mismatch_p99": quantile(shares[0].metrics["tokens/mismatch_above"], 0.99, largest),
         "tokens/mismatch_max": largest,

@@ -13,9 +13,9 @@ from k2jax.convert.loading import open_pretrained
 from k2jax.errors import UserError
 from k2jax.model import model_specs
 from k2jax.model.vision import multimodal_specs
-from k2jax.parallel.layout import VISION, Layout
+from k2jax.parallel.layout import Layout
 from k2jax.parallel.resharding import from_logical, logical_partition
-from k2jax.params import Specs, map_specs, named_specs
+from k2jax.params import VISION, Specs, map_specs, named_specs
 
 CONTRAST = "contrast"
 """Part of the tower's tree with what SigLIP's loss learns."""

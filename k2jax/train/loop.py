@@ -47,7 +47,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
             validation, patience = VALIDATIONS[config.stage](run, data), Patience(run)
             batches = data.loader.batches(run.start)
             for step in run.steps():
-                run.update(next(batches))
+                run.update([next(batches)])
                 record = validation.when_due(step)
                 run.log(step, record)
                 best = patience.is_best(step, record)

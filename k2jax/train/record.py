@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 import re
 import resource
@@ -16,8 +17,9 @@ import numpy as np
 from k2jax.chips import PEAK_FLOPS
 from k2jax.config.schema import Config, MoEConfig
 from k2jax.model import training_flops_per_token
-from k2jax.optim import qk_clip_gamma
+from k2jax.optim import clips, qk_clip_gamma
 from k2jax.parallel.objective import LossShares
+from k2jax.params import TEXT
 from k2jax.runtime import device_name
 from k2jax.train.step import StepMetrics
 
@@ -70,6 +72,20 @@ def max_violation(expert_tokens: np.ndarray) -> np.ndarray:
 def scalar_metrics(shares: LossShares) -> dict[str, Any]:
     """Metrics and maxima ``[]`` of a loss; arrays are there for a loop that makes numbers of them."""
     return {name: share for name, share in (shares.metrics | shares.maxima).items() if not np.ndim(share)}
+
+
+def group_metric(group: str, name: str) -> str:
+    """The name of a metric of a group of layers: the decoder's as it is, ``vision_max_logit`` of the tower."""
+    return name if group == TEXT else f"{group}_{name}"
+
+
+def logit_metrics(max_logit: Mapping[str, Any]) -> dict[str, Any]:
+    """The largest logit of each group of layers, and those of its heads ``[layers, heads]``."""
+    record = {}
+    for group, logits in max_logit.items():
+        heads = np.asarray(logits)
+        record |= {group_metric(group, "max_logit"): float(heads.max()), group_metric(group, "max_logit_heads"): heads}
+    return record
 
 
 def _worst_violation(moe: MoEConfig) -> float:
@@ -138,15 +154,13 @@ class Recorder:
         tokens = int(metrics.tokens)
         self.seconds, self.tokens = self.seconds + seconds, self.tokens + tokens
         loss, terms = float(metrics.loss), {name: float(share) for name, share in metrics.shares.terms.items()}
-        max_logit = np.asarray(metrics.stats.max_logit)
         record = {
             "loss": loss,
             "learning_rate": learning_rate,
             "grad_norm": float(metrics.grad_norm),
             "update_norm": float(metrics.update_norm),
             **self.rates(tokens, seconds),
-            "max_logit": float(max_logit.max()),
-            "max_logit_heads": max_logit,
+            **logit_metrics(metrics.stats.max_logit),
             "memory_gb": memory_gb(),
             "seconds": self.seconds,
             "tokens": self.tokens,
@@ -154,15 +168,14 @@ class Recorder:
         if terms.keys() == {"nll"}:  # the loss of a policy changes sign, and may rise while it learns
             self.is_spike(loss)
             record["spikes"] = self.spikes
-        if metrics.vision_max_logit is not None:
-            tower = np.asarray(metrics.vision_max_logit)
-            record |= {"vision_max_logit": float(tower.max()), "vision_max_logit_heads": tower}
         if len(terms) > 1:
             record |= {f"loss/{name}": share for name, share in terms.items()}
         record |= {name: float(share) for name, share in scalar_metrics(metrics.shares).items()}
-        if self._config.optimizer.name == "muonclip":
-            gamma = np.asarray(qk_clip_gamma(max_logit, self._config.optimizer.qk_clip_tau))
-            record |= {"clipped_heads": int((gamma < 1).sum()), "qk_clip_gamma": gamma}
+        for group, max_logit in metrics.stats.max_logit.items():
+            if clips(group, self._config.optimizer):
+                gamma = np.asarray(qk_clip_gamma(max_logit, self._config.optimizer.qk_clip_tau))
+                clipped = {"clipped_heads": int((gamma < 1).sum()), "qk_clip_gamma": gamma}
+                record |= {group_metric(group, name): value for name, value in clipped.items()}
         expert_tokens = np.asarray(metrics.stats.expert_tokens)
         if expert_tokens.size:
             violation = max_violation(expert_tokens)

@@ -8,7 +8,7 @@ lies on its devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 from pathlib import Path
 import signal
@@ -24,13 +24,13 @@ from k2jax.batch import PackedBatch
 from k2jax.checkpoint import Checkpoints, check_config, damaged
 from k2jax.config.identity import fixed_keys
 from k2jax.errors import UserError
-from k2jax.parallel.layout import VISION
+from k2jax.params import VISION
 from k2jax.report.metrics import DAMAGED, FILE, MetricsLog
 from k2jax.report.progress import Progress
 from k2jax.train.history import changes_of, settings
 from k2jax.train.init_from import pretrained_params, pretrained_tower
 from k2jax.train.program import Program
-from k2jax.train.record import Recorder
+from k2jax.train.record import Recorder, group_metric
 from k2jax.train.signals import STOP_CODES, stop_on_signal
 from k2jax.train.state import TrainState, non_finite_leaves, total_updates
 from k2jax.train.step import StepMetrics
@@ -56,7 +56,7 @@ class Run:
     Example:
         >>> with Run(program, workdir, {"corpus": fingerprint}) as run:
         ...     for step in run.steps():
-        ...         run.update(next(batches))
+        ...         run.update([next(batches)])
         ...         run.log(step, {})
         ...         run.save_when_due(step)
         >>> run.exit_code
@@ -165,41 +165,26 @@ class Run:
         """
         self._ended = reason
 
-    def update(self, batch: PackedBatch) -> StepMetrics:
-        """Does one optimizer step with this process's rows ``[B, S]`` of a batch, NumPy arrays.
-
-        Returns:
-            The step's metrics, on the host.
-
-        Raises:
-            UserError: the batch has nothing that a term of the loss counts, or tokens outside the vocabulary.
-            NonFiniteError: the step was not applied. It is meant for the Run's ``with`` statement.
-        """
-        self._check_targets([batch])
-        return self._updated(self.program.step, batch)
-
-    def update_in_parts(self, parts: Sequence[PackedBatch]) -> StepMetrics:
-        """Does one optimizer step with any number of batches of one shape, and may be called several times in a step.
+    def update(self, parts: Sequence[PackedBatch]) -> StepMetrics:
+        """Does one optimizer step, and may be called several times in a step of reinforcement learning.
 
         Args:
-            parts: this process's rows ``[B, S]`` of each part of the batch, NumPy arrays.
+            parts: this process's rows ``[B, S]`` of the batch, NumPy arrays: one batch, and in reinforcement learning
+                any number of batches of one shape, whose gradients add up.
 
         Returns:
             The update's metrics, on the host.
 
         Raises:
-            UserError: as ``update`` does.
-            NonFiniteError: the update was not applied.
+            UserError: the batch has nothing that a term of the loss counts, or tokens outside the vocabulary.
+            NonFiniteError: the update was not applied. It is meant for the Run's ``with`` statement.
         """
         self._check_targets(parts)
-        return self._updated(lambda state, *parts: self.program.step_in_parts(state, parts), *parts)
-
-    def _updated(self, step: Callable[..., tuple[TrainState, StepMetrics]], *batches: PackedBatch) -> StepMetrics:
-        for batch in batches:
-            self._check_tokens(batch)
+        for part in parts:
+            self._check_tokens(part)
         if not self._updates:
             self._trace.before(self.step)
-        self.state, on_device = step(self.state, *[self._batch_sharding.put(batch) for batch in batches])
+        self.state, on_device = self.program.update(self.state, [self._batch_sharding.put(part) for part in parts])
         metrics = jax.device_get(on_device)
         if not metrics.healthy:
             raise NonFiniteError(metrics)
@@ -353,11 +338,10 @@ class Run:
         """Saves the state of the step before, if it is finite: the step refused to apply itself."""
         self._checkpoints.wait()  # for the one that may be under way
         good, steps = self.done, self._checkpoints.steps()
-        logits = np.asarray(metrics.stats.max_logit)
-        where = [f"layer {layer} head {head}" for layer, head in np.argwhere(~(logits < np.inf))[:3]]
+        where = _infinite_logits(metrics.stats.max_logit)
         happened = (
             f"stopped: step {self.step:,} is not finite (loss {float(metrics.loss)}, gradient norm "
-            f"{float(metrics.grad_norm)}" + (f", max logit in {', '.join(where)}" if where else "") + ")"
+            f"{float(metrics.grad_norm)}" + (f", max logit in {where}" if where else "") + ")"
         )
         lower = "lower config.optimizer.learning_rate or config.optimizer.grad_clip"
         self.exit_code = NON_FINITE
@@ -381,6 +365,16 @@ class Run:
                 f"{happened}; the last good step is {good:,} and no weight of step {self.step:,} was written. "
                 f"{lower.capitalize()} and run again."
             )
+
+
+def _infinite_logits(max_logit: Mapping[str, np.ndarray]) -> str:
+    """The first heads whose logits are infinite or no number, of the groups of layers."""
+    heads = [
+        f"{group_metric(group, 'layer')} {layer} head {head}"
+        for group, logits in max_logit.items()
+        for layer, head in np.argwhere(~(np.asarray(logits) < np.inf))
+    ]
+    return ", ".join(heads[:3])
 
 
 def _some(leaves: list[str]) -> str:

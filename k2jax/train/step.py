@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +17,7 @@ from k2jax.config.schema import Config
 from k2jax.losses import Loss
 from k2jax.model import ModelStats, combine_stats
 from k2jax.optim.groups import without_frozen
-from k2jax.parallel.decoupled import make_decoupled_gradients, make_decoupled_loss_sums
-from k2jax.parallel.gradients import make_loss_and_gradients, make_loss_sums
+from k2jax.parallel.decoupled import make_gradients, make_sums
 from k2jax.parallel.layout import Layout
 from k2jax.parallel.objective import LossShares, combine_shares
 from k2jax.train.state import TrainState, all_finite, compute_dtype
@@ -30,14 +31,12 @@ class GradientSums(NamedTuple):
         stats: of the model.
         grads: gradients, sharded as the weights are stored.
         tokens: ``[]`` int32, tokens that are not padding.
-        vision_max_logit: float32 ``[layers, heads]`` of the tower; None without vision.
     """
 
     shares: LossShares
     stats: ModelStats
     grads: Any
     tokens: Array
-    vision_max_logit: Array | None = None
 
 
 class StepMetrics(NamedTuple):
@@ -53,7 +52,6 @@ class StepMetrics(NamedTuple):
         stats: over all micro-batches.
         balance_loss: ``[]`` float32, mean over the batch's rows, summed over layers, without its coefficient.
         healthy: ``[]`` bool, False when the step (or an earlier one) was not applied.
-        vision_max_logit: float32 ``[layers, heads]`` of the tower; None without vision.
     """
 
     loss: Array
@@ -64,7 +62,6 @@ class StepMetrics(NamedTuple):
     stats: ModelStats
     balance_loss: Array
     healthy: Array
-    vision_max_logit: Array | None = None
 
 
 def make_train_step(
@@ -89,39 +86,32 @@ def make_gradient_step(
 
     Denominators are those of the whole batch: then the sums of its parts add up to the sums of the batch.
     """
-    loss_and_gradients = _loss_and_gradients(config, layout, loss)
+    gradients = make_gradients(config, layout, loss)
     dtype = compute_dtype(config.train.compute_dtype, layout.platform)
 
     def gradient_step(params: Any, batch: PackedBatch, denominators: dict[str, Array]) -> GradientSums:
-        shares, stats, grads, vision = loss_and_gradients(layout.to_compute(params, dtype), batch, denominators)
+        shares, stats, grads = gradients(layout.to_compute(params, dtype), batch, denominators)
         tokens = (batch.exit > jnp.arange(batch.exit.shape[-1])).sum()
         with jax.named_scope("optimizer"):
             grads = without_frozen(layout.specs, config.optimizer, layout.gradients_to_storage(grads))
-            return GradientSums(shares, stats, grads, tokens, vision)
+            return GradientSums(shares, stats, grads, tokens)
 
     return gradient_step
 
 
-def _loss_and_gradients(config: Config, layout: Layout, loss: Loss) -> Callable[..., tuple]:
-    """``(params, batch, denominators) -> (shares, stats, gradients, the tower's max logit or None)``."""
-    if config.model.vision.layers:
-        decoupled = make_decoupled_gradients(config, layout, loss)
-
-        def with_images(params: Any, batch: PackedBatch, denominators: dict[str, Array]) -> tuple:
-            sums = decoupled(params, batch, denominators)
-            return sums.shares, sums.stats, sums.grads, sums.vision_max_logit
-
-        return with_images
-    text = make_loss_and_gradients(config, layout, loss)
-    return lambda params, batch, denominators: (*text(params, batch, denominators), None)
+def no_sums(gradient_step: Callable[..., GradientSums], *arguments: Any) -> GradientSums:
+    """What the parts of a batch add up from; of the gradient step's ``arguments`` only shapes count."""
+    shapes = jax.eval_shape(gradient_step, *arguments)
+    sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    unseen = jax.tree.map(lambda leaf: jnp.full_like(leaf, -jnp.inf), sums.stats.max_logit)
+    return sums._replace(stats=sums.stats._replace(max_logit=unseen))
 
 
 def add_sums(a: GradientSums, b: GradientSums) -> GradientSums:
     """The sums of two parts of a batch together."""
     grads = jax.tree.map(jnp.add, a.grads, b.grads)
-    vision = None if a.vision_max_logit is None else jnp.maximum(a.vision_max_logit, b.vision_max_logit)
     shares, stats = combine_shares(a.shares, b.shares), combine_stats(a.stats, b.stats)
-    return GradientSums(shares, stats, grads, a.tokens + b.tokens, vision)
+    return GradientSums(shares, stats, grads, a.tokens + b.tokens)
 
 
 def make_apply_step(
@@ -130,17 +120,14 @@ def make_apply_step(
     """``(state, sums) -> (state, metrics)``: the optimizer's update with the sums of a whole batch."""
 
     def apply_step(state: TrainState, sums: GradientSums) -> tuple[TrainState, StepMetrics]:
-        stats, vision = sums.stats, sums.vision_max_logit
+        stats = sums.stats
         seen = {"max_logit": stats.max_logit, "expert_tokens": stats.expert_tokens}
-        seen |= {} if vision is None else {"vision_max_logit": vision}
         with jax.named_scope("optimizer"):
             grad_norm = optax.global_norm(sums.grads)
             updates, opt_state = optimizer.update(sums.grads, state.opt_state, state.params, **seen)
             update_norm = optax.global_norm(updates)
             new = (state.step + 1, optax.apply_updates(state.params, updates), opt_state)
             healthy = state.healthy & _finite(sums.shares.total, grad_norm, stats.max_logit) & all_finite(new)
-            if vision is not None:
-                healthy &= jnp.all(vision < jnp.inf)
             old = (state.step, state.params, state.opt_state)
             kept = jax.tree.map(lambda a, b: jnp.where(healthy, a, b), new, old)
         balance_loss = stats.balance_loss / config.train.batch_size
@@ -153,23 +140,22 @@ def make_apply_step(
             stats=stats,
             balance_loss=balance_loss,
             healthy=healthy,
-            vision_max_logit=vision,
         )
         return TrainState(*kept, healthy), metrics
 
     return apply_step
 
 
-def _finite(loss: Array, grad_norm: Array, max_logit: Array) -> Array:
+def _finite(loss: Array, grad_norm: Array, max_logit: dict[str, Array]) -> Array:
     """False on NaN or infinity anywhere; a logit of -inf only says that a head saw nothing."""
-    return jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.all(max_logit < jnp.inf)
+    logits = [jnp.all(of_group < jnp.inf) for of_group in max_logit.values()]
+    return functools.reduce(operator.and_, logits, jnp.isfinite(loss) & jnp.isfinite(grad_norm))
 
 
 def make_eval_step(
     config: Config, layout: Layout, loss: Loss
 ) -> Callable[[Any, PackedBatch], tuple[LossShares, dict[str, Array]]]:
     """The validation step ``(params, batch [M, B, S]) -> (sums of the loss, denominators)``: both add up."""
-    make_sums = make_decoupled_loss_sums if config.model.vision.layers else make_loss_sums
     loss_sums, dtype = make_sums(config, layout, loss), compute_dtype(config.train.compute_dtype, layout.platform)
 
     def step(params: Any, batch: PackedBatch) -> tuple[LossShares, dict[str, Array]]:

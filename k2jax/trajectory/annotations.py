@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from k2jax.trajectory.types import Trajectory
 
-COMPARISONS, TRAINING = "comparisons", "training"
+COMPARISONS, REWARD_PARTS, TRAINING = "comparisons", "reward_parts", "training"
 """Keys of metadata."""
 _CHOICES = ("first", "second", "tie", "")
 
@@ -69,6 +69,38 @@ def set_comparisons(trajectory: Trajectory, verdicts: Iterable[PairVerdict]) -> 
     entries = [{key: _plain(value) for key, value in verdict._asdict().items()} for verdict in verdicts]
     if entries:
         trajectory.metadata[COMPARISONS] = entries
+
+
+class RewardPart(NamedTuple):
+    """A term of a reward that is a sum.
+
+    Attributes:
+        name: ``verifier``, ``judge``, ``overlong``, or that of a method.
+        value: of the term.
+        weight: times which it counts.
+    """
+
+    name: str
+    value: float
+    weight: float
+
+
+def set_reward_parts(trajectory: Trajectory, parts: Iterable[RewardPart]) -> None:
+    """Writes the terms of the reward that a trajectory was trained with into its metadata."""
+    trajectory.metadata[REWARD_PARTS] = [list(part) for part in parts]
+
+
+def reward_parts(trajectory: Trajectory) -> list[RewardPart]:
+    """The terms of ``set_reward_parts``; what is none of them is left out."""
+    entries = trajectory.metadata.get(REWARD_PARTS)
+    return [RewardPart(*entry) for entry in entries if _is_part(entry)] if isinstance(entries, list) else []
+
+
+def _is_part(entry: Any) -> bool:
+    if not isinstance(entry, list | tuple) or len(entry) != 3:
+        return False
+    name, *numbers = entry
+    return isinstance(name, str) and all(type(number) in (int, float) for number in numbers)
 
 
 def comparisons(trajectory: Trajectory) -> list[PairVerdict]:

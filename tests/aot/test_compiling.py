@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 
@@ -75,7 +74,8 @@ def test_what_a_tpu_would_run_is_traced(monkeypatch):
         compiling.for_tpu(replace_keys(given, {"model": model, "model.kernels": "pallas"}))
 
 
-class Noted(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Noted:
     """The notes of a report."""
 
     notes: list

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from k2jax.batch import Media
 from k2jax.client import Sampling
 from k2jax.config.schema import VisionConfig
 from k2jax.data.images.packing import PatchChunk, pack_chunks
@@ -69,7 +68,7 @@ def shown(*parts, seed=0):
 @functools.cache
 def full_pass(name):
     network = K2(SEEING[name])
-    return jax.jit(lambda params, tokens, media: network.apply({"params": params}, tokens, media=media).logits)
+    return jax.jit(lambda params, tokens, **shown: network.apply({"params": params}, tokens, **shown).logits)
 
 
 def check(request, name="gqa", version=0):
@@ -81,7 +80,8 @@ def check(request, name="gqa", version=0):
     tokens[0, : len(ids)] = ids
     for placed, groups in zip(request.media, packed.features, strict=True):
         feature[0, placed.start : placed.stop] = groups
-    logits = np.asarray(full_pass(name)(weights(name, version), tokens, Media(packed.batch, feature)), np.float64)[0]
+    shown = {"media": feature, "patches": packed.batch}
+    logits = np.asarray(full_pass(name)(weights(name, version), tokens, **shown), np.float64)[0]
     expected = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
     first = len(request.prompt) - 1
     for i, token in enumerate(request.tokens):

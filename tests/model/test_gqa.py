@@ -78,8 +78,9 @@ def test_packed_documents_equal_separate_runs(model):
     starts = np.cumsum([0, *map(len, docs)])
     for start, doc, (hidden, _) in zip(starts, docs, alone, strict=False):
         np.testing.assert_allclose(packed[0, start : start + len(doc)], hidden[0], atol=5e-5)
-    np.testing.assert_allclose(stats.max_logit, np.max([s.max_logit for _, s in alone], axis=0), rtol=1e-4)
-    assert stats.max_logit.shape == (config.layers, config.heads)
+    expected = np.max([s.max_logit["text"] for _, s in alone], axis=0)
+    np.testing.assert_allclose(stats.max_logit["text"], expected, rtol=1e-4)
+    assert stats.max_logit["text"].shape == (config.layers, config.heads)
     assert stats.expert_tokens.shape == (config.layers - config.dense_layers, config.moe.experts)
 
 

@@ -47,7 +47,8 @@ def run(config, steps=2, logits=LOGITS, scale=1.0, total=2):
     state = init(params)
     for i in range(steps):
         grads = jax.tree.map(lambda g: np.float32(scale) * g, gradients(10 + i))
-        updates, state = step(grads, state, params, max_logit=jnp.asarray(logits), expert_tokens=jnp.asarray(TOKENS))
+        seen = {"max_logit": {"text": jnp.asarray(logits)}, "expert_tokens": jnp.asarray(TOKENS)}
+        updates, state = step(grads, state, params, **seen)
         params = optax.apply_updates(params, updates)
     return jax.tree.map(np.asarray, flat(params))
 
@@ -144,7 +145,7 @@ def test_missing_statistics_are_errors():
     optimizer = optim.build_optimizer(CONFIG, ROUTER, SPECS, 2)
     params = random_like(SPECS, 0)
     state = optimizer.init(params)
-    statistics = {"max_logit": jnp.asarray(LOGITS), "expert_tokens": jnp.asarray(TOKENS)}
+    statistics = {"max_logit": {"text": jnp.asarray(LOGITS)}, "expert_tokens": jnp.asarray(TOKENS)}
     for missing in statistics:
         given = {name: value for name, value in statistics.items() if name != missing}
         with pytest.raises(ValueError, match=missing):
@@ -161,7 +162,7 @@ def test_a_finite_check_catches_a_non_finite_logit(bad):
         gradients(1),
         optimizer.init(params),
         params,
-        max_logit=jnp.asarray(logits),
+        max_logit={"text": jnp.asarray(logits)},
         expert_tokens=jnp.asarray(TOKENS),
     )
     assert not np.isfinite(optax.global_norm(updates))

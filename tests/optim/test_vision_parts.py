@@ -11,7 +11,7 @@ from k2jax.config import defaults, resolve
 from k2jax.model.vision import multimodal_specs
 from k2jax.optim import build_optimizer, group_table
 from k2jax.optim.groups import without_frozen
-from k2jax.optim.qk_clip import clip_parts
+from k2jax.optim.qk_clip import clip_groups
 from k2jax.params import map_specs
 
 SIZES = {
@@ -52,8 +52,10 @@ def setting():
 def seen(config, text=1.0, tower=1.0):
     layers = config.model.layers
     return {
-        "max_logit": jnp.full((layers, config.model.heads), text),
-        "vision_max_logit": jnp.array([[tower, 1.0], [1.0, tower]]),
+        "max_logit": {
+            "text": jnp.full((layers, config.model.heads), text),
+            "vision": jnp.array([[tower, 1.0], [1.0, tower]]),
+        },
         "expert_tokens": jnp.ones((layers - 1, 4), jnp.int32),
     }
 
@@ -67,7 +69,7 @@ def first_updates(optimizer, params, maxima):
 def test_the_tower_is_clipped_head_by_head_with_its_biases_and_the_decoder_by_its_own_maxima(setting):
     config, specs, params = setting
     config = dataclasses.replace(config.optimizer, qk_clip_alpha=0.25)
-    transformation = clip_parts(specs, config)
+    transformation = clip_groups(specs, config)
     zeros = jax.tree.map(np.zeros_like, params)
     clip = jax.jit(lambda maxima: transformation.update(zeros, transformation.init(params), params, **maxima)[0])
     updates = clip(seen(setting[0], tower=8.0))

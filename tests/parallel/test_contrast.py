@@ -45,7 +45,7 @@ def samples_of(batch):
     for row, exits in enumerate(batch.exit):
         for end in sorted({stop for at, stop in enumerate(exits) if stop > at}):
             inside = exits == end
-            shown = batch.media.feature[row][inside & (batch.media.feature[row] >= 0)]
+            shown = batch.media[row][inside & (batch.media[row] >= 0)]
             caption = np.flatnonzero(inside & (batch.targets["weights"][row] > 0))
             if len(shown) and len(caption):
                 found.append((row, shown, caption))
@@ -68,11 +68,9 @@ def reference(layers):
 
     def total(params):
         text = {name: part for name, part in params.items() if name != "vision"}
-        features = vision_features(params["vision"], batch.media.patches, config.model).features
+        features = vision_features(params["vision"], batch.patches, config.model).features
         table = features.reshape(-1, features.shape[-1])
-        shares, stats = loss_shares(
-            {**text, FEATURES: table}, batch.replace(media=batch.media.feature), objective, config
-        )
+        shares, stats = loss_shares({**text, FEATURES: table}, batch.replace(patches=None), objective, config)
         images, captions = [], []
         for row, shown, caption in samples:
             images.append(table[shown].mean(0))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from k2jax.batch import Media, PackedBatch, pack_row, stack_rows
+from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.config import Config
 from k2jax.data.images.packing import PatchChunk, pack_rows
 from k2jax.data.images.placement import PatchRows, place_chunks
@@ -61,7 +61,7 @@ def batch_for(config: Config, devices: int, patches: int = PATCHES) -> PackedBat
             at += count + 2
     batch = stack_rows(rows)
     batch.targets["weights"][feature >= 0] = 0
-    return batch.replace(media=Media(packed.batch, feature))
+    return batch.replace(media=feature, patches=packed.batch)
 
 
 def params_of(config: Config):
@@ -84,9 +84,9 @@ def together(layers: int):
 
     def total(params):
         text = {name: part for name, part in params.items() if name != "vision"}
-        seen = vision_features(params["vision"], batch.media.patches, config.model)
+        seen = vision_features(params["vision"], batch.patches, config.model)
         table = seen.features.reshape(-1, seen.features.shape[-1])
-        rows = batch.replace(media=batch.media.feature)
+        rows = batch.replace(patches=None)
         shares, stats = loss_shares({**text, FEATURES: table}, rows, objective, config)
         return shares.total + objective.balance * stats.balance_loss, (shares.total, seen.max_logit)
 
@@ -106,7 +106,7 @@ def decoupled(layers: int, overrides: dict, devices: int):
     step = jax.jit(make_gradient_step(config, program.layout, program.loss))
     sums = step(stored, batch, program.loss.denominators(batch.targets))
     grads = jax.device_get(layout.logical_params(sums.grads))
-    return float(sums.shares.total), grads, np.asarray(sums.vision_max_logit)
+    return float(sums.shares.total), grads, np.asarray(sums.stats.max_logit["vision"])
 
 
 def assert_equal(layers: int, overrides: dict, devices: int):

@@ -162,6 +162,6 @@ def test_a_step_with_grouped_queries_is_that_of_one_device(case):
 
 
 def test_the_batch_clips_heads_and_pads_rows(one):
-    logits = one["stats['max_logit']"]
+    logits = one["stats['max_logit']['text']"]
     assert (logits > 0.03).any() and (logits < 0.03).any()
     assert one["denominators['nll']"] < 14 * 31

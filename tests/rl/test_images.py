@@ -302,12 +302,12 @@ def test_rows_hold_every_picture_once_and_every_pad_stands_for_its_own(layout):
     processor = ImageProcessor(seeing().model.vision)
     seen = 0
     for row in packed.rows:
-        contents = [content_digest(chunk) for chunk in row.media.chunks]
-        assert len(set(contents)) == len(contents) and sum(chunk.patches for chunk in row.media.chunks) <= 5 * 36
+        contents = [content_digest(chunk) for chunk in row.patches]
+        assert len(set(contents)) == len(contents) and sum(chunk.patches for chunk in row.patches) <= 5 * 36
     for place in packed.places:
         row, tokens = packed.rows[place.row], place.path.tokens_T
-        owner_of = np.repeat(np.arange(len(row.media.chunks)), [chunk.features for chunk in row.media.chunks])
-        feature_T = row.media.feature[place.index_T]
+        owner_of = np.repeat(np.arange(len(row.patches)), [chunk.features for chunk in row.patches])
+        feature_T = row.media[place.index_T]
         observed_T = np.flatnonzero(feature_T >= 0)
         assert (tokens[observed_T] == PAD).all() and len(observed_T) == 18
         for number, name in enumerate(pictures[id(place.response.trajectory)]):
@@ -322,7 +322,7 @@ def test_rows_hold_every_picture_once_and_every_pad_stands_for_its_own(layout):
 
 
 def contents_of(row, number):
-    return content_digest(row.media.chunks[number])
+    return content_digest(row.patches[number])
 
 
 @pytest.mark.parametrize("layout", ["paths", "tree"])
@@ -351,8 +351,8 @@ def test_log_probabilities_of_rows_are_those_of_the_engine_and_others_without_th
     recorded = np.stack([row.targets.behavior_logprob for row in rows])[sampled]
     np.testing.assert_allclose(score(params, rows)[sampled], recorded, atol=1e-4)
 
-    turned = [row.replace(media=row.media._replace(feature=_turned(row.media.feature))) for row in rows]
-    blind = [row.replace(media=None) for row in rows]
+    turned = [row.replace(media=_turned(row.media)) for row in rows]
+    blind = [row.replace(media=None, patches=None) for row in rows]
     for others in (turned, blind):
         assert np.abs(score(params, others)[sampled] - recorded).max() > 0.05
 
@@ -370,8 +370,8 @@ def test_a_batch_has_the_patches_of_all_its_rows_and_padding_has_none():
     sharding = Program(config).batch_sharding()
     images = image_batches(sharding, config.model.vision)
     batch = batch_of(packed.rows, padding_like(packed.rows[0]), sharding.rows, images)
-    assert (batch.media.feature >= 0).sum() == 18 and batch.media.feature.shape == batch.tokens.shape
-    assert (batch.media.patches.exit > np.arange(288)).sum() == 72
+    assert (batch.media >= 0).sum() == 18 and batch.media.shape == batch.tokens.shape
+    assert (batch.patches.exit > np.arange(288)).sum() == 72
 
 
 def test_a_response_whose_pictures_fit_no_row_is_named():
@@ -386,7 +386,7 @@ def test_pictures_of_one_size_are_different_branches_of_a_tree():
         samples = [TrainingSample(trajectory, 1.0) for trajectory, _, _ in pair]
         packed = pack(samples, 256, PackingConfig("tree", "paths"), images=ImageSource(one[2], 288))
         second = next(node for node in one[0].nodes[1:] if (node.tokens == PAD).any())
-        assert len(packed.rows[0].media.chunks) == 1 + tokens
+        assert len(packed.rows[0].patches) == 1 + tokens
         shared = packed.path_tokens - packed.stored_tokens
         pads = int(np.flatnonzero(second.tokens == PAD)[0])
         before = sum(len(node.tokens) for node in one[0].nodes[:2]) + pads

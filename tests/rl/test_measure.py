@@ -6,8 +6,9 @@ import pytest
 from k2jax.agents.mixture import DrawnTask
 from k2jax.agents.verifier import FAILED
 from k2jax.inference.engine import EngineStats
-from k2jax.rl.groups import PromptGroup
+from k2jax.rl.groups import PromptGroup, reward_terms
 from k2jax.rl.metrics import engine_record, iteration_record, stale_share
+from k2jax.rl.schedules import reward_weights
 from k2jax.trajectory import Node, Reward, Trajectory
 from tests.rl.tiny import tiny
 
@@ -45,6 +46,7 @@ def test_answers_that_failed_their_verifier_are_counted_beside_those_that_are_ma
         for n, reward in enumerate(verdicts)
     ]
     group = PromptGroup(0, (0, 0), DrawnTask("low", None), answers)
+    group.terms = reward_terms(group, config.rl.tasks["low"], reward_weights(config.rl.tasks["low"], 0, 1))
     record = iteration_record(config, [group], 1, 1.0)
     assert (record["failed_verdicts"], record["masked_samples"]) == (1, 1)
 

@@ -43,7 +43,7 @@ def pristine(program, tmp_path_factory):
     tokenizer.save(workdir / "tokenizer")
     with lock_workdir(workdir, program.config), Run(program, workdir, {"tokenizer": tokenizer.fingerprint}) as run:
         for step in run.steps():
-            run.update(stack_rows(rows))
+            run.update([stack_rows(rows)])
             run.log(step, {})
             run.save_when_due(step, {"phase": [step], "table": np.arange(step)})
     assert committed_steps(workdir) == [2, 4]

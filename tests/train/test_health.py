@@ -68,7 +68,7 @@ def run_to_the_end(program, workdir, batch, poison=None, at=3) -> int:
         for step in run.steps():
             if poison and step == at:
                 run.state = with_nan(run.state, poison)
-            run.update(batch)
+            run.update([batch])
             run.log(step, {})
             run.save_when_due(step)
     return run.exit_code
@@ -141,4 +141,4 @@ def test_tokens_outside_the_vocabulary_are_refused(program, batch, tmp_path, tok
         pytest.raises(UserError, match=rf"the token {token}, and config\.model\.vocab is 300"),
         Run(program, path, {}) as run,
     ):
-        run.update(wrong)
+        run.update([wrong])

@@ -6,15 +6,14 @@ import jax
 import numpy as np
 
 from k2jax.batch import pack_row, stack_rows
+from k2jax.losses import NLL
 from k2jax.train.program import Program
 from tests.train.tiny import tiny
 
 
-def run(program, parts, whole):
+def run(program, parts):
     sharding = program.batch_sharding()
-    if whole is None:
-        return program.step_in_parts(program.init(), [sharding.put(part) for part in parts])
-    return program.step(program.init(), sharding.put(whole))
+    return program.update(program.init(), [sharding.put(part) for part in parts])
 
 
 def random_batch(rows, length, rng):
@@ -28,8 +27,8 @@ def test_parts_with_unequal_weights_add_up_to_the_whole_batch(tmp_path):
     batches = [random_batch(4, config.data.sequence_length, rng) for _ in range(parts)]
     whole = jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
     large = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=4 * parts))
-    state, metrics = run(Program(config, jax.devices()[:1]), batches, None)
-    wanted_state, wanted = run(Program(large, jax.devices()[:1]), None, whole)
+    state, metrics = run(Program(dataclasses.replace(config, stage="rl"), jax.devices()[:1], NLL()), batches)
+    wanted_state, wanted = run(Program(large, jax.devices()[:1]), [whole])
     np.testing.assert_allclose(metrics.loss, wanted.loss, rtol=1e-6)
     np.testing.assert_allclose(metrics.grad_norm, wanted.grad_norm, rtol=1e-5)
     assert int(metrics.tokens) == int(wanted.tokens)

@@ -334,7 +334,7 @@ def test_a_loop_of_its_own_keeps_what_it_needs_beside_the_state(folder, tmp_path
         ):
             phase = run.extra["phase"] if run.extra else 0
             for step in run.steps():
-                losses_of.setdefault(step, float(run.update(batch).loss))
+                losses_of.setdefault(step, float(run.update([batch]).loss))
                 phase += step
                 run.log(step, {"reward": 0.5})
                 run.save_when_due(step, {"phase": phase, "unfinished": [np.arange(step)]})

@@ -100,7 +100,7 @@ def test_the_update_s_norm_is_the_distance_that_all_weights_move(config, batch):
     state, step = make(dataclasses.replace(config, optimizer=optimizer))
     after, metrics = step(state, batch)
     moved = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), after.params, state.params)
-    assert metrics.stats.max_logit.min() > 1e-3 and np.abs(moved["moe"]["router_bias"]).max() > 0
+    assert metrics.stats.max_logit["text"].min() > 1e-3 and np.abs(moved["moe"]["router_bias"]).max() > 0
     expected = np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(moved)))
     np.testing.assert_allclose(metrics.update_norm, expected, rtol=1e-5)
 
@@ -126,13 +126,13 @@ def test_micro_batch_maxima_are_not_summed(config, batch):
     _, stats, _ = gradients(with_parts(config, 4))(params, batch)
     rows = [jax.tree.map(lambda a, i=i: a[i : i + 1], batch) for i in range(4)]
     alone = gradients(with_parts(config, 1))
-    each = [np.asarray(alone(params, row)[1].max_logit) for row in rows]
-    np.testing.assert_allclose(stats.max_logit, np.max(each, axis=0), rtol=1e-5)
+    each = [np.asarray(alone(params, row)[1].max_logit["text"]) for row in rows]
+    np.testing.assert_allclose(stats.max_logit["text"], np.max(each, axis=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("logit", "fine"), [(3.0, True), (-np.inf, True), (np.inf, False), (np.nan, False)])
 def test_an_infinite_logit_is_not_healthy_but_an_unseen_head_is(logit, fine):
-    assert bool(_finite(jnp.float32(1), jnp.float32(1), jnp.array([[logit, 1.0]]))) is fine
+    assert bool(_finite(jnp.float32(1), jnp.float32(1), {"text": jnp.array([[logit, 1.0]])})) is fine
 
 
 def test_spikes_are_counted_and_survive_a_restart(config):
@@ -148,7 +148,7 @@ def test_only_a_likelihood_has_spikes(config, term, counted):
     recorder = Recorder(config, {})
     for loss in (1.0, 9.0):
         shares = LossShares({term: loss}, {}, {})
-        stats = ModelStats(*[np.zeros((1, 0))] * len(ModelStats._fields))._replace(max_logit=np.ones((1, 1)))
+        stats = ModelStats(*[np.zeros((1, 0))] * len(ModelStats._fields))._replace(max_logit={"text": np.ones((1, 1))})
         metrics = StepMetrics(loss, shares, 8, 1.0, update_norm=1.0, stats=stats, balance_loss=0.0, healthy=True)
         record = recorder.values(metrics, 1e-3, 1.0)
     assert record.get("spikes") == counted

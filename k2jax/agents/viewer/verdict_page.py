@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from k2jax.agents.viewer.markup import Html, element, joined
-from k2jax.trajectory.annotations import PairVerdict, TrainingMarks
+from k2jax.trajectory.annotations import PairVerdict, TrainingMarks, reward_parts
 from k2jax.trajectory.types import Trajectory
 
 _NAMED = {"tie": "tie", "": "no verdict"}
@@ -20,10 +20,11 @@ def verdict(trajectory: Trajectory, marks: TrainingMarks | None) -> Html:
     reward = trajectory.reward
     if reward is None:
         return element("div", element("strong", "not scored"), class_="verdict")
-    parts = [
-        element("tr", element("th", name), element("td", f"{value + 0.0:g}", class_="number"))
-        for name, value in reward.parts.items()
-    ]
+    rows = [(name, f"{value + 0.0:g}") for name, value in reward.parts.items()]
+    terms = reward_parts(trajectory)
+    rows += [(each.name, f"{each.weight:g} x {each.value + 0.0:.4g}") for each in terms]
+    rows += [("sum", f"{sum(each.weight * each.value for each in terms) + 0.0:.4g}")] if terms else []
+    parts = [element("tr", element("th", name), element("td", text, class_="number")) for name, text in rows]
     return element(
         "div",
         element("div", element("small", "reward"), element("strong", f"{reward.value + 0.0:.4g}"), class_="reward"),

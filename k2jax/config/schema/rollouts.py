@@ -28,11 +28,16 @@ class TaskConfig:
     options: tuple[str, ...] = ()  #: options of the dataset, each "name=value"
     weight: PositiveFloat = 1.0  #: relative share of the prompts
     max_tokens: PositiveInt = 256  #: most tokens of a response; a longer one is cut there [tokens]
+    verifier_weight: NonNegativeFloat = 1.0  #: of the dataset's verifier in the reward; 0 asks it in evaluations alone
+    verifier_weight_final: NonNegativeFloat | None = None  #: at the end of reward_decay; None is the same throughout
+    judge_weight: NonNegativeFloat = 0.0  #: of the mean win over the others of the group, by rl.critic's judge
+    judge_weight_final: NonNegativeFloat | None = None  #: at the end of reward_decay; None is the same throughout
     overlong_penalty: NonNegativeFloat = 0.0  #: subtracted from the reward of a response that was cut
+    overlong_penalty_final: NonNegativeFloat | None = None  #: at the end of reward_decay; None is the same
+    reward_decay: Share = 0.0  #: share of the run over which weights of rewards change linearly; 0 is no change
     temperature: PositiveFloat = 1.0  #: sampling temperature of the first iterations
     temperature_final: PositiveFloat = 1.0  #: temperature from the end of the decay on
     temperature_decay: Share = 0.0  #: share of the run over which the temperature falls linearly; 0 is no decay
-    reward: Literal["verifier", "critic"] = "verifier"  #: the dataset's verifier, or comparisons by rl.critic's judge
     environment: str = ""  #: name of the environment; empty is the dataset's choice, or with tools "tools"
     tools: tuple[str, ...] = ()  #: toolsets, each "NAME option=value ..."; empty is the dataset's choice
     scaffold: str = ""  #: "NAME option=value ..."; empty is the dataset's choice
@@ -42,6 +47,16 @@ class TaskConfig:
     episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
     pass_rates: str = ""  #: JSON file by python -m k2jax.trajectories --pass_rates, to filter by difficulty; empty: all
     pass_band: tuple[Share, ...] = (0.1, 0.9)  #: least and largest pass rate of the tasks that are trained on
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the verifier is a term of the rewards of training."""
+        return bool(self.verifier_weight or self.verifier_weight_final)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether comparisons by the judge are a term of the rewards of training."""
+        return bool(self.judge_weight or self.judge_weight_final)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

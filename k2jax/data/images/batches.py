@@ -12,11 +12,11 @@ import math
 
 import numpy as np
 
-from k2jax.batch import Media, PackedBatch, stack_rows
+from k2jax.batch import PackedBatch, stack_rows
 from k2jax.config.schema import VisionConfig
 from k2jax.data.images.packing import PatchChunk, chunk_groups, chunk_starts, fill_pixels
 from k2jax.data.images.placement import PatchRows, place_chunks
-from k2jax.data.images.rows import ImageRow, PlannedRow
+from k2jax.data.images.rows import PlannedRow
 
 Row = PackedBatch | PlannedRow
 Grid = tuple[int, int, int]
@@ -52,24 +52,24 @@ class ImageBatches:
         grids = [row.grids if isinstance(row, PlannedRow) else [] for row in rows]
         filled = self._placed(grids)
         ours = {chunk for row in self._patch_rows for chunk in filled[row]}
-        built: dict[int, ImageRow] = {}
+        built: dict[int, PackedBatch] = {}
         chunks: dict[int, PatchChunk] = {}
         kept, first = set(local_rows), 0
         for number, (row, own) in enumerate(zip(rows, grids, strict=True)):
             needed = {chunk for chunk in range(len(own)) if first + chunk in ours}
             if number in kept:
-                built[number] = row.build(key, needed) if isinstance(row, PlannedRow) else _without(row)
-                found = {chunk: built[number].chunks[chunk] for chunk in needed}
+                built[number] = row.build(key, needed) if isinstance(row, PlannedRow) else without_images(row)
+                found = {chunk: built[number].patches[chunk] for chunk in needed}
             else:
                 found = row.pixels(key, needed) if needed else {}
             chunks |= {first + chunk: patches for chunk, patches in found.items()}
             first += len(own)
         return self._stacked([built[number] for number in local_rows], local_rows, grids, filled, chunks)
 
-    def stack(self, rows: Sequence[ImageRow], local_rows: Sequence[int]) -> PackedBatch:
+    def stack(self, rows: Sequence[PackedBatch], local_rows: Sequence[int]) -> PackedBatch:
         """A batch from all rows of tokens with all their patches; what is returned is as of ``batch``."""
-        grids = [[chunk.grid for chunk in row.chunks] for row in rows]
-        chunks = dict(enumerate(chunk for row in rows for chunk in row.chunks))
+        grids = [[chunk.grid for chunk in row.patches] for row in rows]
+        chunks = dict(enumerate(chunk for row in rows for chunk in row.patches))
         return self._stacked([rows[number] for number in local_rows], local_rows, grids, self._placed(grids), chunks)
 
     def _placed(self, grids: Sequence[Sequence[Grid]]) -> list[list[int]]:
@@ -77,7 +77,7 @@ class ImageBatches:
 
     def _stacked(
         self,
-        local: Sequence[ImageRow],
+        local: Sequence[PackedBatch],
         local_rows: Sequence[int],
         grids: Sequence[Sequence[Grid]],
         filled: Sequence[Sequence[int]],
@@ -86,7 +86,7 @@ class ImageBatches:
         """This process's rows of tokens and of patches.
 
         Args:
-            local: rows of tokens.
+            local: rows of tokens with their images.
             local_rows: their numbers.
             grids: of the chunks of all rows of tokens.
             filled: chunks of all rows of patches.
@@ -95,18 +95,19 @@ class ImageBatches:
         every = [grid for own in grids for grid in own]
         starts = chunk_starts([math.prod(grid) for grid in every], filled, self.shape.length)
         ends = list(itertools.accumulate(map(len, grids), initial=0))
-        feature = [
-            _placed(row.feature, [chunk_groups(starts[c], every[c]) for c in range(ends[number], ends[number + 1])])
+        placed = [
+            _placed(row.media, [chunk_groups(starts[c], every[c]) for c in range(ends[number], ends[number + 1])])
             for row, number in zip(local, local_rows, strict=True)
         ]
         ours = [filled[row] for row in self._patch_rows]
         patches = fill_pixels(chunks, ours, length=self.shape.length, patch=self._vision.patch)
-        tokens = stack_rows([row.tokens for row in local])
-        return tokens.replace(media=Media(patches, np.stack(feature)))
+        tokens = stack_rows([row.replace(media=None, patches=None) for row in local])
+        return tokens.replace(media=np.stack(placed), patches=patches)
 
 
-def _without(row: PackedBatch) -> ImageRow:
-    return ImageRow(row, [], np.full(row.tokens.shape, -1, np.int32))
+def without_images(row: PackedBatch) -> PackedBatch:
+    """A row of text as one whose images are none."""
+    return row.replace(media=np.full(row.tokens.shape, -1, np.int32), patches=[])
 
 
 def _placed(own: np.ndarray, groups: list[np.ndarray]) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     from k2jax.data.images.packing import PatchChunk
 
 _OPEN_ROWS = 512  # that a conversation may still join: packing stays linear
-
-
-class ImageRow(NamedTuple):
-    """A row of tokens with its images.
-
-    Attributes:
-        tokens: a PackedBatch of NumPy arrays ``[S]``.
-        chunks: patches of its images and chunks of clips; those that are not needed here have no pixels.
-        feature: int32 ``[S]``, which feature, counted over ``chunks``, stands for the token; -1 for text.
-    """
-
-    tokens: PackedBatch
-    chunks: list[PatchChunk]
-    feature: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +43,8 @@ class PlannedRow:
         """Frames, height and width in patches of all its chunks: what placing them takes."""
         return [grid for number in self.numbers for grid in self.split.grids(number)]
 
-    def build(self, key: tuple[int, int] | None, needed: Collection[int]) -> ImageRow:
-        """Renders the row.
+    def build(self, key: tuple[int, int] | None, needed: Collection[int]) -> PackedBatch:
+        """Renders the row ``[S]`` of NumPy arrays with its images, of which those that are not needed have no pixels.
 
         Args:
             key: seed and step, of which augmentation is a function; None augments nothing.
@@ -75,7 +61,7 @@ class PlannedRow:
             feature[start:stop] = np.where(part.feature < 0, -1, part.feature + before)
             chunks += part.chunks
             start = stop
-        return ImageRow(row, chunks, feature)
+        return row.replace(media=feature, patches=chunks)
 
     def pixels(self, key: tuple[int, int] | None, needed: Collection[int]) -> dict[int, PatchChunk]:
         """The chunks that are needed of a row whose tokens are not; only their conversations are read."""

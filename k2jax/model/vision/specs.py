@@ -5,7 +5,7 @@ from __future__ import annotations
 from k2jax.config.schema import ModelConfig, VisionConfig
 from k2jax.model.layer_specs import LayerSpecs
 from k2jax.model.specs import model_specs
-from k2jax.params import ParamSpec, Specs
+from k2jax.params import VISION, ParamSpec, Specs
 
 COLOURS = 3
 MERGED = 4
@@ -13,9 +13,9 @@ MERGED = 4
 
 
 def multimodal_specs(config: ModelConfig) -> Specs:
-    """The spec tree of the decoder and, where the model has vision, of ``vision``."""
+    """The spec tree of the decoder and, where the model has vision, of ``params.VISION``."""
     specs = model_specs(config)
-    return {**specs, "vision": vision_specs(config)} if config.vision.layers else specs
+    return {**specs, VISION: vision_specs(config)} if config.vision.layers else specs
 
 
 def vision_specs(config: ModelConfig) -> Specs:

@@ -8,14 +8,14 @@ A new method is a file with a subclass of ``Method`` and a line in ``METHODS``.
 
 from k2jax.rl.methods.base import Method, Methods, Parts
 from k2jax.rl.methods.critic import Critic
-from k2jax.rl.methods.distillation import Distillation
-from k2jax.rl.methods.held_out import HeldOut
+from k2jax.rl.methods.distillation import OnPolicyDistillation
+from k2jax.rl.methods.held_out import HeldOutEvaluation
 from k2jax.rl.methods.loss_masks import LossMasks
 from k2jax.rl.methods.mcla import MCLA
-from k2jax.rl.methods.ptx import PTX
+from k2jax.rl.methods.ptx import PTXRows
 from k2jax.rl.methods.toggle import Toggle
 
-METHODS: tuple[type[Method], ...] = (Critic, Toggle, MCLA, Distillation, LossMasks, PTX, HeldOut)
+METHODS: tuple[type[Method], ...] = (Critic, Toggle, MCLA, OnPolicyDistillation, LossMasks, PTXRows, HeldOutEvaluation)
 """All methods, in the order of their hooks: rows of PTX come behind those that others read, evaluation at the end."""
 
 

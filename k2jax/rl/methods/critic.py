@@ -20,7 +20,7 @@ from k2jax.config.schema import Config
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.rl.evaluation import open_policy
 from k2jax.rl.event_loop import EventLoop
-from k2jax.rl.groups import PromptGroup
+from k2jax.rl.groups import PromptGroup, class_of
 from k2jax.rl.methods.base import Method, Methods, Parts, refuse_images
 from k2jax.rl.methods.judges import Gather, check_critic, open_judge, read_rubrics, uses_critic
 from k2jax.rl.sampler import Sampler
@@ -72,16 +72,17 @@ class Critic(Method):
     def begin(self, run: Run, sampler: Sampler) -> None:
         """Opens the judge of the run."""
         parts, episodes = self._parts, sampler.episodes
-        about = parts.config, episodes.client, parts.chat, parts.tokenizer, episodes.scorer.log
-        self.judge_with(*open_judge(*about, parts.event_loop, parts.opened))
+        policy = parts.config, episodes.client, parts.chat, parts.tokenizer
+        opened = {"event_loop": parts.event_loop, "opened": parts.opened}
+        self.judge_with(*open_judge(*policy, log=episodes.scorer.log, **opened))
 
     async def rewards(self, step: int, groups: Sequence[PromptGroup]) -> None:
-        """Sets the rewards of groups of the classes whose rewards are this critic's."""
+        """Sets the wins of groups of the classes whose rewards have them as a term, or as all that there is."""
         if self._asks:
             await self.compare([group for group in groups if self._gives(group)])
 
     async def compare(self, groups: Sequence[PromptGroup]) -> None:
-        """Sets the rewards of complete groups, and masks samples about which the judge could not be asked.
+        """Sets the wins of complete groups, and masks samples about which the judge could not be asked.
 
         What the judge said of a pair stands in the trajectory of its first sample.
         """
@@ -110,7 +111,9 @@ class Critic(Method):
                 trajectory = group.trajectories[sample]
                 if isinstance(reward, InfrastructureError):
                     trajectory.status, trajectory.error = "masked", f"{type(reward).__name__}: {reward}"
-                else:
+                    continue
+                group.wins[sample] = reward.value
+                if not self._is_verified(group):
                     trajectory.reward = reward
 
     def prompts(self, step: int, groups: Sequence[PromptGroup]) -> list[DrawnTask]:
@@ -178,17 +181,21 @@ class Critic(Method):
 
     def _verified(self, groups: Sequence[PromptGroup]) -> list[list[VerifiedPair]]:
         """The verified pairs of every prompt that a verifier has judged."""
-        judged = [group for group in groups if group.prompt.task.verifier and not self._gives(group)]
+        judged = [group for group in groups if group.prompt.task.verifier and self._is_verified(group)]
         return [verified_pairs(group.prompt.task, group.trajectories) for group in judged]
 
     def _fits(self, pair: VerifiedPair) -> bool:
         return self._judge.prompt(pair.comparison(), self._rubrics_of(pair.task)) is not None
 
     def _gives(self, group: PromptGroup) -> bool:
-        """Whether the rewards of a group are this critic's own, which are no truth; an evaluation's never are."""
+        """Whether the wins of a group count; an evaluation's never do."""
         if group.purpose != "train" or group.prompt.kind == CRITIC:
             return False
-        return self._rl.tasks[group.prompt.kind].reward == "critic"
+        return self._rl.tasks[group.prompt.kind].is_judged
+
+    def _is_verified(self, group: PromptGroup) -> bool:
+        """Whether a group's own rewards are the truth, and not this critic's."""
+        return group.purpose != "train" or class_of(self._rl, group).is_verified
 
     def _rubrics_of(self, task: Task) -> tuple[Rubric, ...]:
         return rubrics_for(task, self._rubrics)
@@ -255,5 +262,7 @@ def judge_with_checkpoint(config: Config, checkpoint: str, pairs: Sequence[Verif
         raise UserError("config.rl has no policy that judges; set rl.critic.share, and rl.critic.judge to policy")
     critic = Critic(config, read_rubrics(config.rl))
     with EventLoop() as event_loop, contextlib.ExitStack() as opened:
-        critic.judge_with(*open_judge(config, *open_policy(config, checkpoint), None, event_loop, opened))
+        critic.judge_with(
+            *open_judge(config, *open_policy(config, checkpoint), log=None, event_loop=event_loop, opened=opened)
+        )
         return event_loop.run(critic.judged(pairs))

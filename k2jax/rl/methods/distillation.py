@@ -26,7 +26,7 @@ from k2jax.rl.sync.offload import offloaded
 from k2jax.train.run import Run
 
 
-class Distillation(Method):
+class OnPolicyDistillation(Method):
     """Writes what teachers say into the targets of the rows of an iteration.
 
     Args:
@@ -61,7 +61,7 @@ class Distillation(Method):
         return (DistillationTerm(distill.weight),) if distill.into == "component" else ()
 
     @classmethod
-    def open(cls, parts: Parts, methods: Methods) -> Distillation:
+    def open(cls, parts: Parts, methods: Methods) -> OnPolicyDistillation:
         """See ``Method``; who teaches what is part of the run's identity."""
         chosen = chosen_teachers(parts.config, parts.workdir)
         teachers = Teachers(parts.config, parts.program, parts.tokenizer, chosen)

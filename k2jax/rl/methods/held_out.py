@@ -12,7 +12,7 @@ from k2jax.rl.sampler import Sampler
 from k2jax.train.run import Run
 
 
-class HeldOut(Method):
+class HeldOutEvaluation(Method):
     """Evaluates with the run's own engine and verifiers.
 
     Args:
@@ -29,7 +29,7 @@ class HeldOut(Method):
         return bool(config.rl.eval_prompts)
 
     @classmethod
-    def open(cls, parts: Parts, methods: Methods) -> HeldOut:
+    def open(cls, parts: Parts, methods: Methods) -> HeldOutEvaluation:
         """See ``Method``."""
         return cls(parts, methods)
 

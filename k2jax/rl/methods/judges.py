@@ -27,7 +27,7 @@ from k2jax.text.tokenizer import Tokenizer
 
 def uses_critic(rl: RLConfig) -> bool:
     """Whether anything in a run is judged by comparison, or trains the judge."""
-    return bool(rl.critic.share) or any(task.reward == "critic" for task in rl.tasks.values())
+    return bool(rl.critic.share) or any(task.is_judged for task in rl.tasks.values())
 
 
 def check_critic(config: Config) -> None:
@@ -43,9 +43,9 @@ def check_critic(config: Config) -> None:
         raise UserError(f"config.rl.tasks.{CRITIC}: {CRITIC!r} is the class of the judge's own tasks; choose another")
     if critic.share and critic.judge == "endpoint":
         raise UserError("config.rl.critic.share trains the policy as its own judge; set rl.critic.judge to policy")
-    if critic.share and all(task.reward == "critic" for task in rl.tasks.values()):
-        raise UserError("config.rl.critic.share needs a class in config.rl.tasks whose reward is a verifier's")
-    if rl.toggle.period and any(task.reward == "critic" for task in rl.tasks.values()):
+    if critic.share and not any(task.is_verified for task in rl.tasks.values()):
+        raise UserError("config.rl.critic.share needs a class in config.rl.tasks with a verifier_weight")
+    if rl.toggle.period and any(not task.is_verified for task in rl.tasks.values()):
         raise UserError("config.rl.toggle counts right responses, which no critic knows; set rl.toggle.period to 0")
     if critic.judge == "policy" and critic.max_tokens >= rl.rollout.max_length:
         raise UserError(
@@ -81,6 +81,7 @@ def open_judge(
     client: LockstepClient,
     chat: ChatFormat,
     tokenizer: Tokenizer,
+    *,
     log: VerdictLog | None,
     event_loop: EventLoop,
     opened: contextlib.ExitStack,

@@ -101,10 +101,8 @@ class LossMasks(Method):
             rows: its rows ``[S]`` with the targets that are trained on.
         """
         found: dict[int, _Found] = {}
-        scores = self._score(rows)
-        units = [
-            jax.device_get(self._clipping(scores[number], row.replace(media=None))) for number, row in enumerate(rows)
-        ]
+        scores, texts = self._score(rows), [row.replace(media=None, patches=None) for row in rows]
+        units = [jax.device_get(self._clipping(scores[number], text)) for number, text in enumerate(texts)]
         for place in packed.places:
             trajectory = place.response.trajectory
             of_trajectory = found.setdefault(id(trajectory), _Found(trajectory, place.response.advantage))

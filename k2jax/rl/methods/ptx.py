@@ -18,7 +18,7 @@ from k2jax.rl.packing.training_paths import replayed_routes
 from k2jax.train.corpus import ptx_data
 
 
-class PTX(Method):
+class PTXRows(Method):
     """Adds rows of the curated set to those of every update.
 
     Args:
@@ -47,7 +47,7 @@ class PTX(Method):
         return (PTXTerm(config.rl.loss.ptx),)
 
     @classmethod
-    def open(cls, parts: Parts, methods: Methods) -> PTX:
+    def open(cls, parts: Parts, methods: Methods) -> PTXRows:
         """See ``Method``; the corpus is part of the run's identity."""
         data = ptx_data(parts.config, parts.tokenizer)
         parts.identity["corpus"] = data.fingerprint

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from k2jax.batch import PackedBatch, stack_rows
 from k2jax.config.schema import VisionConfig
-from k2jax.data.images.batches import ImageBatches
+from k2jax.data.images.batches import ImageBatches, without_images
 from k2jax.data.images.packing import PatchChunk
-from k2jax.data.images.rows import ImageRow
 from k2jax.inference.media import PlacedChunk
 from k2jax.parallel.batches import BatchSharding
 
 
-class RowImages(NamedTuple):
-    """Stands in ``PackedBatch.media`` of a row ``[S]`` that is in no batch yet.
+class ImageTable:
+    """The images of a row that is being filled. What several of its paths show is there once.
 
     Attributes:
-        chunks: images and chunks of video.
-        feature: int32 ``[S]``, which feature, counted over ``chunks``, stands for the token; -1 for text.
+        media: int32 ``[S]``, as of ``PackedBatch``.
+        patches: the images and chunks of video over which it counts.
     """
-
-    chunks: list[PatchChunk]
-    feature: np.ndarray
-
-
-class ImageTable:
-    """The images of a row that is being filled. What several of its paths show is there once."""
 
     def __init__(self, length: int):
         """For a row of so many tokens."""
-        self.images = RowImages([], np.full(length, -1, np.int32))
+        self.media = np.full(length, -1, np.int32)
+        self.patches: list[PatchChunk] = []
         self._first: dict[bytes, int] = {}  # feature of each image, by its content
         self._features = 0
 
@@ -43,9 +35,9 @@ class ImageTable:
             if placed.digest not in self._first:
                 self._first[placed.digest] = self._features
                 self._features += placed.chunk.features
-                self.images.chunks.append(placed.chunk)
+                self.patches.append(placed.chunk)
             first = self._first[placed.digest]
-            self.images.feature[index_T[placed.start : placed.stop]] = first + np.arange(placed.chunk.features)
+            self.media[index_T[placed.start : placed.stop]] = first + np.arange(placed.chunk.features)
 
 
 def image_batches(sharding: BatchSharding, vision: VisionConfig) -> ImageBatches | None:
@@ -70,7 +62,5 @@ def batch_of(
     of = lambda number: rows[number] if number < len(rows) else padding  # noqa: E731
     if images is None:
         return stack_rows([of(number) for number in local_rows])
-    none = RowImages([], np.full(len(padding.tokens), -1, np.int32))
     every = map(of, range(images.shape.token_rows))
-    shown = [ImageRow(row.replace(media=None), *(row.media or none)) for row in every]
-    return images.stack(shown, local_rows)
+    return images.stack([without_images(row) if row.patches is None else row for row in every], local_rows)

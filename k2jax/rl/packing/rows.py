@@ -104,7 +104,7 @@ def pack(
             losses over tokens and turns.
         routes: expert layers and active experts of the model, where the rows hold the recorded experts. A token that
             paths share has those of the path that is stored first.
-        images: of a model with vision, whose rows all have ``RowImages``; None of a model of text.
+        images: of a model with vision, whose rows all have ``patches``; None of a model of text.
 
     Raises:
         UserError: an image cannot be read.
@@ -206,7 +206,9 @@ class _Row:
         targets.weight[:] = targets.mask
         targets.advantage[:] = self._advantages_S / np.maximum(targets.mask, 1)
         targets.positive_advantage[:] = self._positive_S / np.maximum(targets.mask, 1)
-        return self._row if self._images is None else self._row.replace(media=self._images.images)
+        if self._images is None:
+            return self._row
+        return self._row.replace(media=self._images.media, patches=self._images.patches)
 
     def _store(self, placed: PlacedPath, before_T: np.ndarray) -> np.ndarray:
         """Stores the tokens that the path before it does not have, and returns where all tokens of the path are."""

@@ -148,7 +148,7 @@ def test_batches_are_a_function_of_seed_and_step_and_augmentation_changes_from_s
     ahead = list(one.loader.batches())
     assert len(ahead) == 9
     assert all(equal(batch, two.loader.batch(step)) for step, batch in enumerate(ahead))
-    assert not equal(ahead[0].media.patches, plain.loader.batch(0).media.patches)
+    assert not equal(ahead[0].patches, plain.loader.batch(0).patches)
     repeated = {}
     for step in range(9):  # the same conversations come again, with other pixels
         for row in range(4):
@@ -174,7 +174,7 @@ def test_processes_make_the_batches_of_a_thread_in_its_order(drawn, tmp_path):
 def test_pictures_of_words_may_be_as_low_as_a_line_and_those_of_shapes_not(tmp_path):
     line = {"kind": "synthetic_images", "max_documents": 6, "side": 112, "height": 28}
     data = prepared(tmp_path, {"words": source(**line, pictures=("read",))})
-    patches = data.loader.batch(0).media.patches
+    patches = data.loader.batch(0).patches
     assert set(patches.height[patches.exit > patches.start]) == {2} and set(patches.width.ravel()) <= {1, 8}
     with pytest.raises(UserError, match="112 x 28 pixels: those of read, count are at least 64 wide and 64 high"):
         prepared(tmp_path, {"shapes": source(**line, pictures=("read", "count"))})
@@ -182,8 +182,8 @@ def test_pictures_of_words_may_be_as_low_as_a_line_and_those_of_shapes_not(tmp_p
 
 def features_of(batch, row):
     """The pixels that stand for the tokens of a row, in the order of the tokens."""
-    places = batch.media.feature[row]
-    groups = batch.media.patches.pixels.reshape(-1, 4, batch.media.patches.pixels.shape[-1])
+    places = batch.media[row]
+    groups = batch.patches.pixels.reshape(-1, 4, batch.patches.pixels.shape[-1])
     return groups[places[places >= 0]]
 
 
@@ -193,10 +193,10 @@ def test_whatever_the_devices_the_same_pixels_stand_for_the_same_tokens_and_medi
     pad = one.tokenizer.special_id(MEDIA_PAD)
     for step in range(3):
         a, b = one.loader.batch(step), four.loader.batch(step)
-        assert np.array_equal(a.tokens, b.tokens) and np.array_equal(a.tokens == pad, a.media.feature >= 0)
+        assert np.array_equal(a.tokens, b.tokens) and np.array_equal(a.tokens == pad, a.media >= 0)
         assert all(np.array_equal(features_of(a, row), features_of(b, row)) for row in range(4))
-        assert not a.targets["weights"][a.media.feature >= 0].any() and a.targets["weights"].any()
-        assert isinstance(b.media.patches, PatchBatch) and b.media.patches.pixels.shape[0] == 8
+        assert not a.targets["weights"][a.media >= 0].any() and a.targets["weights"].any()
+        assert isinstance(b.patches, PatchBatch) and b.patches.pixels.shape[0] == 8
 
 
 def test_half_as_many_rows_of_patches_hold_the_images_of_half_the_rows(drawn, tmp_path):
@@ -205,13 +205,13 @@ def test_half_as_many_rows_of_patches_hold_the_images_of_half_the_rows(drawn, tm
     whole, half = prepared(tmp_path, mixed, **settings), prepared(tmp_path, mixed, rows=3, **settings)
     for step in range(9):
         a, b = whole.loader.batch(step), half.loader.batch(step)
-        assert np.array_equal(a.tokens, b.tokens) and b.media.patches.pixels.shape[0] == 3
+        assert np.array_equal(a.tokens, b.tokens) and b.patches.pixels.shape[0] == 3
         assert all(np.array_equal(features_of(a, row), features_of(b, row)) for row in range(4))
     for name in (None, "drawn"):
         parts = [list(data.held_out.batches(4, source=name)) for data in (whole, half)]
         rows = [sorted(row.tobytes() for batch in each for row in batch.tokens if row.any()) for each in parts]
-        assert rows[0] == rows[1] and all(batch.media.patches.pixels.shape[0] == 3 for batch in parts[1])
-        seen = [max((batch.media.feature >= 0).any(1).sum() for batch in each) for each in parts]
+        assert rows[0] == rows[1] and all(batch.patches.pixels.shape[0] == 3 for batch in parts[1])
+        seen = [max((batch.media >= 0).any(1).sum() for batch in each) for each in parts]
         assert seen == [4, 3]
     with pytest.raises(UserError, match=r"step \d has [34] rows with images, and 2 rows of patches hold them: "):
         prepared(tmp_path, mixed, rows=2, **settings | {"images.share": (0.9,)})
@@ -246,9 +246,9 @@ def test_processes_make_the_parts_of_one_batch(drawn, tmp_path, augment):
             part = part_of(tmp_path, mixed, token_rows, patch_rows, step, **settings)
             assert np.array_equal(part.tokens, whole.tokens[list(token_rows)])
             assert equal(part.targets, jax.tree.map(lambda leaf, rows=token_rows: leaf[list(rows)], whole.targets))
-            assert np.array_equal(part.media.feature, whole.media.feature[list(token_rows)])
-            kept = jax.tree.map(lambda leaf, rows=patch_rows: leaf[list(rows)], whole.media.patches)
-            assert equal(part.media.patches, kept)
+            assert np.array_equal(part.media, whole.media[list(token_rows)])
+            kept = jax.tree.map(lambda leaf, rows=patch_rows: leaf[list(rows)], whole.patches)
+            assert equal(part.patches, kept)
 
 
 def test_a_process_opens_those_images_alone_that_its_devices_compute(tmp_path, monkeypatch):
@@ -263,7 +263,7 @@ def test_a_process_opens_those_images_alone_that_its_devices_compute(tmp_path, m
 
     monkeypatch.setattr(conversations, "read_media", noted)
     parts = [part_of(tmp_path, sources, (row,), (2 * row, 2 * row + 1), 0) for row in range(4)]
-    shown = sum(int((part.media.patches.start == np.arange(256)).sum()) for part in parts)
+    shown = sum(int((part.patches.start == np.arange(256)).sum()) for part in parts)
     assert len(opened) == len(set(opened)) > 4 and shown >= len(opened)
 
 

@@ -228,6 +228,6 @@ def test_all_of_a_document_but_its_images_is_learned(tmp_path):
     weights, ids = batch.targets["weights"][row], batch.tokens[row]
     learned = [ids[at] for at in range(start + 1, start + count) if weights[at]]
     assert tokenizer.decode([*learned[:-1]]) == "Before \nbetween \nafter." and learned[-1] == tokenizer.eos
-    assert (batch.media.feature[row, start : start + count] >= 0).sum() == expected.tokens.count(
+    assert (batch.media[row, start : start + count] >= 0).sum() == expected.tokens.count(
         tokenizer.special_id(MEDIA_PAD)
     )

@@ -124,7 +124,7 @@ def test_batches_hold_the_images(tmp_path):
     images = ImageShape(VISION, PatchRows(2, 2, 72, 1))
     data = prepare_data(data_config(tmp_path), batch_size=2, seed=0, steps=2, images=images)
     batch = data.loader.batch(0)
-    assert (np.asarray(batch.media.feature) >= 0).sum() == 4 * PROCESSOR.image(picture(0)).features
+    assert (np.asarray(batch.media) >= 0).sum() == 4 * PROCESSOR.image(picture(0)).features
     weights, tokens = np.asarray(batch.targets["weights"]), np.asarray(batch.tokens)
     assert (tokens[weights > 0] == 70).sum() == 4
     with pytest.raises(UserError, match="the model no vision"):

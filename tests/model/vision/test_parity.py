@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from k2jax.batch import Media
 from k2jax.convert.loading import from_pretrained
 from k2jax.data.images.packing import pack_chunks
 from k2jax.model.vision import vision_features
@@ -94,8 +93,8 @@ def test_logits_and_every_gradient_of_text_images_and_video_are_those_of_transfo
     weights = rng.normal(size=(*tokens.shape, ours.config.vocab)).astype(np.float32)
 
     def loss(params):
-        media = Media(packed.batch, feature)
-        logits = ours.apply({"params": params}, jnp.asarray(np.minimum(tokens, 90)), media=media).logits
+        shown = {"media": feature, "patches": packed.batch}
+        logits = ours.apply({"params": params}, jnp.asarray(np.minimum(tokens, 90)), **shown).logits
         return (logits * weights).sum(), logits
 
     grads, logits = jax.jit(jax.grad(loss, has_aux=True))(params)

@@ -49,7 +49,7 @@ def scripted(judge):
 def critic(client, log=None, share=0.0, rubrics=(), **options):
     """A critic over any client, by compact questions."""
     settings = CriticConfig(format="compact", max_tokens=3, share=share)
-    tasks = {"open": TaskConfig(reward="critic"), "verified": TaskConfig()}
+    tasks = {"open": TaskConfig(verifier_weight=0.0, judge_weight=1.0), "verified": TaskConfig()}
     rl = RLConfig(tasks=tasks, critic=settings, rollout=RolloutConfig(prompts=8, samples=4))
     style = JUDGE_FORMATS["compact"]
     judge = Judge(client, PlainChat(TOKENIZER), TOKENIZER, style, name="judge", max_tokens=3, log=log, **options)

@@ -56,7 +56,7 @@ def critic_config():
 
     config = tiny_config()
     config.rl.tasks.low.update({"max_tokens": 8, "temperature_final": 1.0, "temperature_decay": 0.0})
-    config.rl.tasks.open = task(dataset="low_bytes", max_tokens=8, reward="critic")
+    config.rl.tasks.open = task(dataset="low_bytes", max_tokens=8, verifier_weight=0.0, judge_weight=1.0)
     config.rl.critic.update({"format": "compact", "share": 1.0, "max_tokens": 6})
     config.optimizer.schedule.update({"kind": "constant", "warmup_steps": 1})
     config.train.steps = 2

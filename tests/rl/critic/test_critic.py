@@ -14,7 +14,7 @@ from k2jax.agents.judges.refinement import known_verdict
 from k2jax.agents.judges.rubrics import Rubric
 from k2jax.agents.verdicts import COMPARED, VerdictLog
 from k2jax.client import Client, HTTPClient, ServerFailedError
-from k2jax.rl.groups import PromptGroup
+from k2jax.rl.groups import PromptGroup, reward_terms
 from k2jax.rl.methods.critic import refinement_metrics
 from k2jax.rl.metrics import iteration_record
 from k2jax.trajectory import Reward
@@ -51,7 +51,10 @@ def test_a_judge_who_likes_a_place_gives_only_ties_and_is_known_for_it():
     record = critic(None).record(1, groups)
     assert (record["critic/first"], record["critic/ties"], record["critic/longer"]) == (1.0, 1.0, 0.5)
     assert record["critic/unparsable"] == 0 and record["critic/pairs"] == 6
-    assert "accuracy" not in iteration_record(critic_config(), groups, 6, 1.0)
+    for each in groups:
+        each.terms = reward_terms(each, critic_config().rl.tasks["open"], {"judge": 1.0, "overlong": 0.0})
+    record = iteration_record(critic_config(), groups, 6, 1.0)
+    assert "accuracy" not in record and record["reward"] == 0.5
 
 
 def test_a_judge_who_likes_length_is_known_for_it():
@@ -64,7 +67,7 @@ def test_a_judge_who_likes_length_is_known_for_it():
 def critic_config():
     from k2jax.config import TaskConfig, replace_keys
 
-    return replace_keys(tiny(), {"rl.tasks": {"open": TaskConfig(reward="critic")}})
+    return replace_keys(tiny(), {"rl.tasks": {"open": TaskConfig(verifier_weight=0.0, judge_weight=1.0)}})
 
 
 def test_an_answer_that_asks_for_a_score_gets_nothing_and_no_judge_reads_it():

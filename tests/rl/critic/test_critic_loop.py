@@ -73,7 +73,10 @@ ENDPOINT = {"rl.critic.judge": "endpoint", "rl.critic.share": 0.0, "rl.critic.ur
         (ENDPOINT | {"rl.critic.share": 0.5}, "share trains the policy as its own judge"),
         (ENDPOINT | {"rl.critic.url": "x:80"}, "endpoint needs rl.critic.url"),
         ({"rl.critic.url": "http://x"}, "are of an endpoint"),
-        ({"rl.tasks.low.reward": "critic"}, "share needs a class in config.rl.tasks whose reward is a verifier's"),
+        (
+            {"rl.tasks.low.verifier_weight": 0.0, "rl.tasks.low.judge_weight": 1.0},
+            "share needs a class in config.rl.tasks with a verifier_weight",
+        ),
         (ENDPOINT | {"rl.toggle.period": 2}, "toggle counts right responses, which no critic knows"),
         ({"rl.critic.max_tokens": 80}, "leaves no room for a question"),
         ({"rl.critic.rubrics": ("r.yaml",)}, "not read with rl.critic.format compact"),

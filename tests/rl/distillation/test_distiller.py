@@ -12,7 +12,7 @@ from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.inputs import open_chat
 from k2jax.rl.loop import train
-from k2jax.rl.methods.distillation import Distillation
+from k2jax.rl.methods.distillation import OnPolicyDistillation
 from k2jax.rl.methods.teacher_table import chosen_teachers
 from k2jax.rl.methods.teachers import Teachers
 from k2jax.rl.packing.rows import PackedRows, equalize_domains, pack
@@ -81,7 +81,7 @@ def test_a_teacher_with_the_students_weights_has_nothing_to_say(folder, tmp_path
     rows = rows_of(config, 42)
     assert 4 < len(rows) < 8 == 2 * config.train.batch_size
     with Run(program, tmp_path, {}) as run:
-        distillation = Distillation(config, teachers)
+        distillation = OnPolicyDistillation(config, teachers)
         distillation.begin(run, None)
         distillation.prepare(1, {0: PackedRows(rows[:1], 0, 0), 1: PackedRows(rows[1:], 0, 0)})
         for row in rows:
@@ -132,7 +132,7 @@ def test_advantages_are_those_of_float64(folder, tmp_path, into):
     rows, before = rows_of(config), rows_of(config)
     routes = np.zeros((config.data.sequence_length, 1, 2), np.int32)  # all to expert 0: neither model follows them
     with Run(program, tmp_path, {}) as run:
-        distillation = Distillation(config, teachers)
+        distillation = OnPolicyDistillation(config, teachers)
         distillation.begin(run, None)
         rows = [row.replace(experts=routes) for row in rows]
         distillation.prepare(1, {0: PackedRows(rows[:1], 0, 0), 3: PackedRows(rows, 0, 0)})

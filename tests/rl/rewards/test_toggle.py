@@ -15,10 +15,11 @@ from k2jax.checkpoint.extra import decode, encode
 from k2jax.config.identity import fixed_keys
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
-from k2jax.rl.groups import PromptGroup, class_of, total_reward, training_samples, verdict_terms
+from k2jax.rl.groups import PromptGroup, class_of, reward_terms, total_reward, training_samples
 from k2jax.rl.loop import train
 from k2jax.rl.methods import toggle as toggle_module
 from k2jax.rl.methods.toggle import Toggle, length_budget, sample_budgets, toggle_phase
+from k2jax.rl.schedules import reward_weights
 from k2jax.trajectory import Node, Reward, Trajectory
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.tiny import tiny
@@ -49,7 +50,8 @@ def response(lengths, status="finished", reward=0.0):
 
 def rewarded(config, rule, step, group):
     """The rewards of a group in a step."""
-    group.terms = verdict_terms(group, class_of(config.rl, group))
+    task = class_of(config.rl, group)
+    group.terms = reward_terms(group, task, reward_weights(task, step - 1, config.train.steps))
     asyncio.run(rule.rewards(step, [group]))
     return total_reward(group.terms)
 
