@@ -4,11 +4,13 @@ import shutil
 
 import pytest
 
+from k2jax.agents.viewer.viewer import write_page
 from k2jax.config import resolve
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
 from k2jax.rl.methods.critic import Critic
+from k2jax.trajectory.annotations import reward_parts
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.critic import lenient
@@ -62,6 +64,31 @@ def test_an_iteration_that_was_interrupted_is_repeated_to_the_bit_with_its_verdi
     assert train(changed(), workdir) == 0
     assert_equal_runs(workdir, finished)
     assert (workdir / "verdicts" / "step-00000002.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_reward_of_verifier_judge_and_penalty_stands_in_metrics_store_and_page(tmp_path, monkeypatch):
+    """By two iterations of a decay over all of the run half of the judge's weight is left."""
+    lenient.install(monkeypatch.setattr)
+    both = {"verifier_weight": 1.0, "judge_weight": 0.5, "judge_weight_final": 0.0, "overlong_penalty": 0.25}
+    overrides = {f"rl.tasks.open.{key}": value for key, value in (both | {"reward_decay": 1.0}).items()}
+    workdir = tmp_path / "run"
+    assert train(changed(**overrides, **{"rl.critic.share": 0.0}), workdir) == 0
+    records = read_metrics(workdir)[1:]
+    assert [record["reward_weight/open/judge"] for record in records] == [0.5, 0.25]
+    for record in records:
+        parts = {name: record[f"reward_part/open/{name}"] for name in ("verifier", "judge", "overlong")}
+        total = parts["verifier"] + record["reward_weight/open/judge"] * parts["judge"] + 0.25 * parts["overlong"]
+        assert record["reward/open"] == pytest.approx(total, abs=1e-12) and 0 < parts["verifier"] < 1
+        assert parts["judge"] == pytest.approx(0.5, abs=0.25)
+    store = TrajectoryStore(workdir / "trajectories")
+    stored = [each for each in store.read(2) if reward_parts(each)]
+    assert 0 < len(stored) < len(list(store.read(2)))  # the other class has one term alone
+    assert all([part.name for part in reward_parts(each)] == [*parts] for each in stored)
+    assert all(reward_parts(each)[0].value == each.reward.value for each in stored)
+    write_page(tmp_path / "page.html", stored, lambda ids: "", title="two")
+    page = (tmp_path / "page.html").read_text()
+    assert "0.25 x" in page and "overlong" in page
 
 
 ENDPOINT = {"rl.critic.judge": "endpoint", "rl.critic.share": 0.0, "rl.critic.url": "http://x", "rl.critic.model": "m"}
