@@ -42,7 +42,7 @@ class HeldOutTasks:
         """Answers to every held-out prompt: a greedy one, then ``config.rl.eval_samples`` at temperature 1."""
         samples = self._config.rl.eval_samples
         groups = [
-            PromptGroup(-1, (step, place), prompt, [None] * (1 + samples), "eval")
+            PromptGroup(-1, (step, place), prompt, [None] * (1 + samples), purpose="eval")
             for place, prompt in enumerate(self._prompts)
         ]
         await self._episodes.run(step, groups, greedy=1)

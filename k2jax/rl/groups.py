@@ -55,6 +55,7 @@ class PromptGroup:
     key: tuple[int, int]
     prompt: DrawnTask
     trajectories: list[Trajectory | None]
+    _: dataclasses.KW_ONLY
     purpose: Purpose = "train"
     judged: list[JudgedPair] = dataclasses.field(default_factory=list)
     wins: dict[int, float] = dataclasses.field(default_factory=dict)

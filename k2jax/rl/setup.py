@@ -49,7 +49,17 @@ def open_rl(
         scorer = opened.enter_context(open_scorer(config, path, mixture))
         program, event_loop = Program(config, loss=loss_of(config)), opened.enter_context(EventLoop())
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
-        parts = Parts(config, path, tokenizer, chat, mixture, program, event_loop, opened, identity)
+        parts = Parts(
+            config=config,
+            workdir=path,
+            tokenizer=tokenizer,
+            chat=chat,
+            mixture=mixture,
+            program=program,
+            event_loop=event_loop,
+            opened=opened,
+            identity=identity,
+        )
         methods = open_methods(parts)
         with Run(program, path, identity) as run:
             parts.run, policy = run, Policy(program, path, opened)

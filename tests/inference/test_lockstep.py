@@ -177,7 +177,8 @@ def test_cancelled_coroutines_hold_nobody_up_and_free_everything():
         return (await client.generate(PROMPTS[3], Sampling(max_tokens=40))).finish
 
     asyncio.run(asyncio.wait_for(everyone(), 60))
-    assert run.stats()[1:6] == (0, 0, 0, run.stats().pages, 0)
+    stats = run.stats()
+    assert (stats.running, stats.waiting, stats.paused, stats.pages_in_use) == (0, 0, 0, 0)
 
 
 def test_all_generations_can_be_ended_and_resumed():

@@ -31,7 +31,7 @@ from k2jax.train.program import Program
 from k2jax.train.run import Run
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class Parts:
     """What a run has opened when its methods are made.
 

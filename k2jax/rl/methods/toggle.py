@@ -97,7 +97,7 @@ async def sample_budgets(
             note(f"budgets of {start:,} of {len(prompts):,} prompts are sampled")
             spoke_at = time.monotonic()
         groups = [
-            PromptGroup(-1, (0, number), prompts[number], [None] * toggle.samples, "budget")
+            PromptGroup(-1, (0, number), prompts[number], [None] * toggle.samples, purpose="budget")
             for number in range(start, min(start + at_a_time, len(prompts)))
         ]
         await episodes.run(_FIRST_ITERATION, groups)

@@ -241,7 +241,7 @@ def test_a_gateway_needs_a_chat_format_and_a_folder_of_its_own(tmp_path):
     with pytest.raises(UserError, match="another gateway"):
         Bench(plain_reply, tmp_path)
     with pytest.raises(UserError, match="no chat format"):
-        Bench(plain_reply, card=type(bench.gateway.card)("k2", None, 9, 9, None))
+        Bench(plain_reply, card=type(bench.gateway.card)("k2", None, 9, 9, chat=None))
 
 
 def test_a_used_up_budget_is_answered_and_recorded_a_number_of_times():

@@ -252,10 +252,10 @@ def test_a_link_to_a_folder_that_is_never_shown_is_not_shown_either(folder):
 
 SCRIPT = """
 import asyncio, os, sys
-from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend
 from k2jax.agents.sandbox import SandboxSpec
 async def main():
-    backend = make_backend("bubblewrap")
+    backend = BubblewrapBackend()
     async with await backend.open(SandboxSpec()) as sandbox:
         await sandbox.write("a/in", b"in")
         result = await sandbox.exec(["sh", "-c", "id -u; cat a/in; echo out > a/out; ls -a / | tr '\\\\n' ' '"])

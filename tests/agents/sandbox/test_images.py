@@ -220,9 +220,11 @@ def test_names_in_registries_begin_as_the_user_says():
 AS_ANOTHER_USER = """
 import asyncio, sys
 from k2jax.agents.sandbox import SandboxSpec
-from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend
+from k2jax.agents.sandbox.nsjail import NsjailBackend
 async def main():
-    backend = make_backend(sys.argv[1], images=sys.argv[2])
+    backends = {"bubblewrap": BubblewrapBackend, "nsjail": NsjailBackend}
+    backend = backends[sys.argv[1]](images=sys.argv[2])
     async with await backend.open(SandboxSpec(image="system")) as sandbox:
         print((await sandbox.exec(["/bin/sh", "-c", "/bin/cat /opt/word; echo x > /opt/new; /bin/ls /"])))
 asyncio.run(main())
