@@ -157,7 +157,8 @@ def test_paused_and_resumed_a_request_goes_on():
         run.step()
     run.pause(request)
     held = len(request.tokens)
-    assert 0 < held < 30 and run.stats()[1:6] == (0, 0, 1, run.stats().pages, 0)
+    stats = run.stats()
+    assert 0 < held < 30 and (stats.running, stats.waiting, stats.paused, stats.pages_in_use) == (0, 0, 1, 0)
     run.generate([other], GREEDY)
     assert len(request.tokens) == held and request.state == State.PAUSED
     run.resume(request)

@@ -30,7 +30,7 @@ def group(answers, key=(1, 0), kind="open", rewards=None, status=None, purpose="
         each.nodes.append(type(node)(**{**node.__dict__, "turn": 0, "finish": "stop"}))
         each.reward = None if rewards is None else Reward(rewards[sample])
         trajectories.append(each)
-    return PromptGroup(0, key, DrawnTask(kind, task), trajectories, purpose)
+    return PromptGroup(0, key, DrawnTask(kind, task), trajectories, purpose=purpose)
 
 
 def scripted(judge):
