@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, abc, deque
 from collections.abc import Callable
-import dataclasses
 from typing import Any
 
 from jax.sharding import Mesh
-import numpy as np
 
 from k2jax import runtime
 from k2jax.client import PromptTooLongError, Sampling
@@ -21,42 +19,15 @@ from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference import shapes
 from k2jax.inference.decode import STEPS
-from k2jax.inference.forward import PromptScores
 from k2jax.inference.media import PlacedChunk, check_media
 from k2jax.inference.programs import Programs, RowResult
+from k2jax.inference.prompt_scores import score_prompt, top_pairs
 from k2jax.inference.request import Request, State
 from k2jax.inference.scheduler import Scheduler, Sequence
+from k2jax.inference.stats import EngineStats
 from k2jax.inference.weights import EngineWeights, Leaves
 
 OnRequest = Callable[[Request], "bool | None"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineStats:
-    """Counters; the first six are states, the others only grow.
-
-    The last three say how busy the slots were. ``decode_steps`` counts forward passes over one new id of each sequence
-    that runs, ``decode_tokens`` the tokens that these gave and requests kept, and ``prefill_tokens`` the ids of prompts
-    and of resumed or preempted requests that other passes computed. A pass over all slots gives ``slots`` tokens at
-    most, so that ``decode_tokens / (slots * decode_steps)`` is the share of the slots that was used.
-    """
-
-    slots: int
-    running: int
-    waiting: int
-    paused: int
-    pages: int
-    pages_in_use: int
-    pages_cached: int
-    tokens_generated: int
-    prompt_tokens: int
-    prompt_tokens_cached: int
-    steps: int
-    images_computed: int = 0
-    preemptions: int = 0
-    decode_steps: int = 0
-    decode_tokens: int = 0
-    prefill_tokens: int = 0
 
 
 class Engine:
@@ -404,7 +375,7 @@ class Engine:
             if sequence.request.state != State.RUNNING:
                 continue  # an earlier token was its last, or a callback has stopped it
             if result.scores is not None:
-                _score_prompt(sequence, result.scores, result.count)
+                score_prompt(sequence, result.scores, result.count)
             if result.experts is not None:
                 sequence.add_experts(result.experts)
             sequence.computed += result.count
@@ -418,7 +389,7 @@ class Engine:
         result.sequence.ids.append(result.token)
         self._generated += 1
         if request.sampling.top_logprobs:
-            request.top_logprobs.append(_pairs(*result.top)[: request.sampling.top_logprobs])
+            request.top_logprobs.append(top_pairs(*result.top)[: request.sampling.top_logprobs])
         reason = request.reached_end(self.max_length)
         if reason is not None:
             self._release(request)
@@ -444,20 +415,3 @@ def _by_media(sequences: list[Sequence], width: int) -> tuple[list[Sequence], li
     """Sequences among whose next ``width`` ids are images, and those that read text alone."""
     shown = [sequence for sequence in sequences if sequence.reads_media(width)]
     return shown, [sequence for sequence in sequences if sequence not in shown]
-
-
-def _score_prompt(sequence: Sequence, scores: PromptScores, count: int) -> None:
-    """Keeps the scores of the prompt tokens that follow the computed ids."""
-    request, first = sequence.request, sequence.computed
-    if request.sampling.prompt_logprobs and len(request.prompt_logprobs) < len(request.prompt) - 1:
-        # A request that lost its pages scores its prompt anew.
-        del request.prompt_logprobs[first:], request.prompt_top_logprobs[first:]
-        new = max(0, min(count, len(request.prompt) - 1 - first))
-        request.prompt_logprobs.frombytes(scores.logprobs[:new].astype(np.float32).tobytes())
-        if wanted := request.sampling.top_logprobs:
-            pairs = zip(scores.top_ids[:new], scores.top_logprobs[:new], strict=True)
-            request.prompt_top_logprobs += [_pairs(ids, logprobs)[:wanted] for ids, logprobs in pairs]
-
-
-def _pairs(ids: np.ndarray, logprobs: np.ndarray) -> tuple[tuple[int, float], ...]:
-    return tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))

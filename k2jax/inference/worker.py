@@ -10,9 +10,10 @@ import threading
 from typing import Any
 
 from k2jax.client import Sampling
-from k2jax.inference.engine import Engine, EngineStats, OnRequest
+from k2jax.inference.engine import Engine, OnRequest
 from k2jax.inference.media import PlacedChunk
 from k2jax.inference.request import Request
+from k2jax.inference.stats import EngineStats
 
 
 class Worker:

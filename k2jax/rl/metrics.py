@@ -10,7 +10,7 @@ import numpy as np
 from k2jax.agents.mixture import CRITIC
 from k2jax.agents.verifier import FAILED
 from k2jax.config.schema import Config
-from k2jax.inference.engine import EngineStats
+from k2jax.inference.stats import EngineStats
 from k2jax.rl.groups import OWN_TERMS, PromptGroup, total_reward
 from k2jax.trajectory import Trajectory
 
@@ -29,16 +29,10 @@ def iteration_record(
         seconds: wall time of the rollouts, scoring included [s].
     """
     rewards, right, verified, lengths, cut, masked = defaultdict(list), [], [], [], [], 0
-    parts, weights = defaultdict(list), {}
     answered = [group for group in groups if group.prompt.kind != CRITIC]
     for group in answered:
         task = config.rl.tasks[group.prompt.kind]
-        own = [term for term in group.terms if term.name in OWN_TERMS]
-        rewards_K = total_reward(own)
-        if sum(bool(term.weight) for term in own) > 1:
-            for term in own:
-                parts[group.prompt.kind, term.name].extend(term.values_K[group.counted_K])
-                weights[group.prompt.kind, term.name] = float(term.weight)
+        rewards_K = total_reward([term for term in group.terms if term.name in OWN_TERMS])
         for reward, trajectory in zip(rewards_K, group.trajectories, strict=True):
             if trajectory.status == "masked":
                 masked += 1
@@ -71,11 +65,23 @@ def iteration_record(
         record["accuracy"] = float(np.mean(right))
     by_verdict = {"length_right": np.array(right, bool), "length_wrong": ~np.array(right, bool)}
     record |= {name: float(np.mean(np.array(verified)[of])) for name, of in by_verdict.items() if of.any()}
-    record |= {f"reward_part/{kind}/{name}": float(np.mean(of)) for (kind, name), of in sorted(parts.items()) if of}
-    record |= {f"reward_weight/{kind}/{name}": weight for (kind, name), weight in sorted(weights.items())}
+    record |= _reward_parts(answered)
     if len(rewards) > 1:
         record |= {f"reward/{kind}": float(np.mean(values)) for kind, values in sorted(rewards.items())}
     return record
+
+
+def _reward_parts(groups: Sequence[PromptGroup]) -> dict[str, float]:
+    """Mean and weight of each term, by class, where a class's reward is a sum of several."""
+    parts, weights = defaultdict(list), {}
+    for group in groups:
+        own = [term for term in group.terms if term.name in OWN_TERMS]
+        if sum(bool(term.weight) for term in own) > 1:
+            for term in own:
+                parts[group.prompt.kind, term.name].extend(term.values_K[group.counted_K])
+                weights[group.prompt.kind, term.name] = float(term.weight)
+    record = {f"reward_part/{kind}/{name}": float(np.mean(of)) for (kind, name), of in sorted(parts.items()) if of}
+    return record | {f"reward_weight/{kind}/{name}": weight for (kind, name), weight in sorted(weights.items())}
 
 
 def _failed_its_verifier(trajectory: Trajectory) -> bool:

@@ -21,8 +21,8 @@ from k2jax.agents.api import (
 from k2jax.agents.api.api_error import bad_request, unavailable
 from k2jax.agents.api.media_parts import check_media_room
 from k2jax.errors import UserError
-from k2jax.inference.engine import EngineStats
 from k2jax.inference.request import Request
+from k2jax.inference.stats import EngineStats
 from k2jax.inference.worker import Worker
 
 LOG = logging.getLogger("k2jax.serve")

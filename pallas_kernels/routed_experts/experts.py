@@ -16,7 +16,8 @@ D_MULTIPLE, F_MULTIPLE = 256, 128
 """The compiled kernels take widths D and F that are multiples of these: whole lanes of each half of D, and of F."""
 
 NAMES = ("expert_input", "expert_gate_up", "expert_plan")
-"""Names, for policies of ``jax.checkpoint``, of the values that the forward pass keeps for the backward pass."""
+"""Names, for policies of ``jax.checkpoint``, of the values that the forward pass keeps for the backward pass: x, the
+pre-activation, and integers with sorted gates. The output of SwiGLU and rows of the down projection are never kept."""
 
 
 def routed_experts(
@@ -42,9 +43,7 @@ def routed_experts(
     Differentiable in x, w13, w2 and gates. Sums are float32 (in plain JAX float64 for float64 inputs). Tokens without
     an expert are never read and may hold arbitrary values.
 
-    The values that the backward pass needs have the following NAMES for policies of ``jax.checkpoint``:
-    ``expert_input`` (x), ``expert_gate_up`` (the pre-activation) and ``expert_plan`` (integers and sorted gates). The
-    output of SwiGLU and the rows of the down projection are never kept.
+    The values that the backward pass needs have NAMES for policies of ``jax.checkpoint``.
 
     Args:
         x: ``[T, D]``, tokens; float32 or bfloat16.
@@ -57,9 +56,8 @@ def routed_experts(
         capacity_factor: for ``xla``, capacity of an expert over its mean count T * K / E; changes speed and memory, not
             the result.
         block: for ``xla``, rows of one overflow block; changes speed, not the result.
-        max_copies: for the kernels, upper bound of the number of copies with an expert, which sizes their buffers; the
-            default is T * K. If there are more, the output and the gradients of x and gates are NaN, so that no copy is
-            dropped silently.
+        max_copies: for the kernels, upper bound of the number of copies with an expert, which sizes their buffers; by
+            default T * K. If there are more, the output and the gradients of x and gates are NaN: none is lost.
         store_fp8: which of NAMES are kept for the backward pass in FP8 only. The output does not change; gradients are
             rounded, those of w13 by ``expert_input``, all by ``expert_gate_up``.
 

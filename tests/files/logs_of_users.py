@@ -5,7 +5,8 @@ from pathlib import Path
 from k2jax.agents import Task
 from k2jax.agents.collect.journal import Emission, Journal, read_journal
 from k2jax.agents.collect.queue_file import WrittenTask, read_started
-from k2jax.agents.collect.starting import StartedTasks
+from k2jax.agents.collect.spawned_tasks import SpawnedTasks
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.log import RolloutLogs
 from k2jax.agents.verdicts import LoggedVerdict, VerdictLog
 from k2jax.report.metrics import MetricsLog, read_metrics
@@ -76,7 +77,9 @@ class Verdicts:
         self._log = VerdictLog(folder)
 
     def append(self, number: int) -> None:
-        self._log.append((0, 0, number), LoggedVerdict("d", Reward(0.5, info={"text": "ü\u2028\r\n"})))
+        self._log.append(
+            EpisodeKey("train", 0, 0, number), LoggedVerdict("d", Reward(0.5, info={"text": "ü\u2028\r\n"}))
+        )
 
     def close(self) -> None:
         pass
@@ -84,7 +87,7 @@ class Verdicts:
     @staticmethod
     def read(folder: Path, saved: list[int]) -> list[int]:
         log = VerdictLog(folder)
-        return [number for number in range(100) if log.get((0, 0, number)) is not None]
+        return [number for number in range(100) if log.get(EpisodeKey("train", 0, 0, number)) is not None]
 
 
 class Metrics:
@@ -108,7 +111,7 @@ class Started:
     file = "shards/3/tasks.jsonl"
 
     def __init__(self, folder: Path, saved: list[int]):
-        self._folder, self._tasks = folder / "shards" / "3", StartedTasks(folder, 3, None)
+        self._folder, self._tasks = folder / "shards" / "3", SpawnedTasks(folder, 3, None)
 
     def append(self, number: int) -> None:
         written = WrittenTask("kind", Task(str(number), "d", (), "final_answer"))

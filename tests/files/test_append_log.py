@@ -13,6 +13,7 @@ import pytest
 
 from k2jax.agents.collect.journal import Emission, Journal, read_journal
 from k2jax.agents.collect.wire_messages import RecordPlace
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.log import RolloutLogs
 from k2jax.agents.verdicts import LoggedVerdict, VerdictLog
 from k2jax.errors import UserError
@@ -192,11 +193,11 @@ def test_trajectories_of_an_earlier_version_are_read_and_continued(recorded):
 
 def test_verdicts_of_an_earlier_version_are_read_and_continued(recorded):
     log = VerdictLog(recorded / "verdicts")
-    log.append((1, 0, 1), LoggedVerdict("f", None, "late"))
+    log.append(EpisodeKey("train", 1, 0, 1), LoggedVerdict("f", None, "late"))
     for each in (log, VerdictLog(recorded / "verdicts")):
-        assert each.get((1, 0, 0)) == LoggedVerdict("d", Reward(0.5, {"a": 0.1}, {"text": "ü\n"}))
-        assert each.get((1, 0, 0), 2, 3) == LoggedVerdict("e", None, "why")
-        assert each.get((1, 0, 1)) == LoggedVerdict("f", None, "late")
+        assert each.get(EpisodeKey("train", 1, 0, 0)) == LoggedVerdict("d", Reward(0.5, {"a": 0.1}, {"text": "ü\n"}))
+        assert each.get(EpisodeKey("train", 1, 0, 0), 2, 3) == LoggedVerdict("e", None, "why")
+        assert each.get(EpisodeKey("train", 1, 0, 1)) == LoggedVerdict("f", None, "late")
 
 
 def test_metrics_of_an_earlier_version_are_read_and_continued(recorded):
@@ -212,4 +213,4 @@ def test_verdicts_that_an_earlier_version_wrote_behind_half_a_line_are_refused_i
     whole = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(whole[0] + whole[1][:9] + whole[1])
     with pytest.raises(UserError, match="line 2 does not have its checksum; delete the file to judge again"):
-        VerdictLog(recorded / "verdicts").get((1, 0, 0))
+        VerdictLog(recorded / "verdicts").get(EpisodeKey("train", 1, 0, 0))

@@ -5,7 +5,7 @@ import pytest
 
 from k2jax.agents.mixture import DrawnTask
 from k2jax.agents.verifier import FAILED
-from k2jax.inference.engine import EngineStats
+from k2jax.inference.stats import EngineStats
 from k2jax.rl.groups import PromptGroup, reward_terms
 from k2jax.rl.metrics import engine_record, iteration_record, stale_share
 from k2jax.rl.schedules import reward_weights

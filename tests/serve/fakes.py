@@ -10,8 +10,8 @@ import openai
 
 from k2jax.agents.api.model_card import ModelCard, chat_format_or_none
 from k2jax.client.keys import ApiKeys
-from k2jax.inference.engine import EngineStats
 from k2jax.inference.request import Request, State
+from k2jax.inference.stats import EngineStats
 from k2jax.inference.worker import Worker
 from k2jax.serve.app import make_app
 from k2jax.serve.service import Service

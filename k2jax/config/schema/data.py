@@ -44,7 +44,7 @@ TRAJECTORIES = ("trajectories", "image_trajectories")
 class SourceConfig:
     """One corpus of the mixture."""
 
-    kind: SourceKind = "stdlib"  #: format; text is a set of files, chat JSON lines of messages, for sft
+    kind: SourceKind = "stdlib"  #: format; chat: JSON lines
     path: str = ""  #: folder, file or glob; for huggingface the data set's name
     field: str = "text"  #: the text column of jsonl, parquet and huggingface records
     subset: str = ""  #: huggingface configuration name
