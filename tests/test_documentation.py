@@ -108,6 +108,11 @@ def test_readme_is_short_and_has_the_command_that_ci_runs():
     assert 'pip install -e ".[test]" && pytest' in text
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_line_is_longer_than_a_screen(page):
+    assert not [line for line in page.read_text().splitlines() if len(line) > 200]
+
+
 def anchors(text):
     """Anchors of a page's headings, as MkDocs and GitHub make them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)

@@ -1,11 +1,14 @@
-"""Style that ruff does not check: short positional lists, and one class for one public name."""
+"""Style that ruff does not check: short functions, files and positional lists, one class for one public name."""
 
 import ast
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 MOST_POSITIONAL = 6
+MOST_LINES = 60
 FILES = sorted(path for folder in ("k2jax", "pallas_kernels", "experiments") for path in (ROOT / folder).rglob("*.py"))
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -56,6 +59,35 @@ def test_no_function_takes_more_than_six_positional_parameters():
 
 def test_no_two_public_classes_share_a_name():
     assert not {name: files for name, files in public_classes(TREES).items() if len(files) > 1}
+
+
+def test_no_function_has_more_than_sixty_lines_and_no_file_more_than_four_hundred():
+    functions = [
+        f"{file}: {node.name}"
+        for file, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS) and node.end_lineno - node.lineno >= MOST_LINES
+    ]
+    assert not functions
+    assert not [file for file in FILES if lines_of([file]) > 400]
+
+
+@pytest.mark.parametrize(
+    ("folder", "pattern", "most"), [("train", "**/*.py", 4500), ("rl", "**/*.py", 3500), ("agents", "*.py", 2000)]
+)
+def test_a_newcomer_s_walk_is_short(folder, pattern, most):
+    """See docs/architecture.md; methods of reinforcement learning stand beside the walk."""
+    files = [path for path in (ROOT / "k2jax" / folder).glob(pattern) if "methods" not in path.parts]
+    assert lines_of(files) <= most
+
+
+def test_the_loop_of_reinforcement_learning_fits_on_a_screen():
+    [train] = [node for node in TREES["k2jax/rl/loop.py"].body if isinstance(node, FUNCTIONS)]
+    assert train.end_lineno - train.body[1].lineno < 40
+
+
+def lines_of(files) -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
 
 
 SAMPLE = """

@@ -2,6 +2,9 @@
 
 Its parts are loaded when they are first used: orbax takes half a second to import, and many commands look for a
 checkpoint without reading one.
+
+In reading order: ``manager`` (save, restore, keep), ``storage`` (arrays with checksums), ``reading`` (who reads what),
+``streaming`` (weights that do not fit in memory), ``meta`` and ``extra`` (what stands beside them), ``folders``.
 """
 
 from importlib import import_module

@@ -1,4 +1,10 @@
-"""Typed experiment configuration: declared in ``schema``, edited as a ConfigDict, read back as frozen dataclasses."""
+"""Typed experiment configuration: declared in ``schema``, edited as a ConfigDict, read back as frozen dataclasses.
+
+In reading order: ``schema`` (every key, once), ``fields`` and ``ranges`` (what a key accepts), ``build`` (dataclasses
+to a ConfigDict and back), ``checks`` (rules about several keys), ``presets``, ``experiments`` (config files),
+``identity`` (what ties a checkpoint to its config), ``replace``, ``reference`` (the documentation), ``activations``
+(what a backward pass may keep).
+"""
 
 from k2jax.config.build import defaults, from_json, resolve, source, task, to_json
 from k2jax.config.experiments import config_beside, load_experiment

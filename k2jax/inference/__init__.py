@@ -1,6 +1,11 @@
 """Generation: continuous batching over a paged cache; token ids in, token ids and log-probabilities out.
 
 The names below are loaded when they are first used, so that a process without jax can import ``k2jax.inference``.
+
+In reading order: ``engine`` (continuous batching), ``request`` and ``scheduler`` with ``page_pool`` (who runs, and
+where), ``programs`` with ``batch``, ``shapes``, ``forward``, ``decode`` and ``sampler`` (what the devices do),
+``weights`` and ``checksum``, ``client``, ``lockstep`` and ``worker`` (who uses an engine), ``loading`` (of a
+checkpoint), ``mesh``; ``media``, ``media_reader``, ``media_prompt`` and ``tower`` for images.
 """
 
 from importlib import import_module

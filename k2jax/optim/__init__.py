@@ -1,4 +1,8 @@
-"""MuonClip and its parts (Kimi K2, section 2.1, algorithm 1), as optax transformations built from a config."""
+"""MuonClip and its parts (Kimi K2, section 2.1, algorithm 1), as optax transformations built from a config.
+
+In reading order: ``optimizer`` (all of it), ``groups`` (which rule a weight has), ``muon``, ``qk_clip``, ``schedule``,
+``balance`` (router biases), ``flops``.
+"""
 
 from k2jax.optim.balance import balance_router_bias
 from k2jax.optim.flops import newton_schulz_flops, newton_schulz_share

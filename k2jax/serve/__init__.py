@@ -1,1 +1,5 @@
-"""An OpenAI-compatible HTTP server for an inference engine: ``python -m k2jax.serve``."""
+"""An OpenAI-compatible HTTP server for an inference engine: ``python -m k2jax.serve``.
+
+In reading order: ``app`` (routes), ``service`` (requests in progress), ``middleware`` and ``metrics``,
+``media_readers`` (images of requests), ``engine_process`` (an engine for the workers of a collection).
+"""
