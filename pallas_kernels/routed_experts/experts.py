@@ -41,7 +41,7 @@ def routed_experts(
     computes them as one batched matmul up to a capacity and in blocks beyond it, so that a skewed routing costs time,
     not accuracy. On a TPU the kernels of ``routed_experts.mosaic`` walk the sorted rows, whatever their distribution.
     Differentiable in x, w13, w2 and gates. Sums are float32 (in plain JAX float64 for float64 inputs). Tokens without
-    an expert are never read and may hold arbitrary values. What the backward pass needs has NAMES for ``jax.checkpoint``.
+    an expert are never read and may hold arbitrary values. What the backward pass needs has NAMES.
 
     Args:
         x: ``[T, D]``, tokens; float32 or bfloat16.
