@@ -14,7 +14,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from k2jax import runtime
-from k2jax.client import PromptTooLongError, Sampling
+from k2jax.client import Sampling
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference import shapes
@@ -22,8 +22,8 @@ from k2jax.inference.decode import STEPS
 from k2jax.inference.media import PlacedChunk, check_media
 from k2jax.inference.programs import Programs, RowResult
 from k2jax.inference.prompt_scores import score_prompt, top_pairs
-from k2jax.inference.request import Request, State
-from k2jax.inference.scheduler import Scheduler, Sequence
+from k2jax.inference.request import Request, State, checked_ids
+from k2jax.inference.scheduler import Scheduler, Sequence, by_media
 from k2jax.inference.stats import EngineStats
 from k2jax.inference.weights import EngineWeights, Leaves
 
@@ -114,20 +114,7 @@ class Engine:
                 the vocabulary, a sampling parameter out of range.
         """
         sampling.check()
-        prompt, generated = (tuple(int(token) for token in ids) for ids in (prompt, generated))
-        if not prompt:
-            raise UserError("the prompt is empty")
-        if len(prompt) >= self.max_length:
-            raise PromptTooLongError(
-                f"the prompt has {len(prompt):,} tokens, the engine's longest sequence {self.max_length:,}"
-            )
-        if len(generated) > min(sampling.max_tokens, self.max_length - len(prompt)):
-            raise UserError(f"{len(generated):,} generated tokens are more than the request may have")
-        outside = next((token for token in (*prompt, *generated) if not 0 <= token < self.model.vocab), None)
-        if outside is not None:
-            raise UserError(f"token id {outside} is outside the vocabulary of {self.model.vocab:,}")
-        if sampling.return_experts and self.model.layers == self.model.dense_layers:
-            raise UserError("return_experts is asked for, and the model has no experts")
+        prompt, generated = checked_ids(prompt, generated, sampling, self.model, self.max_length)
         if media and not self._weights.has_vision:
             raise UserError("the prompt has images or video, and this engine has no weights of a tower to read them")
         check_media(media, len(prompt), self.model)
@@ -298,7 +285,7 @@ class Engine:
         prompts = [sequence for sequence in self._scheduler.running if sequence.pending > 1]
         if prompts:
             self._run(*self._prefill_batch(prompts))
-        shown, text = _by_media([sequence for sequence in self._scheduler.running if sequence.pending == 1], 1)
+        shown, text = by_media([sequence for sequence in self._scheduler.running if sequence.pending == 1], 1)
         self._run(self._with_room(shown, 1), 1)
         # The next chunk of a prompt waits for one token, not for several.
         self._decode(text, 1 if any(sequence.pending > 1 for sequence in self._scheduler.running) else STEPS)
@@ -321,7 +308,7 @@ class Engine:
         Prompts whose next ids are text alone never share a program with images.
         """
         width = shapes.prefill_width(prompts[0].pending)
-        prompts = next(alike for alike in _by_media(prompts, width) if prompts[0] in alike)
+        prompts = next(alike for alike in by_media(prompts, width) if prompts[0] in alike)
         rows = Counter()  # of each device
         oldest = []
         for sequence in prompts:
@@ -409,9 +396,3 @@ class Engine:
         request.state, request.finish_reason = State.FINISHED, reason
         if request.on_token is not None:
             request.on_token(request)
-
-
-def _by_media(sequences: list[Sequence], width: int) -> tuple[list[Sequence], list[Sequence]]:
-    """Sequences among whose next ``width`` ids are images, and those that read text alone."""
-    shown = [sequence for sequence in sequences if sequence.reads_media(width)]
-    return shown, [sequence for sequence in sequences if sequence not in shown]

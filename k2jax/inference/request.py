@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import enum
 
 import numpy as np
 
-from k2jax.client import UNKNOWN_VERSION, Completion, OnToken, Sampling, new_completion
+from k2jax.client import UNKNOWN_VERSION, Completion, OnToken, PromptTooLongError, Sampling, new_completion
+from k2jax.config.schema import ModelConfig
+from k2jax.errors import UserError
 from k2jax.inference.media import PlacedChunk
 
 
@@ -145,3 +147,27 @@ class RequestWatch:
         elif ends:
             self._deliver(request.completion(self._resume, "stop"), None)
         return ends
+
+
+def checked_ids(
+    prompt: Sequence[int], generated: Sequence[int], sampling: Sampling, model: ModelConfig, max_length: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A prompt and what was generated after it, as an engine takes them.
+
+    Raises:
+        PromptTooLongError: the prompt is as long as the longest sequence.
+        UserError: an empty prompt, an id outside the vocabulary, too many generated tokens, experts of a model without.
+    """
+    prompt, generated = (tuple(int(token) for token in ids) for ids in (prompt, generated))
+    if not prompt:
+        raise UserError("the prompt is empty")
+    if len(prompt) >= max_length:
+        raise PromptTooLongError(f"the prompt has {len(prompt):,} tokens, the engine's longest sequence {max_length:,}")
+    if len(generated) > min(sampling.max_tokens, max_length - len(prompt)):
+        raise UserError(f"{len(generated):,} generated tokens are more than the request may have")
+    outside = next((token for token in (*prompt, *generated) if not 0 <= token < model.vocab), None)
+    if outside is not None:
+        raise UserError(f"token id {outside} is outside the vocabulary of {model.vocab:,}")
+    if sampling.return_experts and model.layers == model.dense_layers:
+        raise UserError("return_experts is asked for, and the model has no experts")
+    return prompt, generated

@@ -218,3 +218,9 @@ def common_pages(a: Prompt, b: Prompt, size: int) -> int:
             break
         end += size
     return end
+
+
+def by_media(sequences: list[Sequence], width: int) -> tuple[list[Sequence], list[Sequence]]:
+    """Sequences among whose next ``width`` ids are images, and those that read text alone."""
+    shown = [sequence for sequence in sequences if sequence.reads_media(width)]
+    return shown, [sequence for sequence in sequences if sequence not in shown]
