@@ -244,7 +244,7 @@ import jax
 import jax.numpy as jnp
 
 import k2jax
-from k2jax.data.images.packing import pack_chunks
+from k2jax.data.images.patch_packing import pack_chunks
 from k2jax.inference.media_prompt import chat_prompt
 from k2jax.model.decoder import place_features, run_layers
 from k2jax.model.linear import from_heads, to_heads

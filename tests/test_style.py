@@ -72,6 +72,16 @@ def test_no_function_has_more_than_sixty_lines_and_no_file_more_than_four_hundre
     assert not [file for file in FILES if lines_of([file]) > 400]
 
 
+def test_no_file_name_stands_in_more_than_two_packages():
+    """Benchmarks and commands have the names that their users type, kernels a file for each implementation."""
+    folders = defaultdict(set)
+    for path in (ROOT / "k2jax").rglob("*.py"):
+        if path.parent.name not in ("bench", "env") and path.parent != ROOT / "k2jax":
+            folders[path.stem].add(path.parent)
+    common = {"__init__", "__main__", "dataset", "loop", "oracle", "report", "setup", "types", "verifier"}
+    assert not {name: found for name, found in folders.items() if len(found) > 2 and name not in common}
+
+
 @pytest.mark.parametrize(
     ("folder", "pattern", "most"), [("train", "**/*.py", 4500), ("rl", "**/*.py", 3500), ("agents", "*.py", 2000)]
 )

@@ -18,7 +18,7 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.reproduce import Study
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.turns import Turns
-from k2jax.tasks.tool_use.teacher import tool_demonstrations
+from k2jax.tasks.tool_use.demonstrations import tool_demonstrations
 
 DEMONSTRATIONS, DIRECT = 24_000, 0.7
 """Conversations of the teacher on the problems, and the share of those without a call."""

@@ -69,7 +69,7 @@ def phases(values: flags.FlagValues) -> int:
     if values.sweep:
         raise UserError("--sweep is for --mode=train; for --mode=sync try values of --config.rl.rollout.expert")
     from k2jax.aot import compiling
-    from k2jax.aot.report.weight_sync import phases_json, phases_table
+    from k2jax.aot.report.sync_table import phases_json, phases_table
     from k2jax.aot.weight_sync import compile_phases
 
     config = compiling.for_tpu(cli.config_of(values))

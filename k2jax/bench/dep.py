@@ -36,7 +36,7 @@ from k2jax.bench.timing import Row, interleaved
 from k2jax.config import Config, defaults, resolve
 from k2jax.config.presets import vision_preset
 from k2jax.config.schema import VisionConfig
-from k2jax.data.images.packing import GROUP, PatchChunk, pack_rows
+from k2jax.data.images.patch_packing import GROUP, PatchChunk, pack_rows
 from k2jax.data.images.placement import PatchRows, chunk_load, place_chunks
 from k2jax.losses import NLL
 from k2jax.parallel.schedule import Schedule, build_pipeline_schedule

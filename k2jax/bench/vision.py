@@ -22,7 +22,7 @@ from k2jax.bench.baseline import torch_tower
 from k2jax.bench.timing import Row, interleaved, rate_row
 from k2jax.config import ModelConfig, model_preset
 from k2jax.config.presets import vision_preset
-from k2jax.data.images.packing import GROUP, PatchChunk, fill_rows, pack_chunks, pack_rows, padding_waste
+from k2jax.data.images.patch_packing import GROUP, PatchChunk, fill_rows, pack_chunks, pack_rows, padding_waste
 from k2jax.data.images.placement import PatchRows, place_chunks
 from k2jax.model.vision.specs import vision_specs
 from k2jax.model.vision.tower import vision_features

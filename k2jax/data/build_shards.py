@@ -11,7 +11,7 @@ import time
 
 from k2jax.config.schema import CONVERSATIONS, DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
-from k2jax.data.chat import tokenised_chats, tokenised_trajectories
+from k2jax.data.chat_rendering import tokenised_chats, tokenised_trajectories
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import Shards, open_shards

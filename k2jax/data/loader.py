@@ -25,7 +25,7 @@ from k2jax.mixture_plan import MixturePlan
 if TYPE_CHECKING:
     from k2jax.data.conversation_rows import ConversationRows
     from k2jax.data.images.batches import ImageBatches
-    from k2jax.data.images.rows import PlannedRow, VisualRows
+    from k2jax.data.images.image_rows import PlannedRow, VisualRows
     from k2jax.data.packing import RowSource
 
     SplitRows = RowSource | ConversationRows | VisualRows  # by the source's kind

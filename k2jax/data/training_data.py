@@ -24,8 +24,8 @@ from k2jax.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from k2jax.data.images.batches import ImageBatches
     from k2jax.data.images.corpus import VisualCorpus
+    from k2jax.data.images.image_rows import VisualRows
     from k2jax.data.images.placement import PatchRows
-    from k2jax.data.images.rows import VisualRows
     from k2jax.data.loader import SplitRows
 
 
@@ -145,7 +145,7 @@ def _rows(config: DataConfig, name: str, source: Shards | VisualCorpus, split: s
 
 def _visual_rows(config: DataConfig, source: VisualCorpus, split: str) -> VisualRows:
     """Rows with images; held-out ones are never augmented."""
-    from k2jax.data.images.rows import VisualRows
+    from k2jax.data.images.image_rows import VisualRows
 
     augment = config.images.augment if split == TRAIN else 0.0
     return VisualRows(source.split(split), config.sequence_length, patches=config.images.patches, augment=augment)

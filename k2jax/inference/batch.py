@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from k2jax.client import Sampling
-from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.inference.decode import Continuation
 from k2jax.inference.forward import SCRATCH_PAGE, Chunk, MediaRows, Targets
 from k2jax.inference.media import within

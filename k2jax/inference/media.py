@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from k2jax.config.schema import ModelConfig
-from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.errors import UserError
 
 

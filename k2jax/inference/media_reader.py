@@ -14,7 +14,7 @@ from PIL import Image
 
 from k2jax.client import PromptTooLongError
 from k2jax.data.images.frames import Clip, frame_numbers, listed_clip
-from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.reading import FILE_LIMITS, ImageError, ReadLimits, decode_data_url, is_data_url, read_image
 from k2jax.errors import abbreviate

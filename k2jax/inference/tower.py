@@ -13,7 +13,7 @@ import numpy as np
 
 from k2jax.batch import PatchBatch
 from k2jax.config.schema import ModelConfig
-from k2jax.data.images.packing import PatchChunk, fill_rows, pack_chunks
+from k2jax.data.images.patch_packing import PatchChunk, fill_rows, pack_chunks
 from k2jax.inference.mesh import ROWS, device_count, fetch, place
 from k2jax.model.vision import vision_features
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from k2jax.batch import PackedBatch, PatchBatch
 from k2jax.config.schema import Config
-from k2jax.data.images.packing import empty_rows
+from k2jax.data.images.patch_packing import empty_rows
 from k2jax.data.images.placement import PatchRows
 from k2jax.parallel.mesh import batch_partitions, rows_per_micro_batch
 

@@ -20,8 +20,8 @@ from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.failures import FailureGuard
 from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
+from k2jax.rl.iteration_metrics import engine_record, iteration_record, stale_share
 from k2jax.rl.methods.base import Methods
-from k2jax.rl.metrics import engine_record, iteration_record, stale_share
 from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.schedules import reward_weights
 from k2jax.rl.sync.offload import offloaded

@@ -53,7 +53,7 @@ def open_client(record: dict[str, Any]) -> tuple[Client, Any]:
 
 def placed_chunk(image: SentImage) -> Any:
     """An image of a worker's request as the engine takes it, an ``inference.media.PlacedChunk``."""
-    from k2jax.data.images.packing import PatchChunk
+    from k2jax.data.images.patch_packing import PatchChunk
     from k2jax.inference.media import PlacedChunk
 
     return PlacedChunk(image.start, PatchChunk(image.pixels, image.grid), image.digest)

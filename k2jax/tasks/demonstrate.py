@@ -24,7 +24,7 @@ from k2jax.tasks.expressions.dataset import expression_demonstrations, expressio
 from k2jax.tasks.pictures.oracle import picture_demonstrations
 from k2jax.tasks.pictures.tools import PictureTools
 from k2jax.tasks.tool_use.dataset import ToolUseTasks
-from k2jax.tasks.tool_use.teacher import tool_demonstrations
+from k2jax.tasks.tool_use.demonstrations import tool_demonstrations
 
 _TEACHERS = {
     "characters": (CharacterTasks, demonstrations),

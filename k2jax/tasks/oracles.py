@@ -9,7 +9,7 @@ from k2jax.agents.environments.repository import TREE
 from k2jax.agents.scripted import called, called_all, play_actions, said
 from k2jax.agents.task import Task
 from k2jax.tasks.bfcl.simulated_apis import APIS, read_call
-from k2jax.tasks.tool_use.teacher import solved
+from k2jax.tasks.tool_use.demonstrations import solved
 
 
 def answer_line(task: Task, messages: Sequence[Message]) -> Message:

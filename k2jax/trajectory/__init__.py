@@ -1,6 +1,6 @@
 """Trajectories of agents as token trees: what was sampled, what was observed, and what it was worth. NumPy alone.
 
-In reading order: ``types`` (the tree), ``answers`` (which nodes the model wrote), ``rows`` (paths for training),
+In reading order: ``types`` (the tree), ``answers`` (which nodes the model wrote), ``flat_rows`` (paths for training),
 ``encoding`` and ``store`` (files of trajectories), ``consistency`` (checks), ``filters``, ``annotations`` and
 ``formats`` (exports).
 """
@@ -8,8 +8,8 @@ In reading order: ``types`` (the tree), ``answers`` (which nodes the model wrote
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.encoding import EncodingError
 from k2jax.trajectory.filters import demonstrations, filter_named, register_filter
+from k2jax.trajectory.flat_rows import TrajectoryRow
 from k2jax.trajectory.formats import exported, format_named, format_rows, register_format, write_jsonl
-from k2jax.trajectory.rows import TrajectoryRow
 from k2jax.trajectory.store import TrajectoryStore, read_trajectories
 from k2jax.trajectory.types import Node, Reward, Trajectory
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from k2jax.errors import UserError, nearest
 from k2jax.trajectory.answers import is_answer
-from k2jax.trajectory.rows import TrajectoryRow, sequence_row
+from k2jax.trajectory.flat_rows import TrajectoryRow, sequence_row
 from k2jax.trajectory.types import NO_TURN, Trajectory
 
 Filter = Callable[[Trajectory], bool]

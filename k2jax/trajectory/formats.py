@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from k2jax.errors import UserError, nearest
-from k2jax.trajectory.rows import TrajectoryRow, depth_first, sequence_row, tree_row
+from k2jax.trajectory.flat_rows import TrajectoryRow, depth_first, sequence_row, tree_row
 from k2jax.trajectory.types import Trajectory
 
 

@@ -16,7 +16,7 @@ from k2jax.chips import CHIPS
 from k2jax.config import replace_keys
 from k2jax.config.presets import model_preset, vision_preset
 from k2jax.config.schema import VisionConfig
-from k2jax.data.images.packing import empty_rows
+from k2jax.data.images.patch_packing import empty_rows
 from k2jax.data.images.placement import chunk_load
 from k2jax.model.vision import vision_features, vision_specs
 from k2jax.params import abstract, count

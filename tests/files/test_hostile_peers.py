@@ -15,7 +15,7 @@ from k2jax.agents.sandbox.python_worker import _Channel
 from k2jax.agents.toolsets.mcp_transport import MOST_VALUES, _read
 from k2jax.agents.toolsets.store import LARGEST, StoreTools
 from k2jax.agents.toolsets.types import ToolError
-from k2jax.agents.verifier_pool import frames
+from k2jax.agents.verifier_pool import verifier_messages as frames
 from k2jax.files.frames import lengths
 from k2jax.processes import rendezvous
 from k2jax.tasks.code.verifier import verdict_of

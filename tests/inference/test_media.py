@@ -9,7 +9,7 @@ import pytest
 
 from k2jax.client import Sampling
 from k2jax.config.schema import VisionConfig
-from k2jax.data.images.packing import PatchChunk, pack_chunks
+from k2jax.data.images.patch_packing import PatchChunk, pack_chunks
 from k2jax.errors import UserError
 from k2jax.inference import programs, shapes
 from k2jax.inference.engine import Engine

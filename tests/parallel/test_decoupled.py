@@ -8,7 +8,7 @@ import pytest
 
 from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.config import Config
-from k2jax.data.images.packing import PatchChunk, pack_rows
+from k2jax.data.images.patch_packing import PatchChunk, pack_rows
 from k2jax.data.images.placement import PatchRows, place_chunks
 from k2jax.losses import NLL
 from k2jax.model.vision import multimodal_specs, vision_features

@@ -7,7 +7,7 @@ from k2jax.agents.mixture import DrawnTask
 from k2jax.agents.verifier import FAILED
 from k2jax.inference.stats import EngineStats
 from k2jax.rl.groups import PromptGroup, reward_terms
-from k2jax.rl.metrics import engine_record, iteration_record, stale_share
+from k2jax.rl.iteration_metrics import engine_record, iteration_record, stale_share
 from k2jax.rl.schedules import reward_weights
 from k2jax.trajectory import Node, Reward, Trajectory
 from tests.rl.tiny import tiny

@@ -8,7 +8,7 @@ from k2jax.errors import UserError
 from k2jax.rl.loop import train
 from k2jax.tasks.commands.dataset import command_demonstrations
 from k2jax.tasks.expressions.dataset import expression_demonstrations
-from k2jax.tasks.tool_use.teacher import tool_demonstrations
+from k2jax.tasks.tool_use.demonstrations import tool_demonstrations
 from k2jax.text import ChatBuilder, byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
 from k2jax.trajectory.store import TrajectoryStore

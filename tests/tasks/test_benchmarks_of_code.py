@@ -8,8 +8,8 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import said
 from k2jax.errors import UserError
-from k2jax.tasks.check import check
 from k2jax.tasks.code.human_eval import before_function, human_eval_records
+from k2jax.tasks.oracle_check import check
 from tests.command import run_command
 
 MBPP = [

@@ -15,7 +15,7 @@ from k2jax.agents.scripted import called_all, play_actions, said
 from k2jax.agents.toolsets.types import Workplace
 from k2jax.errors import UserError
 from k2jax.tasks.bfcl.simulated_apis import SimulatedAPIs, read_call
-from k2jax.tasks.check import check
+from k2jax.tasks.oracle_check import check
 from tests.tasks.test_benchmarks_of_code import rewards
 
 RECORD = {

@@ -10,8 +10,8 @@ from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions
 from k2jax.agents.split import split_of
 from k2jax.errors import UserError
-from k2jax.tasks.check import check
 from k2jax.tasks.commands.dataset import COMMANDS, command_demonstrations
+from k2jax.tasks.oracle_check import check
 from tests.tasks.test_benchmarks_of_code import rewards
 
 

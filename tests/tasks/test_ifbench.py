@@ -16,8 +16,8 @@ from k2jax.agents import Task
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
 from k2jax.errors import UserError
-from k2jax.tasks.check import check
 from k2jax.tasks.ifbench import verifier as ifbench_scoring
+from k2jax.tasks.oracle_check import check
 from tests.tasks.test_benchmarks_of_code import rewards
 
 RECORD = {

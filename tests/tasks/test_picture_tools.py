@@ -23,7 +23,7 @@ from k2jax.config.schema import SourceConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.drawings.canvas import COLOURS
 from k2jax.errors import UserError
-from k2jax.tasks.check import check
+from k2jax.tasks.oracle_check import check
 from k2jax.tasks.pictures.oracle import picture_demonstrations
 from k2jax.tasks.pictures.tools import KINDS, PICTURE, kind_of, question_of
 from k2jax.tasks.pictures.verifier import TRUTH

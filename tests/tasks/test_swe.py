@@ -15,7 +15,7 @@ from k2jax.agents.environments.repository_program import is_protected
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions, said
 from k2jax.errors import UserError
-from k2jax.tasks.check import check
+from k2jax.tasks.oracle_check import check
 from k2jax.tasks.swe import verifier as swe_scoring
 from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier

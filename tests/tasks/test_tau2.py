@@ -14,7 +14,7 @@ from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions, said
 from k2jax.agents.toolsets.types import ToolError
 from k2jax.errors import UserError
-from k2jax.tasks.check import check
+from k2jax.tasks.oracle_check import check
 from k2jax.tasks.tau2.desks import MockDesk, PackageDesk, call_desk, domain_folder, open_desk
 from tests.tasks.test_benchmarks_of_code import rewards
 

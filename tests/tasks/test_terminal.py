@@ -8,7 +8,7 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions
 from k2jax.errors import UserError
-from k2jax.tasks.check import check
+from k2jax.tasks.oracle_check import check
 from k2jax.tasks.terminal.dataset import KINDS
 from tests.tasks.test_benchmarks_of_code import rewards
 

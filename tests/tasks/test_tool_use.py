@@ -12,7 +12,7 @@ from k2jax.agents.task import check_choices
 from k2jax.client import ScriptedClient
 from k2jax.config.schema import TaskConfig
 from k2jax.errors import UserError
-from k2jax.tasks.tool_use.teacher import solved, tool_demonstrations
+from k2jax.tasks.tool_use.demonstrations import solved, tool_demonstrations
 from tests.agents.tool_episodes import BYTES, COMPACT, episode
 
 KINDS = "kinds=calc1+calc3+kv2+kv3+hop1+hop3"

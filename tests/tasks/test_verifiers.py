@@ -18,7 +18,7 @@ from k2jax.agents.environment import OUTCOME
 from k2jax.agents.scripted import called, play, play_actions, said
 from k2jax.client import ScriptedClient
 from k2jax.errors import UserError
-from k2jax.tasks.check import check
+from k2jax.tasks.oracle_check import check
 from k2jax.tasks.verifiers import package as verifiers_package
 from k2jax.tasks.verifiers.dataset import RubricReward
 from k2jax.tasks.verifiers.environment import VerifiersEnvironment, _client_class

@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from k2jax.agents.api.api_error import ApiError
-from k2jax.agents.api.blocks import AnswerBlock, AnswerBlocks, BlockChange
+from k2jax.agents.api.content_blocks import AnswerBlock, AnswerBlocks, BlockChange
 from k2jax.agents.api.conversation import arguments_object
 from k2jax.agents.api.detokenize import Delta
 from k2jax.agents.api.dialect import PromptUsage

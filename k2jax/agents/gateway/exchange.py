@@ -15,7 +15,7 @@ from typing import Any
 
 from k2jax.agents.api import ApiError, Conversation, Delta, Detokenizer, GeneratedToken, GenerationRequest, ModelCard
 from k2jax.agents.api.api_error import bad_request, unavailable
-from k2jax.agents.api.blocks import AnswerBlocks
+from k2jax.agents.api.content_blocks import AnswerBlocks
 from k2jax.agents.gateway.history import EncodedHistory, MatchedHistory, addition_bytes
 from k2jax.agents.gateway.session import GatewaySession
 from k2jax.client import Client, Completion, Sampling

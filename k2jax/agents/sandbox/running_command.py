@@ -12,7 +12,7 @@ import signal
 import time
 from typing import Any
 
-from k2jax.agents.sandbox.launch import Child
+from k2jax.agents.sandbox.child_process import Child
 from k2jax.agents.sandbox.launcher import Launcher
 
 _CHUNK = 1 << 16

@@ -20,7 +20,7 @@ from typing import Any
 
 from k2jax.agents.sandbox import cgroup, wire
 from k2jax.agents.sandbox.arguments import BubblewrapLauncher
-from k2jax.agents.sandbox.launch import Child, Plan, set_limits, start
+from k2jax.agents.sandbox.child_process import Child, Plan, set_limits, start
 from k2jax.agents.sandbox.launcher import Launcher
 from k2jax.agents.sandbox.mount_namespace import BoxFiles, SandboxStage, adopt_orphans
 from k2jax.agents.sandbox.nsjail_config import NsjailLauncher

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from k2jax.agents.verifier_pool import frames
+from k2jax.agents.verifier_pool import verifier_messages as frames
 from k2jax.agents.verifier_pool.blame import ANSWER, BUSY, UNCLEAR
 from k2jax.agents.verifier_pool.process_tree import adopt_orphans, descendants, kill_descendants
 from k2jax.agents.verifier_pool.verifier_worker import start

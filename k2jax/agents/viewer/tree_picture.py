@@ -13,7 +13,7 @@ import numpy as np
 
 from k2jax.agents.viewer.markup import Html, element
 from k2jax.agents.viewer.token_boxes import NodeMarks
-from k2jax.trajectory.rows import depth_first
+from k2jax.trajectory.flat_rows import depth_first
 from k2jax.trajectory.types import NO_TURN, ROOT, Trajectory
 
 WIDTH = 1060

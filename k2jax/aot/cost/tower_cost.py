@@ -13,7 +13,7 @@ from k2jax.aot.cost.jaxpr_flops import LoopCost
 from k2jax.aot.cost.roofline import device_seconds
 from k2jax.chips import Chip
 from k2jax.config.schema import Config, ModelConfig
-from k2jax.data.images.packing import empty_rows
+from k2jax.data.images.patch_packing import empty_rows
 from k2jax.model.vision import vision_features, vision_specs
 from k2jax.model.vision.specs import MERGED
 from k2jax.parallel.accumulate import ACCUMULATE

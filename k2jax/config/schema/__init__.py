@@ -31,15 +31,7 @@ from k2jax.config.schema.model import (
     VisionConfig,
     YarnConfig,
 )
-from k2jax.config.schema.optimizer import (
-    ComputeDtype,
-    OptimizerConfig,
-    OptimizerName,
-    RouterConfig,
-    ScheduleConfig,
-    ScheduleKind,
-)
-from k2jax.config.schema.policy import (
+from k2jax.config.schema.objectives import (
     BANDS,
     AdvantageBaseline,
     AdvantageConfig,
@@ -56,6 +48,14 @@ from k2jax.config.schema.policy import (
     PolicyLossName,
     RatioLevel,
     SharedTokens,
+)
+from k2jax.config.schema.optimizer import (
+    ComputeDtype,
+    OptimizerConfig,
+    OptimizerName,
+    RouterConfig,
+    ScheduleConfig,
+    ScheduleKind,
 )
 from k2jax.config.schema.reinforcement import RLConfig
 from k2jax.config.schema.rollouts import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import dataclasses
 
 from k2jax.config.ranges import NonNegativeInt, PositiveInt
-from k2jax.config.schema.policy import AdvantageConfig, DistillConfig, PackingConfig, PolicyLossConfig
+from k2jax.config.schema.objectives import AdvantageConfig, DistillConfig, PackingConfig, PolicyLossConfig
 from k2jax.config.schema.rollouts import CriticConfig, RolloutConfig, ScoringConfig, TaskConfig, ToggleConfig
 
 

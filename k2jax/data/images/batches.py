@@ -14,9 +14,9 @@ import numpy as np
 
 from k2jax.batch import PackedBatch, stack_rows
 from k2jax.config.schema import VisionConfig
-from k2jax.data.images.packing import PatchChunk, chunk_groups, chunk_starts, fill_pixels
+from k2jax.data.images.image_rows import PlannedRow
+from k2jax.data.images.patch_packing import PatchChunk, chunk_groups, chunk_starts, fill_pixels
 from k2jax.data.images.placement import PatchRows, place_chunks
-from k2jax.data.images.rows import PlannedRow
 
 Row = PackedBatch | PlannedRow
 Grid = tuple[int, int, int]

@@ -19,11 +19,11 @@ import numpy as np
 from PIL import Image
 
 from k2jax.config.schema import ImagesConfig, VisionConfig
-from k2jax.data.chat import branches, messages_and_tools
+from k2jax.data.chat_rendering import branches, messages_and_tools
 from k2jax.data.images.augment import IN_PLACE, OPERATIONS, Augmentation, draw_augmentation, has_direction
 from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
 from k2jax.data.images.measured import MeasuredMedia
-from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.places import MediaPlaces, read_media
 from k2jax.data.images.processor import MEDIA_TYPES, PreparedMessages, feature_index, run_processor
 from k2jax.data.images.reading import ReadLimits, read_image

@@ -12,7 +12,7 @@ from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
 from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, run_limits
 from k2jax.data.images.measured import MeasuredMedia
-from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.places import NOWHERE, MediaPlaces, read_media
 from k2jax.data.images.reading import FILE_LIMITS, ReadLimits, read_image
 from k2jax.data.images.resize import padded_size, to_patches

@@ -9,7 +9,7 @@ import numpy as np
 from k2jax.batch import PackedBatch, stack_rows
 from k2jax.config.schema import VisionConfig
 from k2jax.data.images.batches import ImageBatches, without_images
-from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.inference.media import PlacedChunk
 from k2jax.parallel.batches import BatchSharding
 

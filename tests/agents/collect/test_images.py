@@ -13,7 +13,7 @@ from k2jax.agents.collect.queue_file import queued_samples, write_tasks
 from k2jax.agents.dataset import load_tasks
 from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
 from k2jax.config.schema import VisionConfig
-from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.errors import UserError

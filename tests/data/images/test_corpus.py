@@ -16,9 +16,9 @@ from k2jax.batch import PatchBatch
 from k2jax.config import defaults, resolve, source
 from k2jax.config.presets import vision_preset
 from k2jax.data.images import conversations
+from k2jax.data.images.image_rows import fit_two_budgets
 from k2jax.data.images.placement import PatchRows
 from k2jax.data.images.places import read_media
-from k2jax.data.images.rows import fit_two_budgets
 from k2jax.data.training_data import ImageShape, prepare_data
 from k2jax.errors import UserError
 from k2jax.text.media import MEDIA_PAD

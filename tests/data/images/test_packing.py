@@ -13,7 +13,7 @@ import pytest
 from k2jax.config import model_preset
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import VisionConfig
-from k2jax.data.images.packing import PatchChunk, empty_rows, fill_rows, pack_chunks, padding_waste
+from k2jax.data.images.patch_packing import PatchChunk, empty_rows, fill_rows, pack_chunks, padding_waste
 from k2jax.errors import UserError
 from k2jax.model.vision import vision_features, vision_specs
 from k2jax.params import initialize

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from k2jax.config.presets import vision_preset
+from k2jax.data.images.image_rows import fit_two_budgets
 from k2jax.data.images.placement import PatchRows, chunk_load, place_chunks
-from k2jax.data.images.rows import fit_two_budgets
 from k2jax.errors import UserError
 
 VISION = vision_preset("nano_vision")

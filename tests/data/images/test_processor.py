@@ -17,7 +17,7 @@ from transformers.video_utils import VideoMetadata
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.images import processor
 from k2jax.data.images.frames import Clip, read_clip, sampled_frames
-from k2jax.data.images.packing import pack_chunks
+from k2jax.data.images.patch_packing import pack_chunks
 from k2jax.data.images.places import MediaPlaces
 from k2jax.data.images.processor import ImageProcessor, feature_index, run_processor
 from k2jax.data.images.reading import ImageError

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import Kimi_K25Config, Kimi_K25ForConditionalGeneration
 
-from k2jax.data.images.packing import PatchChunk
+from k2jax.data.images.patch_packing import PatchChunk
 
 PATCH, IMAGE, VIDEO = 4, 90, 91
 TEXT = {

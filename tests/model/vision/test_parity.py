@@ -13,7 +13,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from k2jax.convert.loading import from_pretrained
-from k2jax.data.images.packing import pack_chunks
+from k2jax.data.images.patch_packing import pack_chunks
 from k2jax.model.vision import vision_features
 from tests.model.vision.oracle import IMAGE, PATCH, VIDEO, network, random_chunk, torch_features
 

@@ -15,8 +15,8 @@ from k2jax.agents.judges.rubrics import Rubric
 from k2jax.agents.verdicts import COMPARED, VerdictLog
 from k2jax.client import Client, HTTPClient, ServerFailedError
 from k2jax.rl.groups import PromptGroup, reward_terms
+from k2jax.rl.iteration_metrics import iteration_record
 from k2jax.rl.methods.critic import refinement_metrics
-from k2jax.rl.metrics import iteration_record
 from k2jax.trajectory import Reward
 from k2jax.trajectory.annotations import PairVerdict, comparisons
 from tests.rl.critic.judging import compared, critic, group, scripted

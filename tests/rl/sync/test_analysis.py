@@ -9,7 +9,7 @@ from k2jax.aot import topology
 topology.prepare()
 
 from k2jax.aot.compiling import COMPILER_OPTIONS, for_tpu  # noqa: E402
-from k2jax.aot.report.weight_sync import phases_json, phases_table  # noqa: E402
+from k2jax.aot.report.sync_table import phases_json, phases_table  # noqa: E402
 from k2jax.aot.weight_sync import compile_phases, compile_switch  # noqa: E402
 from k2jax.config import Config, defaults, resolve  # noqa: E402
 from k2jax.errors import UserError  # noqa: E402

@@ -17,7 +17,7 @@ from k2jax.batch import PackedBatch, pack_row
 if TYPE_CHECKING:
     from k2jax.data.images.conversations import RenderedConversation
     from k2jax.data.images.corpus import VisualSplit
-    from k2jax.data.images.packing import PatchChunk
+    from k2jax.data.images.patch_packing import PatchChunk
 
 _OPEN_ROWS = 512  # that a conversation may still join: packing stays linear
 
