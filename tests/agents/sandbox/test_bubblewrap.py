@@ -114,6 +114,7 @@ def test_a_backend_that_is_forgotten_ends_its_spawner():
         async with await backend.open(SandboxSpec()):
             pass
 
+    gc.collect()  # what earlier tests have left would otherwise close its descriptors below
     before = own_descriptors()
     backend = BubblewrapBackend()
     asyncio.run(run(backend))
