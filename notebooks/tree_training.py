@@ -77,6 +77,7 @@ params = program.init().params
 
 # %%
 from k2jax.agents.episode import Rollout
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.task import Task
 from k2jax.client import Sampling
 from k2jax.inference import LockstepClient
@@ -113,7 +114,10 @@ tasks = [
     for number in range(1, 5)
 ]
 with EventLoop() as event_loop:
-    rollouts = [explore(Rollout(task, client, chat, tokenizer, (1, number, 0))) for number, task in enumerate(tasks)]
+    rollouts = [
+        explore(Rollout(task, client, chat, tokenizer, EpisodeKey("train", 1, number, 0)))
+        for number, task in enumerate(tasks)
+    ]
     trees = event_loop.run(client.gather(*rollouts))
 for tree in trees:  # a reward, so that there is something to learn
     tree.reward = Reward(sum(node.tokens[node.mask].mean() for node in tree.nodes if node.mask.any()) / 1000)
