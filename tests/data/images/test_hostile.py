@@ -110,12 +110,11 @@ def test_a_source_of_hostile_files_is_read_without_them_or_not_at_all(folder, tm
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"seconds": 0}, "0 s of processor time"),
         ({"clip_megapixels": 1e-3}, "shorter"),
         ({"megapixels": 1e-4}, "0.0001"),
     ],
 )
-def test_a_video_that_takes_long_or_is_long_is_refused(change, words):
+def test_a_video_that_is_long_or_large_is_refused(change, words):
     with pytest.raises(ImageError, match=words):
         read_clip(hostile.movie(), FILE_LIMITS._replace(**change))
 
@@ -134,7 +133,7 @@ def test_one_program_decodes_all_videos_each_in_a_process_of_its_own_and_is_star
     clip = read_clip(hostile.movie())
     program = frames.DECODERS._program
     with pytest.raises(ImageError, match="0 s of processor time"):
-        read_clip(hostile.movie(), FILE_LIMITS._replace(seconds=0))
+        read_clip(hostile.movie(60, (1280, 704)), FILE_LIMITS._replace(seconds=0))  # the kernel looks at each tick
     with pytest.raises(ImageError, match="shorter"):
         read_clip(hostile.movie(), FILE_LIMITS._replace(clip_megapixels=1e-3))
     again = read_clip(hostile.movie())
