@@ -15,11 +15,10 @@ from k2jax.agents.collect.engine_socket import EngineSocketClient
 from k2jax.agents.collect.routing import Policy, RoutedClient, Router
 from k2jax.agents.collect.wire_messages import Key
 from k2jax.agents.collect.worker import Waits, made_by
-from k2jax.agents.environment import Environment, EnvironmentMaker, Message, Observation, Services, Step
+from k2jax.agents.environment import Environment, EnvironmentMaker
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey, spawned_seed
 from k2jax.agents.registry import environments, toolsets
-from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.spawning import Spawner
@@ -109,7 +108,8 @@ class EpisodeRunner:
         """See ``Runner.run``."""
         episode = EpisodeKey("train", *key)
         client = _TimedClient(self._subagents if spawner.path else self._client)
-        environment = _TimedEnvironment(self._environments.make(task))
+        environment, watch = self._environments.make(task), _Stopwatch()
+        watch.watch(environment)
         trajectory = await run_episode(
             task,
             client,
@@ -128,7 +128,7 @@ class EpisodeRunner:
         if self._scorer is not None and task.verifier and trajectory.status in ("finished", "truncated"):
             await self._prepare_scoring(task)
             await self._scorer.judge(task, trajectory)
-        return trajectory, Waits(client.seconds, environment.seconds, time.monotonic() - began)
+        return trajectory, Waits(client.watch.seconds, watch.seconds, time.monotonic() - began)
 
     async def _open_client(self) -> Client:
         if self._engines:
@@ -148,66 +148,38 @@ class EpisodeRunner:
                 self._with_sandbox = True
 
 
+class _Stopwatch:
+    """Knows how long one episode has waited for something [s]."""
+
+    def __init__(self):
+        self.seconds, self._runs = 0.0, False
+
+    async def timed(self, waiting: Awaitable[Any]) -> Any:
+        """What is waited for; what that waits for itself counts once."""
+        if self._runs:
+            return await waiting
+        self._runs, began = True, time.monotonic()
+        try:
+            return await waiting
+        finally:
+            self._runs = False
+            self.seconds += time.monotonic() - began
+
+    def watch(self, environment: Environment) -> None:
+        """Times what an episode calls of its environment, which no other has."""
+        for name in ("reset", "step", "close", "open_workspace", "collect"):
+            method = getattr(environment, name)
+            setattr(environment, name, lambda *arguments, method=method: self.timed(method(*arguments)))
+
+
 class _TimedClient(Client):
-    """A client that knows how long one episode has waited for it."""
+    """A client, which all episodes share, for one of them."""
 
     def __init__(self, client: Client):
-        self._client, self.seconds = client, 0.0
+        self._client, self.watch = client, _Stopwatch()
 
     async def generate(self, prompt: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
-        return await self._timed(self._client.generate(prompt, sampling, **options))
+        return await self.watch.timed(self._client.generate(prompt, sampling, **options))
 
     async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
-        return await self._timed(self._client.score(ids, start, media))
-
-    async def _timed(self, waiting: Awaitable[Any]) -> Any:
-        began = time.monotonic()
-        try:
-            return await waiting
-        finally:
-            self.seconds += time.monotonic() - began
-
-
-class _TimedEnvironment(Environment):
-    """An environment that knows how long its episode has waited for it."""
-
-    def __init__(self, environment: Environment):
-        self._environment, self.seconds = environment, 0.0
-
-    @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
-        return self._environment.tools
-
-    @property
-    def folder(self) -> str:  # type: ignore[override]
-        return self._environment.folder
-
-    @property
-    def services(self) -> Services:  # type: ignore[override]
-        return self._environment.services
-
-    @services.setter
-    def services(self, services: Services) -> None:
-        self._environment.services = services
-
-    async def reset(self, task: Task, seed: int) -> Observation:
-        return await self._timed(self._environment.reset(task, seed))
-
-    async def step(self, action: Message) -> Step:
-        return await self._timed(self._environment.step(action))
-
-    async def close(self) -> None:
-        await self._timed(self._environment.close())
-
-    async def open_workspace(self, task: Task, needs: SandboxSpec) -> Sandbox:
-        return await self._timed(self._environment.open_workspace(task, needs))
-
-    async def collect(self) -> Mapping[str, Any]:
-        return await self._timed(self._environment.collect())
-
-    async def _timed(self, waiting: Awaitable[Any]) -> Any:
-        began = time.monotonic()
-        try:
-            return await waiting
-        finally:
-            self.seconds += time.monotonic() - began
+        return await self.watch.timed(self._client.score(ids, start, media))

@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 import contextlib
 import functools
+import importlib.util
 import os
 from pathlib import Path
 import platform
+import shutil
+import subprocess
 import threading
 from typing import ClassVar
 import weakref
@@ -23,9 +26,9 @@ from k2jax.agents.sandbox import cgroup, seccomp
 from k2jax.agents.sandbox.folder import FolderSandbox
 from k2jax.agents.sandbox.images import image_folder
 from k2jax.agents.sandbox.mounts import mounts
-from k2jax.agents.sandbox.process import SandboxProcess
+from k2jax.agents.sandbox.process import SandboxProcess, result_of
 from k2jax.agents.sandbox.spawner_client import Answer, Link
-from k2jax.agents.sandbox.types import MEBI, Capabilities, ExecResult, SandboxError, SandboxSpec
+from k2jax.agents.sandbox.types import Capabilities, Command, ExecResult, SandboxError, SandboxSpec
 from k2jax.errors import UserError
 
 _WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
@@ -138,6 +141,35 @@ class NamespaceBackend(abc.ABC):
         return NamespaceSandbox(link, answer, spec, self)
 
 
+def find_program(kind: str, name: str, wheel: tuple[str, str], option: str, install: str) -> tuple[str, str, str]:
+    """Where an isolating program is.
+
+    Args:
+        kind: what it is called.
+        name: of its file.
+        wheel: module of the wheel that holds it, and its path there.
+        option: with which it is tried.
+        install: how it is installed.
+
+    Returns:
+        Its path, the folder that it is relative to (that of installed packages for the wheel, empty for the system's),
+        and what it prints.
+
+    Raises:
+        UserError: there is none.
+    """
+    spec = importlib.util.find_spec(wheel[0])
+    path, folder = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"), ""
+    if spec is not None and spec.origin:
+        package = Path(spec.origin).parent
+        if (package / wheel[1]).is_file():
+            path, folder = f"{package.name}/{wheel[1]}", str(package.parent)
+    if path is None:
+        raise UserError(f"no {kind} on this machine; {install}")
+    run = subprocess.run([os.path.join(folder, path), option], capture_output=True, text=True)
+    return path, folder, run.stdout + run.stderr
+
+
 def descendants(pid: int) -> set[int]:
     """All processes that descend from one."""
     children: dict[int, list[int]] = {}
@@ -177,53 +209,25 @@ def _abandon(link: Link, number: int, started: Future[Answer]) -> None:
 
 
 class NamespaceSandbox(FolderSandbox):
-    """One sandbox, whose files in /work, /tmp and /dev/shm are within reach; see ``Sandbox``.
-
-    Attributes:
-        capabilities: those of its backend.
-    """
+    """One sandbox, whose files in /work, /tmp and /dev/shm are within reach; see ``Sandbox``."""
 
     def __init__(self, link: Link, opened: Answer, spec: SandboxSpec, backend: NamespaceBackend):
         """Takes over a sandbox that the spawner has made, and the descriptor of its files."""
-        super().__init__(opened.descriptor, _WRITABLE)
-        self.capabilities = backend.capabilities
-        self._link, self._box, self._env = link, opened.record["box"], ENVIRONMENT | dict(spec.env)
-        self._spec, self._backend = spec, backend
+        env = ENVIRONMENT | dict(spec.env)
+        super().__init__(backend.capabilities, env, root=opened.descriptor, places=_WRITABLE)
+        self._link, self._box, self._spec, self._backend = link, opened.record["box"], spec, backend
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        timeout: float = 10.0,
-        output_limit: int = MEBI,
-    ) -> ExecResult:
-        """Runs a command; one that cannot be started has code 127. See ``Sandbox.exec``."""
-        self._files()
-        command = {"argv": list(argv), "cwd": cwd, "env": self._env | dict(env or {})}
-        if (problem := problem_of(command["argv"], cwd, command["env"])) is not None:
-            return ExecResult(127, b"", problem, 0.0)
-        number, future = self._link.ask(
-            "exec", stdin, box=self._box, timeout=timeout, output_limit=output_limit, **command
-        )
+    async def _run(self, command: Command) -> ExecResult:
+        record = command._asdict()
+        number, future = self._link.ask("exec", record.pop("stdin"), box=self._box, **record)
         try:
-            answer = await _answer(future, max(timeout, 0.0) + _GRACE)
+            answer = await _answer(future, max(command.timeout, 0.0) + _GRACE)
         except BaseException:
             with contextlib.suppress(SandboxError):
                 self._link.ask("kill", target=number)
             raise
-        record, size = answer.record, answer.record["stdout"]
-        return ExecResult(
-            code=record["code"],
-            stdout=answer.payload[:size],
-            stderr=answer.payload[size:],
-            seconds=record["seconds"],
-            timed_out=record["timed_out"],
-            out_of_memory=record["out_of_memory"],
-            truncated=record["truncated"],
-        )
+        size = answer.record["stdout"]
+        return result_of(answer, answer.payload[:size], answer.payload[size:])
 
     async def start(
         self, argv: Sequence[str], *, cwd: str = "/work", env: Mapping[str, str] | None = None, first: bool = False
@@ -239,28 +243,19 @@ class NamespaceSandbox(FolderSandbox):
         Raises:
             SandboxError: the sandbox failed. A program that cannot be started is one that ends at once.
         """
-        self._files()
-        command = {"argv": list(argv), "cwd": cwd, "env": self._env | dict(env or {})}
-        if (problem := problem_of(command["argv"], cwd, command["env"])) is not None:
+        self._check_open()
+        command = Command(list(argv), b"", cwd, self._env | dict(env or {}), 0.0, 0)
+        if (problem := self._problem(command)) is not None:
             raise SandboxError(problem.decode())
         ended: Future[Answer] = Future()
-        number, future = self._link.ask("start", later=ended, box=self._box, first=first, **command)
+        record = {"argv": command.argv, "cwd": cwd, "env": command.env, "first": first}
+        number, future = self._link.ask("start", later=ended, box=self._box, **record)
         try:
             answer = await _answer(future, _GRACE)
         except BaseException:
             future.add_done_callback(functools.partial(_abandon, self._link, number))
             raise
         return SandboxProcess(self._link, number, answer.descriptor, ended)
-
-    async def end_all(self) -> None:
-        """Ends every command and program that runs inside; the files stay.
-
-        Raises:
-            SandboxError: the sandbox failed.
-        """
-        self._files()
-        _, future = self._link.ask("end", box=self._box)
-        await _answer(future, _GRACE)
 
     async def snapshot(self) -> bytes:
         """All files in /work, /tmp and /dev/shm, for ``fork``; what runs is not part of it.
@@ -298,19 +293,3 @@ class NamespaceSandbox(FolderSandbox):
         with contextlib.suppress(SandboxError):  # a spawner that has ended took everything with it
             _, future = self._link.ask("close", box=self._box)
             await _answer(future, _GRACE)
-
-
-def problem_of(argv: list[str], cwd: str, env: Mapping[str, str]) -> bytes | None:
-    """Why the kernel would take no such command; None where it would."""
-    if not argv:
-        return b"there is no command"
-    for word in [*argv, cwd, *env, *env.values()]:
-        if "\0" in word:
-            return b"a word of the command holds a null character"
-        try:
-            os.fsencode(word)
-        except UnicodeEncodeError:
-            return b"a word of the command holds a character that UTF-8 does not"
-    if any(not name or "=" in name for name in env):
-        return b"a variable has no name"
-    return None

@@ -64,7 +64,6 @@ class Box:
             raise
         self.jobs: set[RunningCommand] = set()
         self.closing: int | None = None
-        self.ending: list[int] = []
 
     def memory_kills(self) -> int:
         """How many processes have been killed for memory so far."""
@@ -104,8 +103,7 @@ class SandboxSpawner:
     Kinds: ``open`` (limits, read_only, image) gives a sandbox's number and a descriptor of its files; ``exec`` (box,
     argv, cwd, env, timeout, output_limit; the payload is stdin) gives a result whose payload is both outputs; ``start``
     (box, argv, cwd, env, first) gives the descriptor of a socket to a program that goes on, and at its end a result
-    whose payload is its error output; ``kill``
-    (target) ends either early and has no answer; ``end`` (box) ends all of them; ``close`` (box).
+    whose payload is its error output; ``kill`` (target) ends either early and has no answer; ``close`` (box).
     """
 
     def __init__(
@@ -256,7 +254,7 @@ class SandboxSpawner:
                 self._end_orphans()
             box.jobs.discard(job)
             self._answer(request, result, outputs)
-            self._when_quiet(box)
+            self._remove_when_quiet(box)
 
         def release(pid: int) -> None:
             set_limits(pid, late, self._stage.user)
@@ -281,29 +279,16 @@ class SandboxSpawner:
         if message.record["target"] in self._jobs:
             self._jobs[message.record["target"]].kill()
 
-    def _end(self, message: wire.Message) -> None:
-        box = self._boxes[message.record["box"]]
-        box.ending.append(message.record["request"])
-        self._kill_all(box)
-
     def _close(self, message: wire.Message) -> None:
         box = self._boxes.pop(message.record["box"])
         box.closing = message.record["request"]
-        self._kill_all(box)
-
-    def _kill_all(self, box: Box) -> None:
         for job in box.jobs:
             job.kill()
-        self._when_quiet(box)
+        self._remove_when_quiet(box)
 
-    def _when_quiet(self, box: Box) -> None:
-        """Answers those who wait until nothing runs in a sandbox."""
-        if box.jobs:
-            return
-        for request in box.ending:
-            self._answer(request, {})
-        box.ending.clear()
-        if box.closing is not None:
+    def _remove_when_quiet(self, box: Box) -> None:
+        """Answers who closes a sandbox when nothing runs in it any more."""
+        if box.closing is not None and not box.jobs:
             box.remove()
             self._answer(box.closing, {})
 

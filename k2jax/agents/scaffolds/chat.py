@@ -29,7 +29,7 @@ class ChatScaffold:
         self._context, self._threshold = context, tokens
 
     async def run(self, rollout: Rollout, environment: Environment, sampling: Sampling) -> None:
-        """See ``Scaffold.run``."""
+        """See ``k2jax.agents.scaffolds``."""
         trajectory, budget = rollout.trajectory, rollout.task.budget
         if self._context != "none" and budget.steps is None and budget.tokens is None:
             raise UserError(

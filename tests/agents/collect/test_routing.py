@@ -145,7 +145,7 @@ def test_what_engines_say_of_their_caches_is_observed(tmp_path):
 
 
 def test_admission_settles_below_the_pressure_of_a_cache():
-    admission, room = Admission(4, increase=2, decrease=0.7), 100
+    admission, room = Admission(4, increase=2), 100
     limits = []
     for _ in range(300):
         admission.observe(admission.limit / room, admission.limit)
