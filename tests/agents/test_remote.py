@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 
-import aiohttp
 import pytest
 
 from k2jax.agents import Observation, Step
@@ -18,7 +17,7 @@ from k2jax.agents.registry import environments, oracles
 from k2jax.agents.scripted import null_policy, play, said
 from k2jax.config.schema import TaskConfig
 from k2jax.errors import UserError
-from tests.agents.remote_server import BEARER, KEY, listed, served, until
+from tests.agents.remote_server import KEY, listed, served, until
 
 
 class Wayward(Environment):
@@ -146,28 +145,6 @@ def test_a_server_that_is_full_or_gone_is_an_infrastructure_error_and_places_com
         await environment.close()
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    "reply",
-    ["", "[]", "{}", '{"step": {}, "tools": []}',
-     '{"step": {"observation": [1], "info": {}}, "tools": []}',
-     '{"step": {"observation": [], "terminated": true, "truncated": false, "info": []}, "tools": []}',
-     "[" * 100_000],
-)  # fmt: skip
-def test_a_reply_that_is_none_is_an_infrastructure_error(reply):
-    with pytest.raises(EnvironmentFailedError, match="reply is none"):
-        asyncio.run(RemoteEnvironment()._read(reply))
-
-
-def test_web_pages_are_refused():
-    async def use(url, server):
-        async with aiohttp.ClientSession() as session:
-            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-                await session.ws_connect(url, headers={"Origin": "https://example.org", **BEARER})
-        return refused.value.status
-
-    assert served(use) == 403
 
 
 def test_steps_are_read_as_they_are_written_and_wrong_addresses_refused():

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 from pathlib import Path
@@ -87,24 +88,21 @@ async def ask(socket, text):
     return json.loads((await socket.receive(timeout=20)).data)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Authorization": "Bearer "},
-        {"Authorization": f"Bearer {KEY}x"},
-        {"Authorization": KEY},
-        {"Authorization": f"Basic {KEY}"},
-        {"Cookie": f"key={KEY}"},
-    ],
+STRANGERS = (
+    *(({"Authorization": value}, 401) for value in ("Bearer ", f"Bearer {KEY}x", KEY, f"Basic {KEY}")),
+    ({}, 401),
+    ({"Cookie": f"key={KEY}"}, 401),
+    ({"Origin": "https://example.org", **BEARER}, 403),
 )
-def test_without_the_key_nobody_has_a_session_not_even_on_this_machine(headers):
+
+
+def test_without_the_key_nobody_has_a_session_not_even_on_this_machine_and_no_web_page_has_one():
     async def use(url, server):
         async with aiohttp.ClientSession() as session:
-            for query in ("", f"?key={KEY}"):
+            for (headers, status), query in itertools.product(STRANGERS, ("", f"?key={KEY}")):
                 with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
                     await session.ws_connect(url + "/" + query, headers=headers)
-                assert refused.value.status == 401 and server.sessions == 0
+                assert refused.value.status == status and server.sessions == 0, headers
 
     served(use)
     with pytest.raises(ValueError, match="needs a key"):

@@ -18,7 +18,7 @@ from k2jax.agents.registry import verifiers
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import FAILED
 from k2jax.agents.verifier_pool import verifier_messages as frames
-from k2jax.agents.verifier_pool.blame import ANSWER, BUSY, UNCLEAR
+from k2jax.agents.verifier_pool.verifier_messages import ANSWER, BUSY, UNCLEAR
 from k2jax.errors import UserError
 from k2jax.trajectory import Reward, Trajectory
 

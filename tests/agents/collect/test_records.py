@@ -54,18 +54,14 @@ starts = st.builds(StartOrder, numbers, numbers, numbers)
 started_ends = st.builds(StartedEnd, numbers, numbers, st.none() | places, st.text(max_size=5))
 
 
-@given(orders | starts | started_ends)
-def test_orders_survive_the_wire(order):
-    assert type(order).unpack(order.pack()) == order
-
-
 counts = dict.fromkeys(("number", "tokens", "turns", "calls"), numbers)
 times = dict.fromkeys(("seconds", "engine", "environment", "scoring"), seconds)
+reports = st.builds(LeaseReport, place=places, status=statuses, reward=rewards, **counts, **times)
 
 
-@given(st.builds(LeaseReport, place=places, status=statuses, reward=rewards, **counts, **times))
-def test_reports_survive_the_wire(report):
-    assert LeaseReport.unpack(report.pack()) == report
+@given(orders | starts | started_ends | reports)
+def test_records_survive_the_wire(record):
+    assert type(record).unpack(record.pack()) == record
 
 
 @given(

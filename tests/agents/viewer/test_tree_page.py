@@ -51,7 +51,7 @@ def boxes(page):
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(forests())
 def test_a_node_is_as_high_as_it_has_paths_and_begins_where_its_parent_ends(tmp_path_factory, trajectory):
     paths = [trajectory.path(leaf) for leaf in trajectory.leaves()]
