@@ -116,13 +116,11 @@ def test_the_key_is_in_no_task_no_message_and_no_error(caplog):
     assert not any(KEY in text for text in (task.to_json(), request, repr(failure.value), caplog.text))
 
 
-def test_a_wrong_key_is_the_user_s_mistake_and_is_not_shown():
-    async def use(url, server):
+async def test_a_wrong_key_is_the_user_s_mistake_and_is_not_shown():
+    async with served() as (url, _):
         with listed(url, key="another-key"), pytest.raises(UserError, match="need another key") as mistake:
             await RemoteEnvironment().reset(a_task(url), 0)
-        return str(mistake.value)
-
-    assert "another-key" not in served(use)
+        assert "another-key" not in str(mistake.value)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +250,9 @@ def test_large_replies_of_many_values_take_no_more_memory_than_their_text(tmp_pa
     assert int(done.stdout) < 200, f"{done.stdout} MiB"
 
 
-def test_an_answer_that_cannot_be_sent_is_an_infrastructure_error():
-    async def use(url, server):
+async def test_an_answer_that_cannot_be_sent_is_an_infrastructure_error():
+    async with served() as (url, _):
         environment = RemoteEnvironment()
         await environment.reset(remote(a_task(), url), 0)
         with pytest.raises(EnvironmentFailedError, match="cannot be sent"):
             await environment.step({**said(""), "content": "x" * (9 << 20)})
-
-    served(use)

@@ -136,6 +136,11 @@ def survivors(name):
     return processes_below(link._process.pid) if link is not None else set()
 
 
+def processes_of(sandbox):
+    """The same of a sandbox of this machine."""
+    return processes_below(sandbox._link._process.pid)
+
+
 def own_descriptors():
     """How many descriptors this process has open."""
     return len(os.listdir("/proc/self/fd"))

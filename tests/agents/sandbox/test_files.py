@@ -13,7 +13,7 @@ import pytest
 
 from k2jax.agents.sandbox import Limits, SandboxError
 from k2jax.agents.sandbox.files import list_folder, read_file, write_file
-from tests.agents.sandbox.backends import ALL, NAMESPACES, SPEC, in_sandbox, python
+from tests.agents.sandbox.backends import ALL, NAMESPACES, SPEC, in_sandbox, python, sandboxed
 
 every_backend = pytest.mark.parametrize("name", ALL, indirect=True)
 every_isolated_backend = pytest.mark.parametrize("name", NAMESPACES, indirect=True)
@@ -173,14 +173,12 @@ except OSError: pass
     assert with_files(name, code, use, spec=spec) == ["fill"]
 
 
-@every_isolated_backend
-def test_the_program_owns_what_is_written_from_outside(name):
-    async def use(sandbox):
-        await sandbox.write("a/b/file", b"x")
-        await sandbox.write("/tmp/file", b"x")
-        return await sandbox.exec(["sh", "-c", "echo y >> a/b/file && rm -r a && echo z > /tmp/file && umask && ls"])
-
-    assert in_sandbox(name, use).stdout == b"0022\n"
+@sandboxed(NAMESPACES)
+async def test_the_program_owns_what_is_written_from_outside(sandbox):
+    await sandbox.write("a/b/file", b"x")
+    await sandbox.write("/tmp/file", b"x")
+    script = "echo y >> a/b/file && rm -r a && echo z > /tmp/file && umask && ls"
+    assert (await sandbox.exec(["sh", "-c", script])).stdout == b"0022\n"
 
 
 PATHS = st.lists(st.sampled_from(["a", "b", "link", "loop", "up", "..", ".", "", "secret.txt"]), max_size=6)

@@ -12,7 +12,16 @@ import threading
 import time
 
 from k2jax.agents.sandbox.hostile import LIMITS
-from tests.agents.sandbox.backends import SPEC, backend, in_sandbox, python, survivors
+from tests.agents.sandbox.backends import (
+    NAMESPACES,
+    SPEC,
+    backend,
+    in_sandbox,
+    processes_of,
+    python,
+    sandboxed,
+    survivors,
+)
 from tests.agents.sandbox.hostile_programs import command_of, every_backend, is_running, processes
 
 SMALL = dataclasses.replace(SPEC, limits=LIMITS)
@@ -62,21 +71,17 @@ def test_commands_outlive_the_thread_that_asked_for_them(name):
     assert [result.stdout for result in results] == [b"slept\n"] * 2
 
 
-@every_backend
-def test_no_time_limit_is_too_long_or_too_short(name):
+@sandboxed(NAMESPACES)
+async def test_no_time_limit_is_too_long_or_too_short(sandbox):
     """Before the first process of a command's namespace is known, nobody but the spawner can end it."""
-
-    async def use(sandbox):
-        for timeout in (1e308, 1e10, float("inf")):
-            assert (await sandbox.exec(["/bin/echo", "here"], timeout=timeout)).stdout == b"here\n"
-        for timeout in (-1e308, -1.0, *((number % 4) / 1000 for number in range(40))):
-            assert (await sandbox.exec(["/bin/sleep", "5"], timeout=timeout)).timed_out
-        end = time.monotonic() + 3
-        while survivors(name) and time.monotonic() < end:
-            await asyncio.sleep(0.01)
-        assert not survivors(name)
-
-    in_sandbox(name, use)
+    for timeout in (1e308, 1e10, float("inf")):
+        assert (await sandbox.exec(["/bin/echo", "here"], timeout=timeout)).stdout == b"here\n"
+    for timeout in (-1e308, -1.0, *((number % 4) / 1000 for number in range(40))):
+        assert (await sandbox.exec(["/bin/sleep", "5"], timeout=timeout)).timed_out
+    end = time.monotonic() + 3
+    while processes_of(sandbox) and time.monotonic() < end:
+        await asyncio.sleep(0.01)
+    assert not processes_of(sandbox)
 
 
 @every_backend
@@ -150,16 +155,13 @@ def test_a_flood_of_output_is_cut_and_needs_no_memory(name):
 
 
 @every_backend
-def test_many_attacks_at_once_leave_each_other_alone(name):
+async def test_many_attacks_at_once_leave_each_other_alone(name):
     codes = ["while True: pass", "import os\nwhile True:\n try: os.fork()\n except OSError: pass", "print('fine')"]
 
     async def one(code):
         async with await backend(name).open(SMALL) as sandbox:
             return await sandbox.exec(python(code), timeout=3.0)
 
-    async def run():
-        return await asyncio.gather(*(one(code) for code in codes * 2))
-
-    results = asyncio.run(run())
+    results = await asyncio.gather(*(one(code) for code in codes * 2))
     assert [result.timed_out for result in results] == [True, True, False] * 2
     assert results[2].stdout == results[5].stdout == b"fine\n"

@@ -140,20 +140,17 @@ def test_a_pod_that_does_not_start_is_a_failure_of_the_sandbox_and_is_deleted(im
 
 
 @pytest.mark.slow
-def test_a_pod_that_somebody_deletes_is_a_failure_of_the_sandbox():
-    async def run():
-        sandbox = await open_sandbox("kubernetes")
-        running = asyncio.create_task(sandbox.exec(["sleep", "30"], timeout=30))
-        await asyncio.sleep(0.5)
-        core = sandbox._clients.core
-        await core.delete_namespaced_pod_without_preload_content(sandbox.name, "k2jax-sandboxes")
-        with pytest.raises(SandboxError):
-            await running
-        with pytest.raises(SandboxError):
-            await sandbox.exec(["true"])
-        await sandbox.close()
-
-    asyncio.run(run())
+async def test_a_pod_that_somebody_deletes_is_a_failure_of_the_sandbox():
+    sandbox = await open_sandbox("kubernetes")
+    running = asyncio.create_task(sandbox.exec(["sleep", "30"], timeout=30))
+    await asyncio.sleep(0.5)
+    core = sandbox._clients.core
+    await core.delete_namespaced_pod_without_preload_content(sandbox.name, "k2jax-sandboxes")
+    with pytest.raises(SandboxError):
+        await running
+    with pytest.raises(SandboxError):
+        await sandbox.exec(["true"])
+    await sandbox.close()
 
 
 @pytest.mark.slow
