@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from k2jax.agents.collect.engine_socket import EngineSocketClient
-from k2jax.agents.collect.routing import Policy, RoutedClient, Router
+from k2jax.agents.collect.routing import RoutedClient, Router
 from k2jax.agents.collect.wire_messages import Key
 from k2jax.agents.collect.worker import Waits, made_by
 from k2jax.agents.environment import Environment, EnvironmentMaker
@@ -40,7 +40,6 @@ class EpisodeRunner:
         seed: of the run.
         sampling: of each class of tasks, the fields of ``Sampling`` by name.
         engines: paths of the sockets of engines with the same weights, or none.
-        routing: which of several engines gets a request.
         url: of an OpenAI-compatible server that takes token ids, or empty.
         model: its name on the server.
         token_cap: tokens after which an episode pauses and its worker takes the oldest one; 0 is no cap.
@@ -61,7 +60,6 @@ class EpisodeRunner:
         seed: int,
         sampling: Mapping[str, Mapping[str, Any]],
         engines: Sequence[str] = (),
-        routing: Policy = "cache_aware",
         url: str = "",
         model: str = "",
         token_cap: int = 0,
@@ -77,7 +75,7 @@ class EpisodeRunner:
         self._chat = configured_chat(self._tokenizer, chat)
         self._seed, self._token_cap = seed, token_cap
         self._sampling = {kind: Sampling(**fields) for kind, fields in sampling.items()}
-        self._engines, self._routing, self._url, self._model = engines, routing, url, model
+        self._engines, self._url, self._model = engines, url, model
         self._images = images
         self._scoring = None if scoring is None else {"sandbox": sandbox, **scoring}
         self._media: MediaReader | None = None
@@ -135,7 +133,7 @@ class EpisodeRunner:
             clients = [EngineSocketClient(path) for path in self._engines]
             for client in clients:
                 self._opened.push_async_callback(client.close)
-            return RoutedClient(clients, Router(len(clients), self._routing)) if len(clients) > 1 else clients[0]
+            return RoutedClient(clients, Router(len(clients))) if len(clients) > 1 else clients[0]
         key = os.environ.get("OPENAI_API_KEY")
         client = HTTPClient(self._url, self._model, api_key=key, version=0)  # its weights do not change
         return await self._opened.enter_async_context(client)

@@ -65,7 +65,6 @@ class RolloutManager:
         options: of the maker, JSON values.
         workers: processes.
         capacity: coroutines of each.
-        attempts: failures of the infrastructure after which a task is masked.
         trace: receives what happens to leases; None for no trace.
         admission: how many tasks may run at a time; None for as many as the workers hold.
         launcher: starts workers, on this machine by default.
@@ -86,7 +85,6 @@ class RolloutManager:
         options: Mapping[str, Any],
         workers: int = 2,
         capacity: int = 4096,
-        attempts: int = 3,
         admission: Admission | None = None,
         launcher: WorkerLauncher | None = None,
         trace: ChromeTrace | None = None,
@@ -95,7 +93,7 @@ class RolloutManager:
             raise UserError("a collection needs at least one worker, and each a capacity of at least one")
         self._folder, self._workers, self._capacity = Path(folder), workers, capacity
         self._job = {"runner": runner, "options": dict(options)}
-        self._table = LeaseTable(attempts)
+        self._table = LeaseTable()
         self._admission, self._trace, self._launcher = admission, trace, launcher or LocalLauncher()
         self._lines: dict[Key, int] = {}
         self._started: dict[tuple[int, ...], tuple[int, StartOrder]] = {}  # by name: the starter's shard

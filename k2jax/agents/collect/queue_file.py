@@ -42,13 +42,13 @@ def write_tasks(folder: Path | str, tasks: Iterable[tuple[str, Task]]) -> None:
     write_atomic(path, data)
 
 
-def queued_samples(folder: Path | str, samples: int, step: int = 0) -> Iterator[QueuedTask]:
+def queued_samples(folder: Path | str, samples: int) -> Iterator[QueuedTask]:
     """``samples`` episodes of every task in the file, the first task's first."""
     offset = 0
     with open(Path(folder) / FILE, "rb") as file:
         for prompt, line in enumerate(file):
             for sample in range(samples):
-                yield QueuedTask((step, prompt, sample), offset)
+                yield QueuedTask((0, prompt, sample), offset)
             offset += len(line)
 
 

@@ -167,7 +167,8 @@ class EnvironmentServer:
                     connection.request_read()
                 del text
                 step = await episode.ask(request)
-                return await write_message({"step": write_step(step), "tools": list(episode.tools)})
+                reply = {"step": write_step(step), "tools": list(episode.tools)}
+                return await asyncio.to_thread(write_message, reply)
         except UserError as error:
             return await _error("user", str(error))
         except TimeoutError:
@@ -178,7 +179,7 @@ class EnvironmentServer:
 
 async def _error(kind: str, message: str) -> str:
     text = message[:_LONGEST_REASON].encode(errors="replace").decode()
-    return await write_message({"error": {"kind": kind, "message": text}})
+    return await asyncio.to_thread(write_message, {"error": {"kind": kind, "message": text}})
 
 
 class _Episode:
@@ -197,7 +198,7 @@ class _Episode:
         """The request in a text, which takes ``size`` bytes of the room until the next one comes."""
         self._room.give(self._request_size)
         self._request_size = size
-        return await read_request(text)
+        return await asyncio.to_thread(read_request, text)
 
     async def ask(self, request: EnvironmentRequest) -> Step:
         if request.task is not None:
