@@ -54,6 +54,18 @@ _LONGEST_REASON = 500  # characters of what went wrong
 class EnvironmentServer:
     """Episodes of many clients, each in an environment of its own.
 
+    Args:
+        maker: of the environments.
+        key: that every client has to show.
+        offer: what tasks may name; by default what works in their sandboxes.
+        limit: sessions at a time; a further one is refused.
+        timeout: wall time of one reset or step [s].
+        idle: time without a request after which a session ends [s].
+        memory: of all clients' tasks, actions and replies together [bytes].
+
+    Raises:
+        ValueError: the key is empty.
+
     Attributes:
         sessions: connections with the key that are open.
     """
@@ -69,20 +81,6 @@ class EnvironmentServer:
         idle: float = 3600.0,
         memory: int = 128 * MEBI,
     ):
-        """Opens nothing.
-
-        Args:
-            maker: of the environments.
-            key: that every client has to show.
-            offer: what tasks may name; by default what works in their sandboxes.
-            limit: sessions at a time; a further one is refused.
-            timeout: wall time of one reset or step [s].
-            idle: time without a request after which a session ends [s].
-            memory: of all clients' tasks, actions and replies together [bytes].
-
-        Raises:
-            ValueError: the key is empty.
-        """
         if not key:
             raise ValueError("a server of environments needs a key")
         self._maker, self._keys, self._offer = maker, ApiKeys([key]), offer or Offer()

@@ -76,21 +76,19 @@ class E2BOptions:
 class E2BBackend:
     """Opens machines without internet access.
 
+    Args:
+        options: None for those of the environment.
+        images: how names of templates must begin that specs may name; see ``image_name``.
+
+    Raises:
+        UserError: the client is not installed, or there is no key.
+
     Attributes:
         capabilities: the machine's memory and disk are those of its template; commands have limits of their own too.
         options: see ``E2BOptions``.
     """
 
     def __init__(self, options: E2BOptions | None = None, *, images: str = ""):
-        """Looks for the client.
-
-        Args:
-            options: None for those of the environment.
-            images: how names of templates must begin that specs may name; see ``image_name``.
-
-        Raises:
-            UserError: the client is not installed, or there is no key.
-        """
         if importlib.util.find_spec("httpx") is None:
             raise UserError(f"no package httpx on this machine; {INSTALL_HTTP}")
         self.options = options or E2BOptions.from_environment()

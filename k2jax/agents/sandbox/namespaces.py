@@ -48,6 +48,13 @@ _GRACE = 30.0
 class NamespaceBackend(abc.ABC):
     """Opens sandboxes of namespaces; its spawner starts with the first of them and ends with this object.
 
+    Args:
+        images: folder of the unpacked root file systems that specs may name; see ``image_folder``.
+        groups: whether control groups are used where there are any.
+
+    Raises:
+        UserError: it is not installed, or there is no filter of system calls for this machine.
+
     Attributes:
         capabilities: memory and processes are limited by control groups where this user can make them, else by limits
             of each process.
@@ -57,15 +64,6 @@ class NamespaceBackend(abc.ABC):
     kind: ClassVar[str]
 
     def __init__(self, *, images: str = "", groups: bool = True):
-        """Looks for the program.
-
-        Args:
-            images: folder of the unpacked root file systems that specs may name; see ``image_folder``.
-            groups: whether control groups are used where there are any.
-
-        Raises:
-            UserError: it is not installed, or there is no filter of system calls for this machine.
-        """
         if not seccomp.supported():
             raise UserError(f"the {self.kind} backend knows x86_64 and aarch64 only, not {platform.machine()}")
         self._program, self._folder = self._find()

@@ -71,6 +71,9 @@ _MOST_NAMES = 1 << 25
 class CommandOutputs:
     """What a running command has written, up to a limit for each output.
 
+    Args:
+        limit: bytes that are kept of each output.
+
     Attributes:
         begun: set when the command has started.
         stdout: its output.
@@ -79,11 +82,6 @@ class CommandOutputs:
     """
 
     def __init__(self, limit: int):
-        """Starts empty.
-
-        Args:
-            limit: bytes that are kept of each output.
-        """
         self.begun = asyncio.Event()
         self.stdout, self.stderr, self.truncated = bytearray(), bytearray(), False
         self._limit = limit
@@ -96,17 +94,16 @@ class CommandOutputs:
 
 
 class RemoteSandbox(Sandbox):
-    """A sandbox on another machine; see ``Sandbox``. Commands wait for each other; see the module."""
+    """A sandbox on another machine; see ``Sandbox``. Commands wait for each other; see the module.
+
+    Args:
+        spec: what it was made of.
+        capabilities: those of its backend.
+        python: the interpreter inside that reads and writes files.
+        limits: ``processes`` and ``memory`` of each command, where the machine itself has none.
+    """
 
     def __init__(self, spec: SandboxSpec, capabilities: Capabilities, *, python: str, limits: Mapping[str, int]):
-        """Describes a sandbox that is running.
-
-        Args:
-            spec: what it was made of.
-            capabilities: those of its backend.
-            python: the interpreter inside that reads and writes files.
-            limits: ``processes`` and ``memory`` of each command, where the machine itself has none.
-        """
         super().__init__(capabilities, ENVIRONMENT | dict(spec.env))
         self._python = python
         self._limits = [limits.get("processes", 0), limits.get("memory", 0) >> 10, spec.limits.open_files]

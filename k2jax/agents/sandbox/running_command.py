@@ -25,6 +25,17 @@ _MOST_STATUS = 1 << 16
 class RunningCommand:
     """Watches one command from the spawner's loop.
 
+    Args:
+        selector: calls the functions that are registered with it.
+        child: the command; its descriptors are closed here.
+        stdin: its input; empty where that is a connection.
+        launcher: what has started it.
+        box: the sandbox it runs in.
+        timeout: from now [s].
+        output_limit: bytes that are kept of each output.
+        release: called with the pid of the namespace's first process where the command waits for it.
+        done: called once, at the end, with the record of the result and both outputs.
+
     Attributes:
         pids: of the isolating program and, once it is known, of the first process of the command's namespace.
         deadline: the moment of its time limit, on the monotonic clock [s].
@@ -44,19 +55,6 @@ class RunningCommand:
         release: Callable[[int], None],
         done: Callable[[dict[str, Any], bytes], None],
     ):
-        """Takes over a command that has just started.
-
-        Args:
-            selector: calls the functions that are registered with it.
-            child: the command; its descriptors are closed here.
-            stdin: its input; empty where that is a connection.
-            launcher: what has started it.
-            box: the sandbox it runs in.
-            timeout: from now [s].
-            output_limit: bytes that are kept of each output.
-            release: called with the pid of the namespace's first process where the command waits for it.
-            done: called once, at the end, with the record of the result and both outputs.
-        """
         self.box, self._launcher = box, launcher
         self._selector, self._child, self._done, self._release = selector, child, done, release
         self._started = time.monotonic()

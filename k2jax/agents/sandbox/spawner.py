@@ -104,20 +104,18 @@ class SandboxSpawner:
     argv, cwd, env, timeout, output_limit; the payload is stdin) gives a result whose payload is both outputs; ``start``
     (box, argv, cwd, env, first) gives the descriptor of a socket to a program that goes on, and at its end a result
     whose payload is its error output; ``kill`` (target) ends either early and has no answer; ``close`` (box).
+
+    Args:
+        connection: a Unix socket.
+        stage: where files are.
+        program: path of the isolating program.
+        launcher: how it is called.
+        groups: whether to use control groups.
     """
 
     def __init__(
         self, connection: socket.socket, stage: SandboxStage, program: str, *, launcher: Launcher, groups: bool
     ):
-        """Serves one connection.
-
-        Args:
-            connection: a Unix socket.
-            stage: where files are.
-            program: path of the isolating program.
-            launcher: how it is called.
-            groups: whether to use control groups.
-        """
         self._connection, self._stage = connection, stage
         self._program, self._launcher = program, launcher
         self._groups = cgroup.GroupPool(cgroup.hold(cgroup.find()) if groups else {}, f"{os.getpid()}-")

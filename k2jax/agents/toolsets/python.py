@@ -25,20 +25,18 @@ class PythonTool(FunctionTools):
     """Runs cells of Python one after another in one interpreter: this program's, or that of the task's image.
 
     Variables, imports and definitions last until a cell ends the process or needs more than its time.
+
+    Args:
+        timeout: wall time of one cell [s].
+        packages: installed packages of this program that cells can import beside the standard library.
+
+    Raises:
+        UserError: a package is not installed.
     """
 
     needs_sandbox = True
 
     def __init__(self, timeout: float = 30.0, packages: tuple[str, ...] = ()):
-        """An interpreter.
-
-        Args:
-            timeout: wall time of one cell [s].
-            packages: installed packages of this program that cells can import beside the standard library.
-
-        Raises:
-            UserError: a package is not installed.
-        """
         super().__init__([self.python])
         self._timeout = timeout
         shown = host_packages(packages)
