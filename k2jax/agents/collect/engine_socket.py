@@ -184,7 +184,6 @@ class EngineServer:
         self._client, self._load, self._interval = client, load, interval
         self._media = media
         self._connections: set[_Served] = set()
-        self.requests = 0
 
     async def serve(self, path: str | Path, ready: Callable[[], None] = lambda: None) -> None:
         """Listens until it is cancelled."""
@@ -237,7 +236,6 @@ class _Served:
     def _on_frame(self, kind: int, body: bytes) -> None:
         (number,) = NUMBER.unpack_from(body)
         if kind in (EngineMessage.REQUEST, EngineMessage.SCORE):
-            self._server.requests += 1
             answering = asyncio.ensure_future(self._answer(number, kind, body))
             self._running[number] = answering
             answering.add_done_callback(lambda _: self._running.pop(number))

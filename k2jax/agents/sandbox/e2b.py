@@ -186,13 +186,13 @@ class E2BSandbox(RemoteSandbox):
             SandboxError: the machine runs no commands.
         """
         argv = ["/bin/sh", "-c", _MAKE_FOLDERS, "sh", self._user]
-        if (code := await self._run(argv, b"", CommandOutputs(0), user="root")) != 0:
+        if (code := await self._as_user(argv, b"", CommandOutputs(0), user="root")) != 0:
             raise SandboxError(f"the machine has no /work: code {code}")
 
     async def _stream(self, argv: list[str], stdin: bytes, outputs: CommandOutputs) -> int:
-        return await self._run(argv, stdin, outputs, user=self._user)
+        return await self._as_user(argv, stdin, outputs, user=self._user)
 
-    async def _run(self, argv: list[str], stdin: bytes, outputs: CommandOutputs, *, user: str) -> int:
+    async def _as_user(self, argv: list[str], stdin: bytes, outputs: CommandOutputs, *, user: str) -> int:
         import httpx
 
         config = {"cmd": argv[0], "args": argv[1:], "envs": {}, "cwd": "/"}
