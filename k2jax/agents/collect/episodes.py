@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import contextlib
 import os
 import time
@@ -106,8 +106,8 @@ class EpisodeRunner:
         """See ``Runner.run``."""
         episode = EpisodeKey("train", *key)
         client = _TimedClient(self._subagents if spawner.path else self._client)
-        environment, watch = self._environments.make(task), _Stopwatch()
-        watch.watch(environment)
+        environment, clock = self._environments.make(task), _Stopwatch()
+        clock.follow(environment)
         trajectory = await run_episode(
             task,
             client,
@@ -126,7 +126,7 @@ class EpisodeRunner:
         if self._scorer is not None and task.verifier and trajectory.status in ("finished", "truncated"):
             await self._prepare_scoring(task)
             await self._scorer.judge(task, trajectory)
-        return trajectory, Waits(client.watch.seconds, watch.seconds, time.monotonic() - began)
+        return trajectory, Waits(client.clock.seconds, clock.seconds, time.monotonic() - began)
 
     async def _open_client(self) -> Client:
         if self._engines:
@@ -163,21 +163,23 @@ class _Stopwatch:
             self._runs = False
             self.seconds += time.monotonic() - began
 
-    def watch(self, environment: Environment) -> None:
-        """Times what an episode calls of its environment, which no other has."""
+    def follow(self, environment: Environment) -> None:
+        """Times what an episode calls of its environment, which no other episode has."""
         for name in ("reset", "step", "close", "open_workspace", "collect"):
-            method = getattr(environment, name)
-            setattr(environment, name, lambda *arguments, method=method: self.timed(method(*arguments)))
+            setattr(environment, name, self._timing(getattr(environment, name)))
+
+    def _timing(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        return lambda *arguments, **options: self.timed(method(*arguments, **options))
 
 
 class _TimedClient(Client):
     """A client, which all episodes share, for one of them."""
 
     def __init__(self, client: Client):
-        self._client, self.watch = client, _Stopwatch()
+        self._client, self.clock = client, _Stopwatch()
 
     async def generate(self, prompt: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
-        return await self.watch.timed(self._client.generate(prompt, sampling, **options))
+        return await self.clock.timed(self._client.generate(prompt, sampling, **options))
 
     async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
-        return await self.watch.timed(self._client.score(ids, start, media))
+        return await self.clock.timed(self._client.score(ids, start, media))
