@@ -125,7 +125,7 @@ class NamespaceBackend(abc.ABC):
 
     async def _open(self, link: Link, spec: SandboxSpec, image: str, shown: Mapping[str, str]) -> NamespaceSandbox:
         limits = spec.limits
-        _, future = link.ask(
+        number, future = link.ask(
             "open",
             limits={name: int(getattr(limits, name)) for name in limits.__dataclass_fields__},
             read_only=shown,
@@ -134,7 +134,7 @@ class NamespaceBackend(abc.ABC):
         try:
             answer = await _answer(future, _GRACE)
         except BaseException:
-            future.add_done_callback(functools.partial(_discard, link))  # it may still be made, for nobody
+            future.add_done_callback(functools.partial(_abandon, link, number))  # it may still be made, for nobody
             raise
         return NamespaceSandbox(link, answer, spec, self)
 
@@ -191,19 +191,15 @@ async def _answer(future: Future[Answer], patience: float) -> Answer:
         raise SandboxError("the spawner of sandboxes does not answer") from None
 
 
-def _discard(link: Link, opened: Future[Answer]) -> None:
-    if opened.exception() is None:
-        os.close(opened.result().descriptor)
+def _abandon(link: Link, number: int, made: Future[Answer]) -> None:
+    """Ends the sandbox or the program of a request that nobody waits for any more."""
+    if made.exception() is None:
+        os.close(made.result().descriptor)
         with contextlib.suppress(SandboxError):
-            link.ask("close", box=opened.result().record["box"])
-
-
-def _abandon(link: Link, number: int, started: Future[Answer]) -> None:
-    """Ends a program that nobody waits for any more."""
-    if started.exception() is None:
-        os.close(started.result().descriptor)
-        with contextlib.suppress(SandboxError):
-            link.ask("kill", target=number)
+            if (box := made.result().record.get("box")) is not None:
+                link.ask("close", box=box)
+            else:
+                link.ask("kill", target=number)
 
 
 class NamespaceSandbox(FolderSandbox):

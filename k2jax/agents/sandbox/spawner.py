@@ -65,10 +65,6 @@ class Box:
         self.jobs: set[RunningCommand] = set()
         self.closing: int | None = None
 
-    def memory_kills(self) -> int:
-        """How many processes have been killed for memory so far."""
-        return self.group.memory_kills()
-
     def limits_of_a_process(self) -> dict[int, int]:
         """Limits that the isolating program runs under as well."""
         return {
@@ -262,7 +258,7 @@ class SandboxSpawner:
             child,
             message.payload,
             launcher=self._launcher,
-            box=box,
+            memory_kills=box.group.memory_kills,
             timeout=timeout,
             output_limit=limit,
             release=release,
