@@ -13,6 +13,7 @@ import six
 
 from k2jax.agents import Budget
 from k2jax.agents.environment import Services
+from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.registry import toolsets
 from k2jax.agents.sandbox import SandboxError
@@ -138,6 +139,8 @@ def test_a_task_that_needs_a_sandbox_says_so_where_there_is_none():
         episode(compact_client(solve), task(tools=("shell",)))
     with pytest.raises(UserError, match="no toolset 'shall'; did you mean 'shell'"):
         episode(compact_client(solve), task(tools=("shall",)))
+    with pytest.raises(UserError, match="'t' needs a tool with a sandbox, such as shell"):
+        results((), environment=FilesEnvironment())
     with pytest.raises(UserError, match="its environment 'single_turn' has no tools"):
         wrong = dataclasses.replace(task(), environment="single_turn")
         from k2jax.agents.environments.single_turn import SingleTurn
