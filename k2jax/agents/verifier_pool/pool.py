@@ -45,8 +45,9 @@ class VerifierPool:
 
     Args:
         workers: verdicts at a time.
-        timeout: wall time of one verdict from when the verifier is loaded and begins, or processor time where it
-            judges every answer [s].
+        timeout: time of one verdict from when the verifier is loaded and begins, in which its processes run or sleep,
+            or processor time where it judges every answer [s]. Time in which the machine lets them wait counts in
+            neither; see ``verdict_clock``.
         retries: tries after the first.
         memory: address space of a verifier's process [bytes].
 

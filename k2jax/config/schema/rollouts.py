@@ -83,7 +83,7 @@ class ScoringConfig:
     """Verifiers in processes that can be killed."""
 
     workers: PositiveInt = 2  #: processes
-    timeout: PositiveFloat = 10.0  #: limit of one verdict [s]: wall time; of the processor where it judges every answer
+    timeout: PositiveFloat = 10.0  #: limit of one verdict, without waits for a busy machine [s]
     retries: NonNegativeInt = 2  #: tries after an error of the infrastructure; then the sample is masked
     sandbox: SandboxKind = "bubblewrap"  #: backend for verifiers that run code
 
