@@ -2,9 +2,9 @@
 
 Sandboxes are processes of one user of the host. What that user may have of inotify instances or queued signals, the
 kernel counts in each user namespace and in all above it, each with a limit of its own: without one of its own here, a
-sandbox could use up what all have. A namespace has limits below ``/proc/sys/user``; limits of processes hold in a namespace
-as they are set in it, and above it as they were when it was made. Kernels before 5.14 count signals for the host's user
-alone: there a low limit would be one for all sandboxes together, so it stays as it is.
+sandbox could use up what all have. A namespace has limits below ``/proc/sys/user``; limits of processes hold in a
+namespace as they are set in it, and above it as they were when it was made. Kernels before 5.14 count signals for the
+host's user alone: there a low limit would be one for all sandboxes together, so it stays as it is.
 """
 
 from __future__ import annotations
