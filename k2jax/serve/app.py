@@ -19,15 +19,19 @@ from k2jax.agents.web.error_responses import EXCEPTION_HANDLERS
 from k2jax.agents.web.http import EventStream, json_response, on_disconnect
 from k2jax.agents.web.models import list_models, show_model
 from k2jax.client.keys import ApiKeys, given_key
+from k2jax.serve.hosts import ServedHosts
 from k2jax.serve.metrics import Metrics
-from k2jax.serve.middleware import AuthMiddleware, MetricsMiddleware
+from k2jax.serve.middleware import AuthMiddleware, HostMiddleware, MetricsMiddleware
 from k2jax.serve.service import Job, Service
 
 PUBLIC_PATHS = ("/health",)  # these need no API key
 
 
-def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
-    """Returns the application; a dialect's responses, errors included, are in its format, all others in OpenAI's."""
+def make_app(service: Service, keys: ApiKeys, max_body_bytes: int, hosts: ServedHosts) -> Starlette:
+    """Returns the application; a dialect's responses, errors included, are in its format, all others in OpenAI's.
+
+    Without ``keys`` it answers to ``hosts`` alone.
+    """
     endpoints = Endpoints(service, Metrics(service.stats), max_body_bytes)
     routes = [
         Route("/health", endpoints.health),
@@ -38,12 +42,14 @@ def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
         Route(f"{anthropic.DIALECT.path}/count_tokens", endpoints.count_tokens, methods=["POST"]),
     ]
     paths = [route.path for route in routes]
+    gate = (
+        Middleware(AuthMiddleware, keys=keys, public_paths=PUBLIC_PATHS)
+        if keys
+        else Middleware(HostMiddleware, hosts=hosts, public_paths=PUBLIC_PATHS)
+    )
     return Starlette(
         routes=routes,
-        middleware=[
-            Middleware(MetricsMiddleware, metrics=endpoints.metrics, endpoints=paths),
-            Middleware(AuthMiddleware, keys=keys, public_paths=PUBLIC_PATHS),
-        ],
+        middleware=[Middleware(MetricsMiddleware, metrics=endpoints.metrics, endpoints=paths), gate],
         exception_handlers=EXCEPTION_HANDLERS,
     )
 

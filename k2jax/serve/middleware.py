@@ -1,4 +1,4 @@
-"""ASGI middleware: API keys, and a count of the responses."""
+"""ASGI middleware: API keys or, without them, the hosts that are answered, and a count of the responses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.web.http import error_response
 from k2jax.client.keys import ApiKeys, given_key
+from k2jax.serve.hosts import ServedHosts
 from k2jax.serve.metrics import Metrics
 
 
@@ -52,4 +53,21 @@ class AuthMiddleware:
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
+        await error_response(error, scope["path"])(scope, receive, send)
+
+
+class HostMiddleware:
+    """Rejects requests of pages of the web, before their bodies are read; for servers without keys."""
+
+    def __init__(self, app: ASGIApp, hosts: ServedHosts, public_paths: Collection[str]):
+        """Protects every path except ``public_paths``."""
+        self._app, self._hosts, self._public_paths = app, hosts, public_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        public = scope["type"] != "http" or scope["path"] in self._public_paths
+        if public or not (problem := self._hosts.problem(scope["headers"])):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(403, f"{problem}; see --allowed_hosts", code="host_not_allowed")
         await error_response(error, scope["path"])(scope, receive, send)
