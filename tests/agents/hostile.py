@@ -171,6 +171,13 @@ def imported(task, answer):
     )
 
 
+def tell_environment(task, answer):
+    """What a verifier sees of the run's variables."""
+    from k2jax.trajectory import Reward
+
+    return Reward(1.0, info=dict(os.environ))
+
+
 @judges_every_answer(lambda task: "right")
 def obedient(task, answer):
     """Does what an answer says, or where the task is broken the same on every answer."""

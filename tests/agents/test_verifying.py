@@ -167,6 +167,15 @@ def test_workers_have_no_jax_and_a_memory_limit_and_are_kept_between_verdicts(po
     assert first == second and (first["jax"], first["memory"]) == (False, 1 << 30)
 
 
+def test_verifiers_see_no_keys_of_the_run_but_those_that_are_named(monkeypatch):
+    hidden = ("OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "PYTHON_KEYRING", "K2JAX_API_KEYS")
+    for name in (*hidden, "HF_HOME", "LC_ALL", "WANTED_KEY"):
+        monkeypatch.setenv(name, "C")
+    with VerifierPool(workers=1, timeout=5, environment=("WANTED_KEY",)) as pool:
+        seen = judged(pool, "tell_environment").info
+    assert not seen.keys() & set(hidden) and {"PATH", "HF_HOME", "LC_ALL", "WANTED_KEY", "PYTHONPATH"} <= seen.keys()
+
+
 def test_an_unknown_verifier_is_the_users_mistake_and_is_not_tried_again(pool):
     with pytest.raises(UserError, match="no verifier 'exat'; did you mean 'exact'"):
         judged(pool, "exat")

@@ -76,6 +76,8 @@ async def _check(name: str, backend: SandboxBackend, attacks: bool, say: Callabl
     await _one_command(backend, spec)  # starts what the backend needs
     milliseconds = await _one_command(backend, spec)
     say(f"{name}: works; {milliseconds:.0f} ms to open, run a command and close")
+    if isinstance(backend, NamespaceBackend):
+        say(f"  program: {backend.program}")
     _say_capabilities(backend.capabilities, say)
     async with await backend.open(spec) as sandbox:
         probe = await sandbox.exec([python.executable, "-I", "-S", "-c", _PROBE])

@@ -86,6 +86,7 @@ class ScoringConfig:
     timeout: PositiveFloat = 10.0  #: limit of one verdict, without waits for a busy machine [s]
     retries: NonNegativeInt = 2  #: tries after an error of the infrastructure; then the sample is masked
     sandbox: SandboxKind = "bubblewrap"  #: backend for verifiers that run code
+    environment: tuple[str, ...] = ()  #: variables that verifiers get beside paths and languages, such as that of a key
 
 
 @dataclasses.dataclass(frozen=True)

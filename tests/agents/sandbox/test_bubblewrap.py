@@ -319,6 +319,7 @@ def test_check_says_what_holds_here_and_fails_where_the_backend_or_an_attack_doe
     assert checking.check(say=lines.append)
     text = "\n".join(lines)
     assert lines[0].startswith("bubblewrap: works;") and lines[-1] == "  3 of 3 attacks contained"
+    assert lines[1].startswith("  program: /") and lines[1].endswith("/bwrap")
     assert "control group" in text if cgroup.find() else "address space" in text
     assert "seccomp: filter" in text and "namespaces of its own: user, pid, mnt, net, ipc, uts" in text
     assert "capabilities none - user 65534" in text
