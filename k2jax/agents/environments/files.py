@@ -6,11 +6,13 @@ import base64
 from collections.abc import Mapping
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
+from k2jax.agents.environments import pack_program
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.sandbox import HostPaths, Sandbox, SandboxError, SandboxSpec
+from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxError, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
@@ -19,9 +21,10 @@ FILES = "files"
 """Key of a task's metadata: ``{path: {"text": ..., "mode": ...}}`` below ``/work``; modes are octal texts. What is no
 text stands in Base64 under ``base64`` instead."""
 OUTPUTS = "outputs"
-"""Key of a task's metadata: paths below ``/work``, whose texts ``NamedFilesEnvironment`` keeps."""
-LARGEST = 256 << 10
-"""Bytes of the archive, compressed."""
+"""Key of a task's metadata: paths below ``/work``, whose texts ``NamedFilesEnvironment`` keeps. ``FilesEnvironment``
+packs them before others, and what is in them where they are folders."""
+LARGEST = 5 << 20
+"""Bytes of the archive, compressed: in Base64 it fits into a message of a remote environment."""
 LARGEST_TEXTS = 6 << 20
 """Bytes of the texts of named files as JSON: they fit into a message of a remote environment."""
 _WRITING = 60.0  # wall time that writing the files may take, on a machine where many agents start [s]
@@ -33,22 +36,18 @@ for path, file in json.load(sys.stdin).items():
         opened.write(base64.b64decode(file["base64"]) if "base64" in file else file["text"].encode())
     os.chmod(path, int(file.get("mode", "644"), 8))
 """
-_PACK = """
-import gzip, sys, tarfile
-def packed(item):
-    item.mtime = 0
-    return item if item.isreg() or item.isdir() or item.issym() else None
-with gzip.GzipFile("", "wb", fileobj=sys.stdout.buffer, mtime=0) as compressed:
-    with tarfile.open(fileobj=compressed, mode="w|") as archive:
-        archive.add("/work", ".", filter=packed)
-"""
+_PACK = Path(pack_program.__file__).read_text(encoding="utf-8")
+_PACKING = 60.0  # wall time that packing them may take [s]
+_REPORT = 1 << 14  # bytes of what the program says beside the archive
 
 
 class FilesEnvironment(ToolEnvironment):
     """Tools in a sandbox whose ``/work`` begins with the files of the task.
 
-    The outcome is ``{"archive": text, "too_large": bool}``: all regular files, folders and links below ``/work`` as a
-    compressed tar archive in Base64. It has no times, so that an episode that is repeated leaves the same bytes.
+    The outcome is ``{"archive": text, "left_out": [text, ...]}``: the regular files, folders and links below ``/work``
+    as a compressed tar archive in Base64, and which are not in it, with the reason. What the task names under
+    ``OUTPUTS`` comes first, then the smallest files. It has no times, so that an episode that is repeated leaves the
+    same bytes. Where nothing can be packed, ``reason`` says why.
     """
 
     needs_sandbox = True
@@ -67,11 +66,21 @@ class FilesEnvironment(ToolEnvironment):
             raise EnvironmentFailedError(f"the files of the task {task.id!r} cannot be written: {reason}")
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
-        """The archive; empty where the agent's files cannot be packed, or are too many."""
-        result = await sandbox.exec([*isolated_python(task), "-c", _PACK], output_limit=LARGEST, timeout=30.0)
+        """The archive; empty where the agent's files cannot be packed."""
+        limits = task.limits.of(Limits())  # of the sandbox where it is unpacked, into a folder
+        request = {"first": list(task.metadata.get(OUTPUTS, ())), "largest": LARGEST}
+        request |= {"disk": limits.disk * 15 // 16, "files": limits.files - 2}
+        result = await sandbox.exec(
+            [*isolated_python(task), "-c", _PACK, json.dumps(request)],
+            cwd="/",
+            output_limit=LARGEST + _REPORT,
+            timeout=_PACKING,
+        )
+        report, _, archive = result.stdout.partition(b"\n")
         if result.code or result.truncated:
-            return {"archive": "", "too_large": result.truncated}
-        return {"archive": base64.b64encode(result.stdout).decode(), "too_large": False}
+            reason = "time" if result.timed_out else result.stderr[-200:].decode(errors="replace").strip()
+            return {"archive": "", "left_out": [], "reason": reason or f"exit code {result.code}"}
+        return {"archive": base64.b64encode(archive).decode(), "left_out": json.loads(report)}
 
 
 class NamedFilesEnvironment(ToolEnvironment):
