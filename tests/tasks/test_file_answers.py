@@ -80,11 +80,18 @@ def test_texts_of_many_names_are_bounded_together(content):
         many = await opened.collect()
         await sandbox.exec(["/bin/sh", "-c", f"head -c 10000 /dev/zero | tr '\\0' '{content}' > a"])
         few = await opened.collect()
+        await sandbox.exec(["/bin/sh", "-c", "echo >> b; head -c 1048577 /dev/zero > a"])
+        too_long = await opened.collect()
         await opened.close()
-        return many, few
+        return many, few, too_long
 
-    many, few = asyncio.run(outcome())
-    assert many == {"texts": {}, "too_large": True}
+    many, few, too_long = asyncio.run(outcome())
+    kept, left_out = len(many["texts"]), many["left_out"]
+    assert (
+        0 < kept < 7 and len(left_out) == 100 - kept and all("too large beside the others" in each for each in left_out)
+    )
+    assert set(map(len, many["texts"].values())) <= {1 << 20}
+    assert too_long == {"texts": {}, "left_out": [f"{name}: too large" for name in names]}
     assert len(few["texts"]) == 100 and all(len(text) == 10_000 for text in few["texts"].values())
 
 

@@ -25,6 +25,8 @@ OUTPUTS = "outputs"
 packs them before others, and what is in them where they are folders."""
 LARGEST = 5 << 20
 """Bytes of the archive, compressed: in Base64 it fits into a message of a remote environment."""
+LARGEST_TEXT = 1 << 20
+"""Bytes of a named file."""
 LARGEST_TEXTS = 6 << 20
 """Bytes of the texts of named files as JSON: they fit into a message of a remote environment."""
 _WRITING = 60.0  # wall time that writing the files may take, on a machine where many agents start [s]
@@ -87,8 +89,8 @@ class NamedFilesEnvironment(ToolEnvironment):
     """Tools in a sandbox whose ``/work`` begins with the files of the task, of which a few named ones are kept.
 
     It costs no process of its own: files are written and read from outside. The outcome is ``{"texts": {path: text}}``,
-    of the regular files that the task names under ``OUTPUTS`` and that are there; of none of them, with ``too_large``,
-    where they are larger than ``LARGEST_TEXTS``.
+    of the regular files that the task names under ``OUTPUTS`` and that are there. Those of more than ``LARGEST_TEXT``,
+    and those after ``LARGEST_TEXTS`` together, are not; then ``left_out`` names them with the reason.
     """
 
     needs_sandbox = True
@@ -109,16 +111,19 @@ class NamedFilesEnvironment(ToolEnvironment):
         Raises:
             SandboxError: the sandbox has failed.
         """
-        texts, size, outputs = {}, 0, task.metadata.get(OUTPUTS, ())
+        texts, room, outputs, left_out = {}, LARGEST_TEXTS, task.metadata.get(OUTPUTS, ()), []
         for path in outputs:
             with contextlib.suppress(SandboxError):  # there is no regular file
-                texts[path] = (await sandbox.read(f"/work/{path}")).decode(errors="replace")
-                size += len(json.dumps(texts[path], ensure_ascii=False).encode())
-                if size > LARGEST_TEXTS:
-                    return {"texts": {}, "too_large": True}
+                data = await sandbox.read(f"/work/{path}", LARGEST_TEXT + 1)
+                text = data.decode(errors="replace")
+                size = len(json.dumps(text, ensure_ascii=False).encode())
+                if len(data) > LARGEST_TEXT or size > room:
+                    left_out.append(f"{path}: {'too large' if len(data) > LARGEST_TEXT else pack_program.TOO_LARGE}")
+                    continue
+                texts[path], room = text, room - size
         if len(texts) < len(outputs):  # is it the agent who left none, or the sandbox that is gone?
             await sandbox.exec(["/bin/sh", "-c", ":"], cwd="/")
-        return {"texts": texts}
+        return {"texts": texts} | ({"left_out": left_out} if left_out else {})
 
 
 def plain_files(task: Task) -> dict[str, bytes]:

@@ -82,7 +82,7 @@ def below(top: str, left_out: list):
 
 
 def item_of(path: str, status: os.stat_result) -> tarfile.TarInfo:
-    """What the archive says of a path; no times and no owners, so that an episode that is repeated has the same bytes."""
+    """What the archive says of a path; no times or owners, so that an episode that is repeated has the same bytes."""
     item = tarfile.TarInfo(".")
     item.name = path
     item.mode = stat.S_IMODE(status.st_mode)
