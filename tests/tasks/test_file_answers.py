@@ -67,8 +67,8 @@ def test_files_of_text_and_of_bytes_are_there_as_the_task_has_them(environment):
     assert asyncio.run(left()) == ["é\r\n".encode(), content]
 
 
-@pytest.mark.parametrize("content", ["A", "\\0", "\\377"])
-def test_texts_of_many_names_are_bounded_together(content):
+@pytest.mark.parametrize(("content", "fitting"), [("A", 5), ("\\0", 0), ("\\377", 1)])
+def test_texts_of_many_names_are_bounded_together(content, fitting):
     """One large file under many names would otherwise fill the memory, or be too long for a remote environment."""
     names = ["./" * number + "a" for number in range(100)]
     task = Task("t", "d", (), "v", tools=("shell",), metadata={OUTPUTS: names})
@@ -86,11 +86,8 @@ def test_texts_of_many_names_are_bounded_together(content):
         return many, few, too_long
 
     many, few, too_long = asyncio.run(outcome())
-    kept, left_out = len(many["texts"]), many["left_out"]
-    assert (
-        0 < kept < 7 and len(left_out) == 100 - kept and all("too large beside the others" in each for each in left_out)
-    )
-    assert set(map(len, many["texts"].values())) <= {1 << 20}
+    assert [len(text) for text in many["texts"].values()] == [1 << 20] * fitting
+    assert many["left_out"] == [f"{name}: too large beside the others" for name in names[fitting:]]
     assert too_long == {"texts": {}, "left_out": [f"{name}: too large" for name in names]}
     assert len(few["texts"]) == 100 and all(len(text) == 10_000 for text in few["texts"].values())
 
