@@ -17,14 +17,14 @@ _UNCOMPRESSED, _COMPRESSED = 2, 3  # fields of a page's header
 _DEEPEST = 16
 
 
-class Page(NamedTuple):
+class ParquetPage(NamedTuple):
     """Bytes of a page: decompressed, and in the file."""
 
     size: int
     stored: int
 
 
-def page_sizes(path: Path, group: Any, columns: Sequence[str]) -> list[Page]:
+def page_sizes(path: Path, group: Any, columns: Sequence[str]) -> list[ParquetPage]:
     """The pages of some columns.
 
     Args:
@@ -42,7 +42,7 @@ def page_sizes(path: Path, group: Any, columns: Sequence[str]) -> list[Page]:
         return [page for chunk in chunks for page in _pages(data, chunk)]
 
 
-def _pages(data: mmap.mmap, chunk: Any) -> Iterator[Page]:
+def _pages(data: mmap.mmap, chunk: Any) -> Iterator[ParquetPage]:
     """The pages of a column in a row group."""
     place = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < place:
@@ -53,7 +53,7 @@ def _pages(data: mmap.mmap, chunk: Any) -> Iterator[Page]:
     while place < end:
         header = _Thrift(data, place, end)
         sizes = header.integers()
-        page = Page(sizes.get(_UNCOMPRESSED, -1), sizes.get(_COMPRESSED, -1))
+        page = ParquetPage(sizes.get(_UNCOMPRESSED, -1), sizes.get(_COMPRESSED, -1))
         if min(page) < 0:
             raise ValueError("a page has no size")
         yield page

@@ -116,7 +116,7 @@ class NamedFilesEnvironment(ToolEnvironment):
             with contextlib.suppress(SandboxError):  # there is no regular file
                 data = await sandbox.read(f"/work/{path}", LARGEST_TEXT + 1)
                 text = data.decode(errors="replace")
-                size = len(json.dumps(text, ensure_ascii=False).encode())
+                size = len(json.dumps(text, ensure_ascii=False).encode()) if len(text) < room else len(text) + 2
                 if len(data) > LARGEST_TEXT or size > room:
                     left_out.append(f"{path}: {'too large' if len(data) > LARGEST_TEXT else pack_program.TOO_LARGE}")
                     continue
