@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 import hashlib
 import time
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -13,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from k2jax.agents.api import DIALECTS, ApiError, Delta, Dialect, DialectResponse, anthropic
+from k2jax.agents.api import DIALECTS, ApiError, Delta, Dialect, anthropic
 from k2jax.agents.web.arrivals import Arrivals
 from k2jax.agents.web.error_responses import EXCEPTION_HANDLERS
-from k2jax.agents.web.http import EventStream, json_response, on_disconnect
+from k2jax.agents.web.http import json_response, respond
 from k2jax.agents.web.models import list_models, show_model
 from k2jax.client.keys import ApiKeys, given_key
 from k2jax.serve.metrics import Metrics
@@ -100,26 +99,11 @@ class Endpoints:
             job.abandoned = True
             self._service.cancel(job)
 
-        response = dialect.respond(job.request, self._service.card)
-        if job.request.stream:
-            return EventStream(self._events(job, dialect, response), lambda: self._service.cancel(job), abandon)
-        try:
-            async with on_disconnect(request.receive, abandon):
-                async for delta in self._deltas(job):
-                    response.add(delta)
-        finally:
+        def end() -> None:
             self._service.cancel(job)
-        return json_response(response.body(job.prompt_usage()))
 
-    async def _events(self, job: Job, dialect: Dialect, response: DialectResponse) -> AsyncIterator[Sequence[Any]]:
-        """The events of a stream, those of a delta together; an error is the last event, without the end mark."""
-        try:
-            async for delta in self._deltas(job):
-                yield response.chunks(delta)
-        except ApiError as error:
-            yield [dialect.error_event(error)]
-            return
-        yield response.closing_chunks(job.prompt_usage())
+        card, deltas = self._service.card, self._deltas(job)
+        return await respond(request.receive, dialect, job.request, card, deltas, job.prompt_usage, end, abandon)
 
     async def _deltas(self, job: Job) -> AsyncIterator[Delta]:
         """The deltas of a job, until one of its choices fails."""

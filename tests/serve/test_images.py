@@ -2,12 +2,11 @@
 
 import base64
 import contextlib
-import http.server
 import io
+import socket
 import threading
 import time
 
-import anthropic
 import jax
 import numpy as np
 from PIL import Image
@@ -28,6 +27,8 @@ from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.text.media import MEDIA_PAD
 from tests.agents.api.sample import NAME
+from tests.data.images.counting import counting_server
+from tests.serve.clients import Messages, Responses
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
 
@@ -137,23 +138,17 @@ def test_frames_of_a_video_are_sampled_and_share_features(server, params):
 
 def test_responses_and_anthropics_messages_have_the_same_prompt(server):
     data = png(picture(24, 16, 3))
-    wanted = ask(server, user("Look", data_url(data))).usage.prompt_tokens
-    parts = [
-        {"type": "input_text", "text": "Look"},
-        {"type": "input_image", "image_url": data_url(data), "detail": "auto"},
-    ]
-    off = {"reasoning": {"effort": "none"}}
-    answer = server.openai().responses.create(
-        model=NAME, input=[{"role": "user", "content": parts}], max_output_tokens=2, **off
-    )
-    assert answer.usage.input_tokens == wanted
+    tokens = ask(server, user("Look", data_url(data))).usage.prompt_tokens
+    image = {"type": "input_image", "image_url": data_url(data), "detail": "auto"}
+    content = [{"type": "input_text", "text": "Look"}, image]
+    answer = Responses(server.url).ask([{"role": "user", "content": content}], **Responses.unthinking)
+    assert answer.usage[0] == tokens
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
     blocks = [{"type": "text", "text": "Look"}, {"type": "image", "source": source}]
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    asked = {"model": NAME, "messages": [{"role": "user", "content": blocks}], "thinking": {"type": "disabled"}}
-    usage = client.messages.create(**asked, max_tokens=2).usage
-    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == wanted
-    assert client.messages.count_tokens(**asked).input_tokens == wanted
+    client, history = Messages(server.url), [{"role": "user", "content": blocks}]
+    assert client.ask(history, **Messages.unthinking).usage[0] == tokens
+    counted = client.api.messages.count_tokens(model=NAME, messages=history, **Messages.unthinking)
+    assert counted.input_tokens == tokens
 
 
 SMALL = data_url(png(picture(8, 8)))
@@ -225,71 +220,47 @@ def test_documents_begin_with_images(params):
     assert text == (TOKENIZER.encode_document("What is it"), ())
 
 
-class Pictures(http.server.BaseHTTPRequestHandler):
-    """Answers by path: a picture, a long or endless file, a redirect, or nothing in time."""
+@contextlib.contextmanager
+def dripping():
+    """A host that sends a file without end, a byte now and then."""
 
-    def do_GET(self):
-        if self.path == "/moved":
-            self.send_response(302)
-            self.send_header("Location", "/picture")
-            self.end_headers()
-            return
-        self.send_response(200)
-        self.end_headers()
-        if self.path.startswith("/picture"):
-            self.wfile.write(png(picture(8, 8)))
-        if self.path == "/long":
-            self.wfile.write(b"a" * 600_000)
-        with contextlib.suppress(OSError):
-            while self.path == "/slow":
-                self.wfile.write(b"a")
+    def answer():
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while True:
+                connection.sendall(b"a")
                 time.sleep(0.05)
 
-    def log_message(self, *_):
-        pass
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-@pytest.fixture(scope="module")
-def host():
-    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
-    running.daemon_threads = True
-    threading.Thread(target=running.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{running.server_port}"
-    running.shutdown()
-    running.server_close()
-
-
-def test_downloads_from_allowed_hosts_are_limited_in_size_and_time(host):
-    limits = DownloadLimits(urls_of_hosts([host]), megabytes=0.5, seconds=0.4)
-    assert download(f"http://{host}/picture?a=1#b", limits) == png(picture(8, 8))
-    refused = {
-        "moved": (ImageError, "the host answers 302, and redirects are not followed"),
-        "long": (ImageError, "more than 0.5 MB"),
-        "slow": (MediaUnavailableError, "it takes over 0.4 seconds"),
-    }
-    for path, (kind, message) in refused.items():
-        began = time.monotonic()
-        with pytest.raises(kind, match=message):
-            download(f"http://{host}/{path}", limits)
-        assert time.monotonic() - began < 2
-    for url in (f"http://user@{host}/picture", "http://127.0.0.1/picture", f"ftp://{host}/picture", "picture"):
-        with pytest.raises(ImageError, match="is not opened here"):
-            download(url, limits)
-    with pytest.raises(ImageError, match="is not opened here: spaces"):
-        download(f"http://{host}/a b", limits)
-    with pytest.raises(MediaUnavailableError, match="cannot be read from"):
-        download("http://127.0.0.1:1/picture", limits._replace(urls=urls_of_hosts(["127.0.0.1:1"])))
-
-
-def test_the_server_opens_urls_of_allowed_hosts_alone(host):
-    allowed = DownloadLimits(urls_of_hosts([host]), megabytes=0.5)
-    reading = ImageReader(PROCESSOR, TOKENIZER, LIMITS, lambda url, name: download(url, allowed, name)).start()
-    [message] = user(f"http://{host}/picture")
-    tokens = [1, *[PAD] * reading.read(message)["content"][0].features[0], 2]
-    [placed] = reading.place(tokens)
-    assert placed.chunk.grid == (1, 2, 2) and placed.start == 1
-    with pytest.raises(ImageError, match=r"image 1 must come in a data URL; 'http://.*' is not opened here"):
-        ImageReader(PROCESSOR, TOKENIZER).start().read(message)
+def test_urls_of_allowed_hosts_alone_are_opened_within_limits_of_size_and_time():
+    with counting_server() as port, dripping() as slow:
+        host = f"127.0.0.1:{port}"
+        limits = DownloadLimits(urls_of_hosts([host, slow, "127.0.0.1:1"]), megabytes=0.5, seconds=0.4)
+        for url, kind, message in (
+            (f"http://{slow}/endless", MediaUnavailableError, "it takes over 0.4 seconds"),
+            ("http://127.0.0.1:1/a.png", MediaUnavailableError, "cannot be read from"),
+            (f"http://user@{host}/a.png", ImageError, "is not opened here"),
+            ("http://127.0.0.1/a.png", ImageError, "is not opened here"),
+            (f"ftp://{host}/a.png", ImageError, "is not opened here"),
+            ("a.png", ImageError, "is not opened here"),
+            (f"http://{host}/a b", ImageError, "is not opened here: spaces"),
+        ):
+            with pytest.raises(kind, match=message):
+                download(url, limits)
+        with pytest.raises(ImageError, match=r"more than 0\.0001 MB"):
+            download(f"http://{host}/a.png", limits._replace(megabytes=1e-4))
+        reading = ImageReader(PROCESSOR, TOKENIZER, LIMITS, lambda url, name: download(url, limits, name)).start()
+        [message] = user(f"http://{host}/a.png")
+        features = reading.read(message)["content"][0].features[0]
+        [placed] = reading.place([1, *[PAD] * features, 2])
+        assert placed.start == 1 and placed.chunk.features == features > 0
+        with pytest.raises(ImageError, match=r"image 1 must come in a data URL; 'http://.*' is not opened here"):
+            ImageReader(PROCESSOR, TOKENIZER).start().read(message)
 
 
 def test_images_of_one_message_beyond_the_patches_of_a_run_are_not_all_decoded(monkeypatch):

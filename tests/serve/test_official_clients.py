@@ -4,8 +4,8 @@ import anthropic
 import openai
 import pytest
 
-from tests.agents.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, answer_ids
-from tests.serve.clients import CLIENTS, Messages, Responses, user
+from tests.agents.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, answer_ids, special
+from tests.serve.clients import CLIENTS, Chat, Messages, Responses, user
 from tests.serve.fakes import FakeEngine, live
 
 HI = [user("Hi")]
@@ -121,3 +121,77 @@ def test_errors_are_those_of_the_client(server, kind):
         kind(server.url).ask(HI, extra_body={"colour": "red"})
     body = error.value.body if library is openai else error.value.body["error"]
     assert body["type"] == "invalid_request_error"
+
+
+def chat(server, **options):
+    return Chat(server.url).api.chat.completions.create(**{"model": NAME, "messages": HI, "seed": 1} | options)
+
+
+def test_a_chat_answer_whole_and_streamed(server):
+    extra = {"return_token_ids": True}
+    answer = chat(server, extra_body=extra, logprobs=True, top_logprobs=2)
+    [choice] = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
+    assert choice.message.tool_calls is None and choice.token_ids == answer_ids(TEXT)
+    prompt, sampling = server.engine.asked[-1]
+    assert (
+        TOKENIZER.decode(prompt) == "systemYou are Kimi, an AI assistant created by Moonshot AI.userHiassistant"
+        and answer.prompt_token_ids == list(prompt)
+    )
+    assert set(sampling.stop_tokens) == {special("<|im_end|>"), TOKENIZER.eos}
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(answer_ids(TEXT)))
+    assert usage.prompt_tokens_details.cached_tokens == len(prompt) // 2
+    content = choice.logprobs.content
+    assert len(content) == len(answer_ids(TEXT)) and content[-1].token == "<|im_end|>" and content[0].logprob == -0.25
+    assert [[top.logprob for top in token.top_logprobs] for token in content] == [[-1.0, -2.0]] * len(content)
+    options = {"include_usage": True}
+    chunks = list(chat(server, stream=True, stream_options=options, extra_body=extra, logprobs=True, top_logprobs=2))
+    *chunks, last = chunks
+    deltas = [chunk.choices[0] for chunk in chunks]
+    assert deltas[0].delta.role == "assistant" and "".join(each.delta.content or "" for each in deltas) == TEXT
+    assert not any("\ufffd" in (each.delta.content or "") for each in deltas)
+    assert [each.finish_reason for each in deltas] == [None] * (len(deltas) - 1) + ["stop"] and len(deltas) > 10
+    assert last.choices == [] and last.usage == usage and all(chunk.usage is None for chunk in chunks)
+    assert len({chunk.id for chunk in chunks}) == 1 and {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert [token for each in deltas if each.logprobs for token in each.logprobs.content] == content
+    assert [i for each in deltas for i in getattr(each, "token_ids", None) or []] == answer_ids(TEXT)
+
+
+def test_several_choices_have_seeds_of_their_own(server):
+    answer = chat(server, n=3, seed=200)
+    assert [choice.message.content for choice in answer.choices] == ["seed 200", "seed 201", "seed 202"]
+    assert answer.usage.prompt_tokens == len(prompt_of(server))  # once for all choices
+    streamed = {}
+    for chunk in chat(server, n=3, seed=2**32 - 1 + 201, stream=True):
+        choice = chunk.choices[0]
+        streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
+    assert streamed == {0: "seed 200", 1: "seed 201", 2: "seed 202"}
+
+
+@each_way
+def test_stop_strings_end_the_text_and_the_work(server, stream):
+    before = server.engine.generated
+    answer = chat(server, stop=["brown fox", "never"], stream=stream)
+    if stream:
+        chunks = list(answer)
+        text, reason = "".join(c.choices[0].delta.content or "" for c in chunks), chunks[-1].choices[0].finish_reason
+    else:
+        text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+    assert (text, reason) == ("The quick ", "stop")
+    server.wait_until_idle()
+    needed = next(n for n in range(99) if "brown fox" in TOKENIZER.decode(answer_ids(TEXT)[:n]))
+    assert server.engine.generated - before == needed
+    assert chat(server, stop="end!").choices[0].message.content == TEXT  # one that never comes hides nothing
+    assert chat(server, max_tokens=2).choices[0].finish_reason == "length"
+
+
+def test_metrics_count(server):
+    before = server.wait_until_idle()
+    chat(server)
+    after = server.wait_until_idle()
+    name = 'k2jax_requests_total{endpoint="/v1/chat/completions",status="200"}'
+    assert after[name] - before.get(name, 0) == 1
+    assert after["k2jax_tokens_generated_total"] - before["k2jax_tokens_generated_total"] == len(answer_ids(TEXT))
+    assert after["k2jax_slots"] == 4 and after["k2jax_time_to_first_token_seconds_count"] >= 1
+    assert server.http.get("/health").json() == {"status": "ok"}

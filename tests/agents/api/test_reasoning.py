@@ -4,7 +4,7 @@ import pytest
 
 from k2jax.agents.api import Detokenizer, GeneratedToken, ModelCard, PromptUsage
 from k2jax.agents.api.api_error import ApiError
-from k2jax.agents.api.chat_completions import ChatResponse, parse_chat
+from k2jax.agents.api.chat_completions import DIALECT, ChatResponse
 from k2jax.text import render_history
 from tests.agents.api.sample import CARD, NAME, TOOLS, USER
 from tests.text.test_thinking_chat import ANSWER, CHAT, tokenizer
@@ -14,7 +14,7 @@ USAGE = PromptUsage(tokens=7, cached=3)
 
 
 def parse(card=THINKING, **fields):
-    return parse_chat({"model": NAME, "messages": USER, **fields}, card)
+    return DIALECT.parse({"model": NAME, "messages": USER, **fields}, card)
 
 
 def answer(request, ids):

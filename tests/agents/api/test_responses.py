@@ -9,7 +9,7 @@ import pytest
 
 from k2jax.agents.api import Detokenizer, GeneratedToken, PromptLogprobs, PromptUsage
 from k2jax.agents.api.api_error import ApiError
-from k2jax.agents.api.chat_completions import ChatResponse, parse_chat
+from k2jax.agents.api.chat_completions import DIALECT, ChatResponse
 from k2jax.agents.api.completions import CompletionResponse, parse_completion
 from k2jax.agents.api.encoding import DONE, dump_json, encode_event
 from tests.agents.api.sample import CALL_CONTENT, CALLING, CALLS, CARD, NAME, TEXT, TOKENIZER, TOOLS, USER, answer_ids
@@ -17,7 +17,7 @@ from tests.agents.api.sample import CALL_CONTENT, CALLING, CALLS, CARD, NAME, TE
 USAGE = PromptUsage(tokens=7, cached=3)
 
 
-def deltas_of(request, ids, finish="stop"):
+def deltas_of(request, ids, finish="stop", logprob=-0.25):
     """The deltas of every choice, token by token, choices in turn."""
     readers = [Detokenizer(request, choice, TOKENIZER) for choice in range(request.choices)]
     top = ((3, -0.5), (4, float("-inf")))[: request.sampling.top_logprobs]
@@ -25,29 +25,29 @@ def deltas_of(request, ids, finish="stop"):
     prompt = PromptLogprobs([-1.0] * scored, [top] * scored if top else ())
     for i in ids:
         for reader in readers:
-            yield reader.feed([GeneratedToken(i, -0.25, top)], None, prompt)
+            yield reader.feed([GeneratedToken(i, logprob, top)], None, prompt)
     for reader in readers:
         yield reader.feed([], finish)
 
 
-def respond(response_class, request, ids, finish="stop"):
+def respond(response_class, request, ids, finish="stop", **options):
     response = response_class(request, CARD)
     if not request.stream:
-        for delta in deltas_of(request, ids, finish):
+        for delta in deltas_of(request, ids, finish, **options):
             response.add(delta)
         return response.body(USAGE)
-    chunks = [chunk for delta in deltas_of(request, ids, finish) for chunk in response.chunks(delta)]
+    chunks = [chunk for delta in deltas_of(request, ids, finish, **options) for chunk in response.chunks(delta)]
     return chunks + response.closing_chunks(USAGE)
 
 
-def chat(ids, **fields):
-    request = parse_chat({"model": NAME, "messages": USER, "seed": 1, **fields}, CARD)
-    return respond(ChatResponse, request, ids)
+def chat(ids, logprob=-0.25, **fields):
+    request = DIALECT.parse({"model": NAME, "messages": USER, "seed": 1, **fields}, CARD)
+    return respond(ChatResponse, request, ids, logprob=logprob)
 
 
-def completion(ids, **fields):
+def completion(ids, logprob=-0.25, **fields):
     request = parse_completion({"model": NAME, "prompt": [5, 6, 7], "seed": 1, **fields}, CARD)
-    return respond(CompletionResponse, request, ids, "length")
+    return respond(CompletionResponse, request, ids, "length", logprob=logprob)
 
 
 def strict(model, value):
@@ -101,6 +101,16 @@ def test_chat_logprobs_are_finite_json():
     content = strict(ChatCompletion, body).choices[0].logprobs.content
     assert b"".join(bytes(token.bytes) for token in content[:-1]).decode() == TEXT
     assert [top.logprob for top in content[0].top_logprobs] == [-0.5, -9999.0]  # JSON has no infinity
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("logprob", "shown"), [(float("nan"), "null"), (-float("inf"), "-9999.0")])
+def test_log_probabilities_that_are_no_numbers_are_json_too(stream, logprob, shown):
+    for parts, field in (
+        (chat([5, 6], logprob, logprobs=True, stream=stream), f'"logprob":{shown}'),
+        (completion([5, 6], logprob, logprobs=0, stream=stream), f'"token_logprobs":[{shown}'),
+    ):
+        assert field in dump_json(parts[:-1] if stream else parts).decode()  # which refuses NaN and infinities
 
 
 def test_a_complete_completion_response():
