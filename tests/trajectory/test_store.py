@@ -306,7 +306,7 @@ def test_what_is_no_trajectory_is_not_written(tmp_path, monkeypatch):
         "experts": np.zeros((2, 4), np.int16),
     }.items():
         fields = {key: getattr(node, key) for key in Node.__dataclass_fields__}
-        refused(f"{name} of node 0", nodes=[Node(**(fields | {name: array}))])
+        refused(f"node 0: {name} are not", nodes=[Node(**(fields | {name: array}))])
     monkeypatch.setattr(encoding, "LARGEST_STRUCTURE", 99)
     refused("and 99 can be stored", metadata={"a": "b" * 100})
     with pytest.raises(EncodingError, match="its lengths are impossible"):
