@@ -4,7 +4,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.agents.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, answer_ids, special
+from tests.agents.api.sample import CALL_CONTENT, CALLS, NAME, TEXT, TOKENIZER, answer_ids
 from tests.serve.clients import CLIENTS, Chat, Messages, Responses, user
 from tests.serve.fakes import FakeEngine, live
 
@@ -125,37 +125,6 @@ def test_errors_are_those_of_the_client(server, kind):
 
 def chat(server, **options):
     return Chat(server.url).api.chat.completions.create(**{"model": NAME, "messages": HI, "seed": 1} | options)
-
-
-def test_a_chat_answer_whole_and_streamed(server):
-    extra = {"return_token_ids": True}
-    answer = chat(server, extra_body=extra, logprobs=True, top_logprobs=2)
-    [choice] = answer.choices
-    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
-    assert choice.message.tool_calls is None and choice.token_ids == answer_ids(TEXT)
-    prompt, sampling = server.engine.asked[-1]
-    assert (
-        TOKENIZER.decode(prompt) == "systemYou are Kimi, an AI assistant created by Moonshot AI.userHiassistant"
-        and answer.prompt_token_ids == list(prompt)
-    )
-    assert set(sampling.stop_tokens) == {special("<|im_end|>"), TOKENIZER.eos}
-    usage = answer.usage
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(answer_ids(TEXT)))
-    assert usage.prompt_tokens_details.cached_tokens == len(prompt) // 2
-    content = choice.logprobs.content
-    assert len(content) == len(answer_ids(TEXT)) and content[-1].token == "<|im_end|>" and content[0].logprob == -0.25
-    assert [[top.logprob for top in token.top_logprobs] for token in content] == [[-1.0, -2.0]] * len(content)
-    options = {"include_usage": True}
-    chunks = list(chat(server, stream=True, stream_options=options, extra_body=extra, logprobs=True, top_logprobs=2))
-    *chunks, last = chunks
-    deltas = [chunk.choices[0] for chunk in chunks]
-    assert deltas[0].delta.role == "assistant" and "".join(each.delta.content or "" for each in deltas) == TEXT
-    assert not any("\ufffd" in (each.delta.content or "") for each in deltas)
-    assert [each.finish_reason for each in deltas] == [None] * (len(deltas) - 1) + ["stop"] and len(deltas) > 10
-    assert last.choices == [] and last.usage == usage and all(chunk.usage is None for chunk in chunks)
-    assert len({chunk.id for chunk in chunks}) == 1 and {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
-    assert [token for each in deltas if each.logprobs for token in each.logprobs.content] == content
-    assert [i for each in deltas for i in getattr(each, "token_ids", None) or []] == answer_ids(TEXT)
 
 
 def test_several_choices_have_seeds_of_their_own(server):

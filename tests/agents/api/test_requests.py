@@ -63,6 +63,7 @@ CHATS = COMMON | {
         ["hi"],
         [{"role": [], "content": ""}],
         [{"role": "user", "content": 5}],
+        [{"role": "assistant", "content": 5}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "assistant", "function_call": {"name": "f"}}],
     ],

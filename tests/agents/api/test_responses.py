@@ -1,6 +1,5 @@
 """Response bodies and chunks, as the types of OpenAI's own client read them."""
 
-import dataclasses
 import json
 
 from openai.types import Completion
@@ -8,7 +7,6 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 import pytest
 
 from k2jax.agents.api import Detokenizer, GeneratedToken, PromptLogprobs, PromptUsage
-from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.chat_completions import DIALECT, ChatResponse
 from k2jax.agents.api.completions import CompletionResponse, parse_completion
 from k2jax.agents.api.encoding import DONE, dump_json, encode_event
@@ -153,16 +151,3 @@ def test_token_ids_are_where_they_are_documented(stream):
         if "prompt_token_ids" in choice
     }
     assert prompts == {0: [5], 1: [6, 7]}
-
-
-def test_the_sample_card_is_listed():
-    assert dataclasses.replace(CARD, created=5).json == {
-        "id": NAME, "object": "model", "created": 5, "owned_by": "k2jax", "max_model_len": 256,
-    }  # fmt: skip
-
-
-def test_errors_have_openais_format():
-    error = ApiError(429, "later", code="queue_full")
-    assert error.body == {
-        "error": {"message": "later", "type": "rate_limit_error", "param": None, "code": "queue_full"}
-    }
