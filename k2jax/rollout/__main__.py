@@ -61,6 +61,8 @@ def main(values: flags.FlagValues) -> int:
     from k2jax.agents.collect.collection import AnswerSource, Collection
     from k2jax.agents.collect.event_loop import run
     from k2jax.agents.collect.monitoring import ChromeTrace, CollectionProgress, serve_metrics
+    from k2jax.convert.loading import tokenizer_of
+    from k2jax.serve.media_readers import checkpoint_reader
 
     config, folder = cli.config_of(values), Path(values.workdir)
     source = AnswerSource(values.checkpoint or "", values.url or "", values.model or "")
@@ -68,14 +70,14 @@ def main(values: flags.FlagValues) -> int:
         config,
         folder,
         source,
-        _tokenizer(values),
+        tokenizer_of(values.tokenizer or values.checkpoint),
         samples=values.samples,
         workers=values.workers,
         capacity=values.capacity,
         engines=values.engines,
         ray=values.ray,
         deterministic=values.deterministic,
-        media=values.checkpoint is not None and _reads_images(values.checkpoint),
+        media=values.checkpoint is not None and checkpoint_reader(values.checkpoint) is not None,
     )
     total = collection.prepare(_tasks(config, values.split, values.tasks))
     progress = CollectionProgress(total, config.rl.correct_reward, collection.emissions())
@@ -117,20 +119,6 @@ def _verify(folder: str) -> int:
         print(problem)
     print(f"{count:,} trajectories, {len(problems):,} problems")
     return 1 if problems else 0
-
-
-def _tokenizer(values: flags.FlagValues):
-    """The vocabulary of the model that answers."""
-    from k2jax.convert.loading import tokenizer_of
-
-    return tokenizer_of(values.tokenizer or values.checkpoint)
-
-
-def _reads_images(checkpoint: str) -> bool:
-    """Whether a checkpoint's model reads images; UserError where their packages are missing."""
-    from k2jax.serve.media_readers import checkpoint_reader
-
-    return checkpoint_reader(checkpoint) is not None
 
 
 def _tasks(config, split: str, count: int) -> list:

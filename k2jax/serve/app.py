@@ -16,13 +16,11 @@ from k2jax.agents.api import DIALECTS, ApiError, Delta, Dialect, anthropic
 from k2jax.agents.web.arrivals import Arrivals
 from k2jax.agents.web.error_responses import EXCEPTION_HANDLERS
 from k2jax.agents.web.http import json_response, respond
-from k2jax.agents.web.models import list_models, show_model
+from k2jax.agents.web.models import show_models
 from k2jax.client.keys import ApiKeys, given_key
 from k2jax.serve.metrics import Metrics
 from k2jax.serve.middleware import AuthMiddleware, MetricsMiddleware
 from k2jax.serve.service import Job, Service
-
-PUBLIC_PATHS = ("/health",)  # these need no API key
 
 
 def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
@@ -32,7 +30,7 @@ def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
         Route("/health", endpoints.health),
         Route("/metrics", endpoints.prometheus),
         Route("/v1/models", endpoints.models),
-        Route("/v1/models/{name:path}", endpoints.model),
+        Route("/v1/models/{name:path}", endpoints.models),
         *(Route(dialect.path, endpoints.generation(dialect), methods=["POST"]) for dialect in DIALECTS),
         Route(f"{anthropic.DIALECT.path}/count_tokens", endpoints.count_tokens, methods=["POST"]),
     ]
@@ -41,7 +39,7 @@ def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
         routes=routes,
         middleware=[
             Middleware(MetricsMiddleware, metrics=endpoints.metrics, endpoints=paths),
-            Middleware(AuthMiddleware, keys=keys, public_paths=PUBLIC_PATHS),
+            Middleware(AuthMiddleware, keys=keys),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
     )
@@ -69,12 +67,8 @@ class Endpoints:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: Request) -> Response:
-        """``GET /v1/models``."""
-        return list_models(request, self._service.card)
-
-    async def model(self, request: Request) -> Response:
-        """``GET /v1/models/NAME``."""
-        return show_model(request, self._service.card)
+        """``GET /v1/models`` and ``GET /v1/models/NAME``."""
+        return show_models(request, self._service.card)
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``."""

@@ -77,13 +77,10 @@ def test_a_second_request_on_a_connection_has_its_own_time_and_its_own_limit():
             time.sleep(SECONDS / 3)
         connection.sendall(head(*(f"h{i}: {'b' * 900}" for i in range(40)), length=0))
         assert all_of(connection).startswith(b"HTTP/1.1 431")
-
-
-@pytest.mark.parametrize("lines", [["a: b"] * 200, ["a: " + "b" * 33_000]])
-def test_too_many_or_too_long_headers_are_431(lines):
-    with serving(answer()) as connect, connect() as connection:
-        connection.sendall(head(*lines, length=0))
-        assert all_of(connection).startswith(b"HTTP/1.1 431")
+    for lines in (["a: b"] * 200, ["a: " + "b" * 33_000]):
+        with serving(answer()) as connect, connect() as connection:
+            connection.sendall(head(*lines, length=0))
+            assert all_of(connection).startswith(b"HTTP/1.1 431")
 
 
 def test_connections_beyond_the_limit_are_closed_and_those_within_go_on():

@@ -22,7 +22,7 @@ from k2jax.agents.gateway.spec import GatewayRollout
 from k2jax.agents.web.arrivals import Arrival, Arrivals, busy, longest_body
 from k2jax.agents.web.error_responses import EXCEPTION_HANDLERS
 from k2jax.agents.web.http import json_response, respond
-from k2jax.agents.web.models import list_models, show_model
+from k2jax.agents.web.models import show_models
 from k2jax.client.keys import ApiKeys, given_key
 from k2jax.errors import UserError
 
@@ -78,8 +78,7 @@ class AgentEndpoints:
     async def models(self, request: Request) -> Response:
         """``GET /v1/models`` and ``GET /v1/models/NAME``."""
         self._session(request)
-        show = show_model if "name" in request.path_params else list_models
-        return show(request, self._gateway.card)
+        return show_models(request, self._gateway.card)
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``: counted as if the history were encoded anew."""
