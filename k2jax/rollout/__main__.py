@@ -58,27 +58,11 @@ def main(values: flags.FlagValues) -> int:
     if values.url is not None:
         cli.require(values, "model", "tokenizer")
     runtime.prepare()
-    from k2jax.agents.collect.collection import AnswerSource, Collection
     from k2jax.agents.collect.event_loop import run
     from k2jax.agents.collect.monitoring import ChromeTrace, CollectionProgress, serve_metrics
-    from k2jax.convert.loading import tokenizer_of
-    from k2jax.serve.media_readers import checkpoint_reader
 
     config, folder = cli.config_of(values), Path(values.workdir)
-    source = AnswerSource(values.checkpoint or "", values.url or "", values.model or "")
-    collection = Collection(
-        config,
-        folder,
-        source,
-        tokenizer_of(values.tokenizer or values.checkpoint),
-        samples=values.samples,
-        workers=values.workers,
-        capacity=values.capacity,
-        engines=values.engines,
-        ray=values.ray,
-        deterministic=values.deterministic,
-        media=values.checkpoint is not None and checkpoint_reader(values.checkpoint) is not None,
-    )
+    collection = _collection(values, config, folder)
     total = collection.prepare(_tasks(config, values.split, values.tasks))
     progress = CollectionProgress(total, config.rl.correct_reward, collection.emissions())
     printed = time.monotonic()
@@ -108,6 +92,27 @@ def main(values: flags.FlagValues) -> int:
     print(progress.line())
     print(path)
     return 0
+
+
+def _collection(values: flags.FlagValues, config, folder: Path):
+    from k2jax.agents.collect.collection import AnswerSource, Collection
+    from k2jax.convert.loading import tokenizer_of
+    from k2jax.serve.media_readers import checkpoint_reader
+
+    source = AnswerSource(values.checkpoint or "", values.url or "", values.model or "")
+    return Collection(
+        config,
+        folder,
+        source,
+        tokenizer_of(values.tokenizer or values.checkpoint),
+        samples=values.samples,
+        workers=values.workers,
+        capacity=values.capacity,
+        engines=values.engines,
+        ray=values.ray,
+        deterministic=values.deterministic,
+        media=values.checkpoint is not None and checkpoint_reader(values.checkpoint) is not None,
+    )
 
 
 def _verify(folder: str) -> int:

@@ -96,8 +96,8 @@ class Endpoints:
         def end() -> None:
             self._service.cancel(job)
 
-        card, deltas = self._service.card, self._deltas(job)
-        return await respond(request.receive, dialect, job.request, card, deltas, job.prompt_usage, end, abandon)
+        answer = {"deltas": self._deltas(job), "usage": job.prompt_usage, "on_end": end, "on_abandon": abandon}
+        return await respond(request.receive, dialect, job.request, self._service.card, **answer)
 
     async def _deltas(self, job: Job) -> AsyncIterator[Delta]:
         """The deltas of a job, until one of its choices fails."""

@@ -103,9 +103,10 @@ class AgentEndpoints:
             if session.in_progress and session.held_bytes + prepared.held_bytes > MOST_HELD:
                 raise busy("too many long requests are being answered")
             exchange = self._gateway.start(prepared)
-            asked, usage = exchange.request, PromptUsage(len(exchange.request.prompts[0]), cached=0)
-            told = asked, self._gateway.card, exchange.deltas(), lambda: usage
-            return await respond(request.receive, dialect, *told, exchange.abandon, exchange.abandon)
+            usage = PromptUsage(len(exchange.request.prompts[0]), cached=0)
+            answer = {"deltas": exchange.deltas(), "usage": lambda: usage}
+            ends = {"on_end": exchange.abandon, "on_abandon": exchange.abandon}
+            return await respond(request.receive, dialect, exchange.request, self._gateway.card, **answer, **ends)
 
         return generate
 

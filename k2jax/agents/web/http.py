@@ -72,6 +72,7 @@ async def respond(
     dialect: Dialect,
     request: GenerationRequest,
     card: ModelCard,
+    *,
     deltas: AsyncIterator[Delta],
     usage: Callable[[], PromptUsage],
     on_end: Callable[[], None],
