@@ -14,8 +14,7 @@ from starlette.routing import Route
 
 from k2jax.agents.api import DIALECTS, ApiError, Delta, Dialect, anthropic
 from k2jax.agents.web.arrivals import Arrivals
-from k2jax.agents.web.error_responses import EXCEPTION_HANDLERS
-from k2jax.agents.web.http import json_response, respond
+from k2jax.agents.web.http import EXCEPTION_HANDLERS, json_response, respond
 from k2jax.agents.web.models import show_models
 from k2jax.client.keys import ApiKeys, given_key
 from k2jax.serve.metrics import Metrics

@@ -56,8 +56,7 @@ class Trajectories(User):
     file = "5.k2t"
 
     def __init__(self, folder: Path, saved: list[int]):
-        self.reports: list[str] = []
-        self._log = TrajectoryStore(folder, report=self.reports.append)
+        self._log = TrajectoryStore(folder)
 
     def append(self, number: int) -> None:
         self._log.append(5, chat(number))
@@ -65,7 +64,7 @@ class Trajectories(User):
     @staticmethod
     def read(folder: Path, saved: list[int]) -> list[int]:
         path = folder / "5.k2t"
-        return [t.key[2] for t in read_trajectories(path, lambda line: None)] if path.exists() else []
+        return [t.key[2] for t in read_trajectories(path)] if path.exists() else []
 
 
 class Verdicts(User):

@@ -45,7 +45,7 @@ STEPS = st.tuples(
 
 
 @pytest.mark.parametrize("user", USERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=st.lists(STEPS, max_size=8))
 def test_a_disk_that_fills_up_loses_and_doubles_no_record(tmp_path_factory, user, steps):
     folder, saved = tmp_path_factory.mktemp("log"), []

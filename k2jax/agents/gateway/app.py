@@ -20,8 +20,7 @@ from k2jax.agents.gateway.history import conversation_keys, encode_history
 from k2jax.agents.gateway.session import GatewaySession
 from k2jax.agents.gateway.spec import GatewayRollout
 from k2jax.agents.web.arrivals import Arrival, Arrivals, busy, longest_body
-from k2jax.agents.web.error_responses import EXCEPTION_HANDLERS
-from k2jax.agents.web.http import json_response, respond
+from k2jax.agents.web.http import EXCEPTION_HANDLERS, json_response, respond
 from k2jax.agents.web.models import show_models
 from k2jax.client.keys import ApiKeys, given_key
 from k2jax.errors import UserError
