@@ -26,7 +26,7 @@ from k2jax.tasks.swe.verifier import SWEVerifier
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
 from tests.agents.gateway.forward_pass import VERSION, check_logprobs
-from tests.agents.gateway.repository import FILES, MEND, HiddenTest, small_agent, task, write_agent
+from tests.agents.gateway.repository import FILES, INSTRUCTION, MEND, HiddenTest, small_agent, task, write_agent
 from tests.agents.sandbox.backends import backend
 from tests.inference.tiny import GQA, engine
 
@@ -165,6 +165,11 @@ def test_side_calls_are_trees_beside_the_agents_own_and_are_not_trained_on(tmp_p
     assert {request["node"] for request in requests} == set(sampled)
     assert [node.mask.all() for node in sampled.values()] == [False, False, True]
     assert sorted(node.turn for node in sampled.values()) == [0, 1, 2]
+    texts = [BYTES.decode(trajectory.path_tokens(trajectory.nodes[index].parent).tolist()) for index in sampled]
+    assert (
+        sum(f"A title of: {INSTRUCTION}" in text for text in texts) == sum("Summarise" in text for text in texts) == 1
+    )
+    assert INSTRUCTION in texts[2] and "title" not in texts[2]  # each below its own prompt
 
 
 def test_what_ends_an_agent_early_truncates_its_episode(tmp_path):

@@ -118,7 +118,10 @@ def test_side_calls_are_trajectories_of_their_own():
         again = await say(http, access, "chat/completions", title, tools=False)
         await say(http, access, "chat/completions", [*title, again, ("user", "Shorter")], tools=False)
         await say(http, access, "chat/completions", [*ITEMS, answer, ("user", "On")])
-        return await bench.gateway.close(access.rollout)
+        ended = await bench.gateway.close(access.rollout)
+        shown = await http.get(f"{access.path}/v1/models", headers={"x-api-key": access.key})
+        assert shown.status_code == 401  # the key is void, although the rollout stays in memory
+        return ended
 
     main, side = bench.run(talk)
     assert [node.mask.all() for node in sampled_nodes(main)] == [True, True]

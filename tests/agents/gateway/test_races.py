@@ -30,28 +30,35 @@ class Gate:
             await asyncio.sleep(0.001)
 
 
-def test_parallel_histories_that_are_equal_by_value_keep_the_tokens_of_each(tmp_path):
+def test_parallel_histories_that_are_equal_by_value_keep_the_tokens_of_each_and_go_on(tmp_path):
     """One history, written in two ways: both requests are on their way before either is recorded."""
     bench = Bench(folder=tmp_path)
     access = bench.gateway.open(spec(), "a")
     call = "functions.bash:0"
+    sent = [
+        [*ITEMS, ("assistant", "", "Look", [(call, arguments)]), ("tool", call, "x")]
+        for arguments in ('{"cmd":"ls","n":1}', '{ "n": 1.0, "cmd": "ls" }')
+    ]
 
     async def talk(http):
-        gate, asking = Gate(bench.client), []
-        for arguments in ('{"cmd":"ls","n":1}', '{ "n": 1.0, "cmd": "ls" }'):
-            items = [*ITEMS, ("assistant", "", "Look", [(call, arguments)]), ("tool", call, "x")]
-            asking.append(asyncio.create_task(say(http, access, "chat/completions", items)))
+        gate = Gate(bench.client)
+        asking = [asyncio.create_task(say(http, access, "chat/completions", items)) for items in sent]
         await gate.holds(2)
         gate.open.set()
-        await asyncio.gather(*asking)
+        for items, answer in zip(sent, await asyncio.gather(*asking), strict=True):
+            await say(http, access, "chat/completions", [*items, answer, ("user", "On")])
 
     bench.run(talk)
     bench.gateway.release_folder()
     again = Gateway(bench.client, CARD, tmp_path)
+    first, later = [[prompt for prompt, _ in calls] for calls in (bench.client.calls[:2], bench.client.calls[2:])]
     for gateway in (bench.gateway, again):
-        trajectory = gateway.session("a").main.trajectory
-        prompts = {tuple(trajectory.path_tokens(trajectory.nodes[leaf].parent)) for leaf in trajectory.leaves()}
-        assert prompts == {prompt for prompt, _ in bench.client.calls} and len(prompts) == 2
+        session = gateway.session("a")
+        trajectory = session.main.trajectory
+        prompts = [tuple(trajectory.path_tokens(trajectory.nodes[leaf].parent)) for leaf in trajectory.leaves()]
+        assert sorted(prompts) == sorted(later) and session.counts()["extend"] == 2
+    for prompt in first:
+        assert first[0] != first[1] and sum(after[: len(prompt)] == prompt for after in later) == 1
     again.release_folder()
 
 
