@@ -63,7 +63,7 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
                 messages.append(part)
                 origins.append(origin)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
-        return Conversation(tuple(messages), tuple(origins), tools, options, asked, left_out)
+        return Conversation(tuple(messages), tuple(origins), tools, options, asked=asked, left_out=left_out)
 
 
 def _read_thinking(fields: Fields, card: ModelCard) -> bool:

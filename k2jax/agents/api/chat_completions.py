@@ -55,7 +55,8 @@ def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation
         origins = tuple(f"messages[{index}]" for index in range(len(messages)))
         options = dataclasses.replace(options, max_tokens=max_tokens, logprobs=logprobs, thinking=thinking)
         messages = tuple(map(_normalize, messages, origins))
-        return Conversation(messages, origins, tools, options, asked, left_out, limit_field)
+        read = {"asked": asked, "left_out": left_out, "limit_field": limit_field}
+        return Conversation(messages, origins, tools, options, **read)
 
 
 class ChatResponse(ResponseBuilder):

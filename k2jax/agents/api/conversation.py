@@ -52,6 +52,7 @@ class Conversation:
     origins: tuple[str, ...]
     tools: tuple[Mapping[str, Any], ...]
     options: GenerationRequest
+    _: dataclasses.KW_ONLY
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     limit_field: str = "max_tokens"

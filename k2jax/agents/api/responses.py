@@ -51,8 +51,8 @@ def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
             reader.add({"role": "system", "content": instructions}, "instructions")
         reader.read(listed)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
-        told = tuple(reader.messages), tuple(reader.origins)
-        return Conversation(*told, tools, options, asked, left_out, "max_output_tokens")
+        messages, read = (tuple(reader.messages), tuple(reader.origins)), {"asked": asked, "left_out": left_out}
+        return Conversation(*messages, tools, options, **read, limit_field="max_output_tokens")
 
 
 def _check_text(fields: Fields) -> None:
