@@ -139,14 +139,16 @@ class HTTPClient(Client):
                     if response.status_code < 400:
                         return tokens, logprobs, await self._read(response, tokens, logprobs, on_token, echoed)
                     raw = await response.aread()
-                    failure = f"status {response.status_code}: {_error_message(raw)}"
+                    error = _error_of(raw)
+                    text = str(error["message"]) if "message" in error else raw[:200].decode(errors="replace")
+                    failure = f"status {response.status_code}: {' '.join(text.split())}"
                     if response.status_code < 500 and response.status_code != 429:
-                        kind = PromptTooLongError if _is_too_long(raw) else UserError
+                        kind = PromptTooLongError if _is_too_long(error) else UserError
                         raise kind(f"{self._url} refused the request with {failure}")
-            except self._failed as error:
-                failure = f"{type(error).__name__}: {error}"
-                if tokens or not isinstance(error, self._retried):  # reported tokens cannot be taken back
-                    raise ServerFailedError(f"{self._url} failed: {failure}") from error
+            except self._failed as broken:
+                failure = f"{type(broken).__name__}: {broken}"
+                if tokens or not isinstance(broken, self._retried):  # reported tokens cannot be taken back
+                    raise ServerFailedError(f"{self._url} failed: {failure}") from broken
         raise ServerFailedError(f"{self._url} failed {self._attempts} times, the last time with {failure}")
 
     async def _read(
@@ -202,19 +204,15 @@ def _choices_of(answer: dict[str, Any], url: str) -> list[dict[str, Any]]:
     return choices
 
 
-def _is_too_long(raw: bytes) -> bool:
-    """Whether an error says so: by OpenAI's code, which this project's server has too, or in vLLM's words."""
+def _error_of(raw: bytes) -> dict[str, Any]:
+    """The error in an answer that has OpenAI's shape; empty where it has another."""
     try:
         error = json.loads(raw)["error"]
-        return error.get("code") == "context_length_exceeded" or "maximum context length" in str(error.get("message"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def _error_message(raw: bytes) -> str:
-    """The message of an error in OpenAI's shape, or the beginning of whatever the server sent, on one line."""
-    try:
-        text = str(json.loads(raw)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        text = raw[:200].decode(errors="replace")
-    return " ".join(text.split())
+        return {}
+    return error if isinstance(error, dict) else {}
+
+
+def _is_too_long(error: dict[str, Any]) -> bool:
+    """Whether an error says so: by OpenAI's code, which this project's server has too, or in vLLM's words."""
+    return error.get("code") == "context_length_exceeded" or "maximum context length" in str(error.get("message"))

@@ -58,25 +58,11 @@ def main(values: flags.FlagValues) -> int:
     if values.url is not None:
         cli.require(values, "model", "tokenizer")
     runtime.prepare()
-    from k2jax.agents.collect.collection import AnswerSource, Collection
     from k2jax.agents.collect.event_loop import run
     from k2jax.agents.collect.monitoring import ChromeTrace, CollectionProgress, serve_metrics
 
     config, folder = cli.config_of(values), Path(values.workdir)
-    source = AnswerSource(values.checkpoint or "", values.url or "", values.model or "")
-    collection = Collection(
-        config,
-        folder,
-        source,
-        _tokenizer(values),
-        samples=values.samples,
-        workers=values.workers,
-        capacity=values.capacity,
-        engines=values.engines,
-        ray=values.ray,
-        deterministic=values.deterministic,
-        media=values.checkpoint is not None and _reads_images(values.checkpoint),
-    )
+    collection = _collection(values, config, folder)
     total = collection.prepare(_tasks(config, values.split, values.tasks))
     progress = CollectionProgress(total, config.rl.correct_reward, collection.emissions())
     printed = time.monotonic()
@@ -108,6 +94,27 @@ def main(values: flags.FlagValues) -> int:
     return 0
 
 
+def _collection(values: flags.FlagValues, config, folder: Path):
+    from k2jax.agents.collect.collection import AnswerSource, Collection
+    from k2jax.convert.loading import tokenizer_of
+    from k2jax.serve.media_readers import checkpoint_reader
+
+    source = AnswerSource(values.checkpoint or "", values.url or "", values.model or "")
+    return Collection(
+        config,
+        folder,
+        source,
+        tokenizer_of(values.tokenizer or values.checkpoint),
+        samples=values.samples,
+        workers=values.workers,
+        capacity=values.capacity,
+        engines=values.engines,
+        ray=values.ray,
+        deterministic=values.deterministic,
+        media=values.checkpoint is not None and checkpoint_reader(values.checkpoint) is not None,
+    )
+
+
 def _verify(folder: str) -> int:
     """Compares the journal with what is stored; returns the exit code."""
     from k2jax.agents.collect.monitoring import verify_collection
@@ -117,20 +124,6 @@ def _verify(folder: str) -> int:
         print(problem)
     print(f"{count:,} trajectories, {len(problems):,} problems")
     return 1 if problems else 0
-
-
-def _tokenizer(values: flags.FlagValues):
-    """The vocabulary of the model that answers."""
-    from k2jax.convert.loading import tokenizer_of
-
-    return tokenizer_of(values.tokenizer or values.checkpoint)
-
-
-def _reads_images(checkpoint: str) -> bool:
-    """Whether a checkpoint's model reads images; UserError where their packages are missing."""
-    from k2jax.serve.media_readers import checkpoint_reader
-
-    return checkpoint_reader(checkpoint) is not None
 
 
 def _tasks(config, split: str, count: int) -> list:

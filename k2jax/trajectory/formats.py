@@ -130,16 +130,8 @@ def exported(trajectories: Iterable[Trajectory], name: str, length: int | None =
         UserError: there is no such format.
     """
     for trajectory in trajectories:
-        reward = trajectory.reward
-        about = {
-            "task": trajectory.task,
-            "domain": trajectory.domain,
-            "key": list(trajectory.key),
-            "status": trajectory.status,
-            "reward": None if reward is None else reward.value,
-        }
         for row in format_rows(trajectory, name, length):
-            yield about | row.to_json()
+            yield trajectory.about | {"status": trajectory.status} | row.to_json()
 
 
 def write_jsonl(path: Path | str, records: Iterable[dict[str, Any]]) -> int:

@@ -137,6 +137,12 @@ class Trajectory:
         return [index for index in range(len(self.nodes)) if index not in parents]
 
     @property
+    def about(self) -> dict[str, Any]:
+        """What exported records say of it, as JSON: ``task``, ``domain``, ``key`` and the value of the ``reward``."""
+        reward = None if self.reward is None else self.reward.value
+        return {"task": self.task, "domain": self.domain, "key": list(self.key), "reward": reward}
+
+    @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
         return int(sum(node.mask.sum() for node in self.nodes))
