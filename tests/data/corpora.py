@@ -32,8 +32,18 @@ def text_folder(folder, texts):
 
 def jsonl_file(path, texts):
     """Writes each text as a line; returns the source that reads the file."""
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return SourceConfig(kind="jsonl", path=str(path))
+    return SourceConfig(kind="jsonl", path=write_records(path, [{"text": text} for text in texts]))
+
+
+def write_records(path, records):
+    """Writes JSON values as lines; returns the path as a configuration has it."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def asked(question, answer):
+    """A record of a question and its answer, each a text or a list of parts."""
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def data_config(cache, sources, **fields):

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 import pytest
 
 from k2jax.data.split import adjusted_threshold, document_hash, threshold_for
-from k2jax.errors import UserError
+from tests.refusal import refused
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.5, 0.9])
@@ -31,5 +31,5 @@ def test_hashes_are_pinned():
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
 def test_fractions_that_make_no_sense(fraction):
-    with pytest.raises(UserError, match=r"data\.held_out"):
+    with refused(r"data\.held_out"):
         threshold_for(fraction)

@@ -16,8 +16,8 @@ from k2jax.config.schema import SourceConfig
 from k2jax.data import DataLoader
 from k2jax.data.conversation_rows import ConversationRows
 from k2jax.data.vision_share import VisionShare, vision_share
-from k2jax.errors import UserError
 from tests.data.corpora import ListStream, equal
+from tests.refusal import refused
 
 LENGTH, BATCH = 64, 4
 TABLE_1 = {"early": ((0.1,), (0.0,)), "mid": ((0.0, 0.2), (0.0, 0.5)), "late": ((0.0, 0.5), (0.0, 0.8))}
@@ -137,7 +137,7 @@ def test_a_source_that_is_used_up_leaves_its_share_to_its_kind_and_without_one_t
     counted = tokens_by_source(data, range(30, 60))
     assert "pictures" not in counted
     assert counted["clips"] / sum(counted.values()) == pytest.approx(0.5, abs=0.01)
-    with pytest.raises(UserError, match="not 60: every source with images, or every other, has max_epochs"):
+    with refused("not 60: every source with images, or every other, has max_epochs"):
         loader(rows, share, steps=60, epochs={"pictures": 2.0, "clips": 2.0})
 
 
@@ -154,7 +154,7 @@ def test_a_source_that_is_used_up_leaves_its_share_to_its_kind_and_without_one_t
 def test_impossible_phases_are_refused_in_one_line(share, starts, words):
     config = defaults("pretrain", vision="nano_vision")
     config.data.images.share, config.data.images.share_from = share, starts
-    with pytest.raises(UserError, match=words):
+    with refused(words):
         resolve(config)
 
 

@@ -5,9 +5,9 @@ from k2jax.config.schema import TokenizerConfig
 from k2jax.data import vocabulary
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.vocabulary import prepare_tokenizer, training_sample
-from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer
 from tests.data.corpora import data_config, text_folder, words
+from tests.refusal import refused
 
 
 def config_of(tmp_path, corpora, train_bytes=10**6, **fields):
@@ -78,9 +78,8 @@ def test_a_damaged_tokenizer_of_the_cache_is_named_with_the_folder_to_delete(tmp
     prepare_tokenizer(config)
     (folder,) = (tmp_path / "cache" / "tokenizers").iterdir()
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace("a", "b", 1))
-    with pytest.raises(UserError, match=f"delete the folder {folder} to have its tokenizer trained again") as error:
+    with refused(f"delete the folder {folder} to have its tokenizer trained again: {folder}/tokenizer.json"):
         prepare_tokenizer(config)
-    assert str(folder / "tokenizer.json") in str(error.value) and "\n" not in str(error.value)
 
 
 def test_other_kinds(tmp_path):
@@ -90,7 +89,7 @@ def test_other_kinds(tmp_path):
     assert prepare_tokenizer(config(kind="bytes")).vocab_size == 258
     byte_tokenizer().save(tmp_path)
     assert prepare_tokenizer(config(kind="file", path=str(tmp_path))).fingerprint == byte_tokenizer().fingerprint
-    with pytest.raises(UserError, match=r"set data\.tokenizer\.path"):
+    with refused(r"set data\.tokenizer\.path"):
         prepare_tokenizer(config(kind="file"))
-    with pytest.raises(UserError, match=r"tokenizer\.kind is 'words'; there are bpe, bytes, file"):
+    with refused(r"tokenizer\.kind is 'words'; there are bpe, bytes, file"):
         prepare_tokenizer(config(kind="words"))

@@ -7,7 +7,6 @@ from renderers.kimi_k2 import KimiK2Renderer
 import tokenizers
 from tokenizers import models
 
-from k2jax.errors import UserError
 from k2jax.text import ChatBuilder, ToolCallParser, chat_format, gguf_tokenizer, load_tokenizer
 from k2jax.text.tool_calls import (
     AFTER_END,
@@ -27,17 +26,14 @@ from k2jax.text.tool_calls import (
     Finished,
     Markup,
 )
+from tests.refusal import refused
 from tests.text import kimi
 from tests.text.test_chat import CALLS, KIMI, TEXT, OracleTokenizer
 from tests.text.test_gguf_vocabulary import small
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-CALL, ARGUMENTS, CALL_END, MESSAGE_END = (
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    "<|im_end|>",
-)
+CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+MESSAGE_END = "<|im_end|>"
 SINGULAR = ("<|tool_call_section_begin|>", "<|tool_call_section_end|>")
 MARKS = [BEGIN, END, CALL, ARGUMENTS, CALL_END, MESSAGE_END, *SINGULAR]
 BITS = [
@@ -272,7 +268,7 @@ def test_the_end_of_document_token_ends_an_answer():
 def test_ids_need_a_byte_level_tokenizer(tmp_path):
     backend = tokenizers.Tokenizer(models.Unigram([("<s>", 0.0), ("</s>", 0.0), ("a", -1.0)], unk_id=0))
     backend.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match="not byte-level"):
+    with refused("not byte-level"):
         ToolCallParser(load_tokenizer(tmp_path))
     with pytest.raises(ValueError, match="need a tokenizer"):
         ToolCallParser().feed_ids([1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import os
 from pathlib import Path
 import re
@@ -14,6 +13,8 @@ import zlib
 import av
 import numpy as np
 from PIL import Image
+
+from tests.data.corpora import asked, write_records
 
 SIDE = 56
 CLAIMED = 10_000_000
@@ -215,6 +216,7 @@ def bad():
         "profile_bomb.png": (profile_bomb(), "too large"),
         "scans.jpg": (scan_bomb(), "scans; at most"),
         "empty.mp4": (b"", "as a video"),
+        "zeros.mp4": (bytes(500), "as a video"),
         "cut.mp4": (movie()[:700], "as a video"),
         "cut.avi": (movie(form="avi")[:4500], "as a video"),
         "sound.mp4": (sound(), "no picture"),
@@ -253,17 +255,14 @@ def kind(name):
     return "video" if name.endswith(VIDEOS) else "image"
 
 
-def write(folder: Path) -> Path:
-    """Writes everything, and a conversation about each, whose answer is its name; returns the file of conversations."""
+def write(folder: Path) -> None:
+    """Writes everything, and to ``chat.jsonl`` a conversation about each, whose answer is its name."""
     for name, data in (good() | {name: data for name, (data, _) in bad().items()}).items():
         (folder / name).write_bytes(data)
     (folder / "folder.png").mkdir()
     os.mkfifo(folder / "pipe.png")
     os.mkfifo(folder / "pipe.mp4")
     (folder / "loop.png").symlink_to("loop.png")
-    lines = []
-    for name in (*good(), *refused()):
-        question = [{"type": kind(name), kind(name): name}, {"type": "text", "text": "What is it?"}]
-        lines.append([{"role": "user", "content": question}, {"role": "assistant", "content": name}])
-    (folder / "chat.jsonl").write_text("".join(json.dumps({"messages": line}) + "\n" for line in lines))
-    return folder / "chat.jsonl"
+    question = [{"type": "text", "text": "What is it?"}]
+    records = [asked([{"type": kind(name), kind(name): name}, *question], name) for name in (*good(), *refused())]
+    write_records(folder / "chat.jsonl", records)

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 
 import numpy as np
-import pytest
 
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey
@@ -16,12 +15,12 @@ from k2jax.data.images.placement import PatchRows
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.training_data import ImageShape, prepare_data
 from k2jax.data.vocabulary import MEDIA_TOKENS
-from k2jax.errors import UserError
 from k2jax.inference.media_reader import ImageReader
 from k2jax.text.chat import ChatBuilder, configured_chat
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.trajectory import Reward, TrajectoryStore
+from tests.refusal import refused
 from tests.rl.test_images import TwoPictures, asked, picture, two_pictures
 
 TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
@@ -127,5 +126,5 @@ def test_batches_hold_the_images(tmp_path):
     assert (np.asarray(batch.media) >= 0).sum() == 4 * PROCESSOR.image(picture(0)).features
     weights, tokens = np.asarray(batch.targets["weights"]), np.asarray(batch.tokens)
     assert (tokens[weights > 0] == 70).sum() == 4
-    with pytest.raises(UserError, match="the model no vision"):
+    with refused("the model no vision"):
         prepare_data(data_config(tmp_path), batch_size=2, seed=0, steps=2)
