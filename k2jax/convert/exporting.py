@@ -119,11 +119,11 @@ def _write_weights(
     total = sum(tensor.bytes for tensor in planned)
     with transfer("exporting", total) as advance:
         for file, shard in zip(files, shards, strict=True):
-            with write_shard(to / file, shard) as writer:
+            with write_shard(to / file, shard) as write:
                 for tensor in shard:
                     for name, block in sorted(parts[tensor.name], key=lambda part: part[1].start):
                         rows = to_rows(specs[name], _read(opened, name, specs[name], block)).astype(tensor.dtype)
-                        writer.write(rows)
+                        write(rows)
                         advance(rows.nbytes)
     if len(files) > 1:
         where = {tensor.name: file for file, shard in zip(files, shards, strict=True) for tensor in shard}

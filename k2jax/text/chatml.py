@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from k2jax.errors import UserError
-from k2jax.text.common_chat import CommonChat
+from k2jax.text.common_chat import ChatFormat
 from k2jax.text.messages import Message, content_text, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
@@ -14,7 +14,7 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 _NO_TOOLS = "this model's chat format (ChatML) has no tools; omit them or use a Kimi K2 tokenizer"
 
 
-class ChatML(CommonChat):
+class ChatML(ChatFormat):
     """ChatML: ``<|im_start|>user``, a line break, the content, ``<|im_end|>``, a line break. It has no tools."""
 
     def __init__(self, tokenizer: Tokenizer, default_system: str = ""):

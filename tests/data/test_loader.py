@@ -89,22 +89,6 @@ def test_sources_drop_out_after_their_passes():
     assert data.sources(10**8) == ["b"] * 4 and data.epochs(100)["a"] == 1.0  # one without a limit lasts
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"sources": {"a": SourceConfig(weight=0.0)}}, "weight must be finite and above 0, not 0.0"),
-        ({"sources": {"a": SourceConfig(weight=float("nan"))}}, "weight must be .* not nan"),
-        ({"sources": {"a": SourceConfig(weight=float("inf"))}}, "weight must be .* not inf"),
-        ({"sources": {"a": SourceConfig(max_epochs=-1.0)}}, "max_epochs must be .* not -1.0"),
-        ({"sources": {}}, "at least one source"),
-    ],
-)
-def test_mistakes_are_one_line(fields, message):
-    with refused(message):
-        loader(**fields)
-
-
 def targets(batches):
     """Target tokens of batches, sorted."""
     return sorted(int(t) for batch in batches for t in batch.tokens[batch.targets["weights"] > 0])

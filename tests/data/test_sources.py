@@ -201,7 +201,6 @@ def test_sources_that_are_not_there(tmp_path):
     refuses(SourceConfig(kind="jsonl", path=str(tmp_path)), r"holds no \*.jsonl files")
     refuses(SourceConfig(kind="text"), r"set data.sources.s.path")
     refuses(SourceConfig(kind="huggingface"), r"set data.sources.s.path")
-    refuses(SourceConfig(kind="csv"), "kind is 'csv'; there are .*stdlib, synthetic_images, text")
     refuses(SourceConfig(kind="text", path=str(tmp_path / "blank.txt")), "has no documents in .*blank.txt: nothing")
     bad = text_folder(tmp_path / "bad", [b"\xff", b"\xfe"])
     refuses(bad, r"has no documents .*: 2 records were skipped, the first in .*0000.txt, line 1, byte 0: not UTF-8")
@@ -213,8 +212,6 @@ def test_only_the_first_skipped_records_are_printed_and_all_are_counted(tmp_path
     source = text_folder(tmp_path, [b"\xff"] * 150 + ["good"])
     assert len(list(documents("s", source, report))) == 1
     assert (report.count, len(report.shown), len(lines)) == (150, 100, 11)
-    with refused("on_corrupt is 'ignore'"):
-        CorruptRecords("ignore")
 
 
 def test_a_description_changes_with_files_and_settings(tmp_path):

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from k2jax.config.schema import TokenizerConfig
+from k2jax.config.schema import SourceConfig, TokenizerConfig
 from k2jax.data import prepare_data
 from tests.data.corpora import data_config, jsonl_file, text_folder, words
 from tests.refusal import refused
@@ -88,8 +88,14 @@ def test_processes_share_what_process_0_builds(tmp_path):
     [
         ({"sources": {}}, "at least one source"),
         ({"sequence_length": 1}, "sequence_length must be at least 2"),
-        ({"held_out": 1.0}, r"data\.held_out"),
-        ({"on_corrupt": "ignore"}, "on_corrupt"),
+        *(({"held_out": share}, r"data\.held_out") for share in (1.0, -0.1, float("nan"))),
+        ({"on_corrupt": "ignore"}, "on_corrupt is 'ignore'"),
+        ({"tokenizer": TokenizerConfig(kind="words")}, r"tokenizer\.kind is 'words'; there are bpe, bytes, file"),
+        ({"sources": {"a": SourceConfig(kind="csv")}}, "kind is 'csv'; there are .*stdlib, synthetic_images, text"),
+        ({"sources": {"a": SourceConfig(weight=0.0)}}, "weight must be finite and above 0, not 0.0"),
+        ({"sources": {"a": SourceConfig(weight=float("nan"))}}, "weight must be .* not nan"),
+        ({"sources": {"a": SourceConfig(weight=float("inf"))}}, "weight must be .* not inf"),
+        ({"sources": {"a": SourceConfig(max_epochs=-1.0)}}, "max_epochs must be .* not -1.0"),
     ],
 )
 def test_mistakes_are_found_before_the_long_work(tmp_path, fields, message):

@@ -91,5 +91,3 @@ def test_other_kinds(tmp_path):
     assert prepare_tokenizer(config(kind="file", path=str(tmp_path))).fingerprint == byte_tokenizer().fingerprint
     with refused(r"set data\.tokenizer\.path"):
         prepare_tokenizer(config(kind="file"))
-    with refused(r"tokenizer\.kind is 'words'; there are bpe, bytes, file"):
-        prepare_tokenizer(config(kind="words"))

@@ -34,6 +34,7 @@ from k2jax.drawings.synthetic import PICTURE_KINDS
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD, content_ids
+from k2jax.text.messages import with_parts
 from k2jax.text.tokenizer import Tokenizer
 
 _TEXTS = "text", "thinking"  # keys of a part's texts, whatever it says its type is
@@ -129,7 +130,7 @@ def read_conversation(
         read = read_clip if kind == "video" else read_image
         return {"type": kind, kind: read(data, limits, name)}
 
-    parts = _with_parts(messages, decoded)
+    parts = with_parts(messages, decoded)
     return VisualConversation(parts, tools, tuple(permitted), tuple(digests), document=whole)
 
 
@@ -188,7 +189,7 @@ class ConversationRenderer:
         """
         parts = lambda part: _rendered_part(part, augmentation)  # noqa: E731
         messages = [_with_reasoning(message, augmentation) for message in conversation.messages]
-        prepared = self._processor.prepare(_with_parts(messages, parts))
+        prepared = self._processor.prepare(with_parts(messages, parts))
         if conversation.document:
             return [self._document(prepared)]
         found = branches(prepared.messages, conversation.tools, self._chat)
@@ -265,19 +266,6 @@ def _rendered_part(part: Any, augmentation: Augmentation | None) -> Any:
         clip = part[kind]
         return {**part, kind: Clip([augmentation.picture(frame) for frame in clip.frames], clip.times)}
     return {**part, kind: augmentation.picture(part[kind])} if kind in MEDIA_TYPES else part
-
-
-def _with_parts(messages: Sequence[Any], change) -> list[Any]:
-    """The messages with every part of their content, or their text, changed by a function."""
-    changed = []
-    for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list | tuple):
-            message = {**message, "content": [change(part) for part in content]}
-        elif isinstance(content, str):
-            message = {**message, "content": change(content)}
-        changed.append(message)
-    return changed
 
 
 def _with_reasoning(message: Any, augmentation: Augmentation | None) -> Any:

@@ -18,7 +18,7 @@ from k2jax.data.images.reading import FILE_LIMITS, ReadLimits, read_image
 from k2jax.data.images.resize import padded_size, to_patches
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.media import MediaSpan
-from k2jax.text.messages import Message
+from k2jax.text.messages import Message, with_parts
 
 MEDIA_TYPES = ("image_url", "image", "video")
 
@@ -110,14 +110,8 @@ class ImageProcessor:
             ImageError: a file is damaged or beyond the limits.
             UserError: a part is malformed, or names a file where none may be opened.
         """
-        prepared, chunks = [], []
-        for message in messages:
-            content = message.get("content") if isinstance(message, Mapping) else None
-            if isinstance(content, list | tuple):
-                parts = [self._part(part, chunks) for part in content]
-                message = {**message, "content": parts}
-            prepared.append(message)
-        return PreparedMessages(prepared, chunks)
+        chunks: list[PatchChunk] = []
+        return PreparedMessages(with_parts(messages, lambda part: self._part(part, chunks)), chunks)
 
     def _part(self, part: Any, chunks: list[PatchChunk]) -> Any:
         """A part of content, with a MediaSpan for an image or a clip, whose chunks are appended."""

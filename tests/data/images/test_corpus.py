@@ -254,7 +254,7 @@ def test_processes_that_measure_write_what_one_writes(tmp_path):
     assert len(files[0]) == len(files[1]) == 4 and one.manifests == two.manifests
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
     with refused(r"corrupt record in .*; repair it"):
-        prepared(tmp_path, sources, workers=2, cache_dir=str(tmp_path / "other"), on_corrupt="fail")
+        prepared(tmp_path, sources, cache_dir=str(tmp_path / "other"), on_corrupt="fail")
 
 
 def test_one_drawn_picture_of_each_split_is_enough(tmp_path):
