@@ -15,10 +15,10 @@ from k2jax.data.chat_rendering import tokenised_chats, tokenised_trajectories
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import Shards, open_shards
-from k2jax.data.sources import CorruptRecords, describe, documents, refuse_skipped
+from k2jax.data.sources import CorruptRecords, at_least_one, describe, documents, refuse_skipped
 from k2jax.data.split import adjusted_threshold, threshold_for
 from k2jax.data.split_writer import SplitWriter
-from k2jax.data.tokenised import Reader, at_least_one, tokenised_texts
+from k2jax.data.tokenised import Reader, tokenised_texts
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
@@ -80,7 +80,7 @@ def _reader(name: str, config: DataConfig, tokenizer: Tokenizer) -> Reader:
         return lambda report: tokenised_texts(name, documents(name, source, report), tokenizer)
     tokenised = tokenised_chats if source.kind == "chat" else tokenised_trajectories
     read = functools.partial(tokenised, name, config, tokenizer)
-    return lambda report: at_least_one(name, source, read(report), report)
+    return lambda report: at_least_one(name, source, read(report), report, "conversations")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,12 +11,13 @@ import itertools
 import os
 from pathlib import Path
 import sysconfig
-from typing import Any
+from typing import Any, TypeVar
 
 from k2jax.config.schema import OnCorrupt, SourceConfig
 from k2jax.errors import UserError
 from k2jax.files import readers as records
 
+Item = TypeVar("Item")
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 LINES_SHOWN = 10
 SUFFIXES = {
@@ -76,7 +77,7 @@ def refuse_skipped(name: str, skipped: Mapping[str, Any], on_corrupt: OnCorrupt)
 
 
 def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterator[tuple[str, str]]:
-    """Yields ``(document name, text)`` of a source, always in the same order and without empty documents.
+    """Pairs ``(document name, text)`` of a source, always in the same order and without empty documents.
 
     Args:
         name: name of the source in the configuration, for error messages.
@@ -91,16 +92,25 @@ def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterat
     else:
         read = {"jsonl": records.jsonl, "parquet": records.parquet}.get(source.kind, records.whole_file)
         named_texts = (document for file in files(name, source) for document in read(file, source.field, report))
-    nonempty = ((where, text) for where, text in named_texts if text)
-    limited = itertools.islice(nonempty, source.max_documents or None)
+    return at_least_one(name, source, ((where, text) for where, text in named_texts if text), report, "documents")
+
+
+def at_least_one(
+    name: str, source: SourceConfig, items: Iterator[Item], report: CorruptRecords, what: str
+) -> Iterator[Item]:
+    """The items of a source, at most ``max_documents`` of them.
+
+    Raises:
+        UserError: there is none; ``what`` says of what.
+    """
+    limited = itertools.islice(items, source.max_documents or None)
     first = next(limited, None)
     if first is None:
         why = "nothing but empty text"
         if report.count:
             why = f"{report.count} records were skipped, the first in {report.shown[0]}"
-        raise UserError(f"source {name!r} has no documents in {source.path or source.kind}: {why}")
-    yield first
-    yield from limited
+        raise UserError(f"source {name!r} has no {what} in {source.path or source.kind}: {why}")
+    return itertools.chain([first], limited)
 
 
 def describe(name: str, source: SourceConfig) -> dict:

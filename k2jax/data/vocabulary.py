@@ -20,11 +20,7 @@ READ_FACTOR = 16  # A source is sampled from its first READ_FACTOR * train_bytes
 
 
 def prepare_tokenizer(
-    config: DataConfig,
-    *,
-    builder: bool = True,
-    wait_seconds: float = 3600.0,
-    log: Callable[[str], None] | None = None,
+    config: DataConfig, *, builder: bool = True, wait_seconds: float = 3600.0, log: Callable[[str], None] | None = None
 ) -> Tokenizer:
     """Returns the configured tokenizer; ``kind=bpe`` is trained on first use, on training documents only.
 

@@ -147,13 +147,8 @@ def render_history(
     return builder
 
 
-def chat_format(tokenizer: Tokenizer, default_system: str | None = None) -> ChatFormat:
+def chat_format(tokenizer: Tokenizer) -> ChatFormat:
     """Returns the chat format whose special tokens a vocabulary has: Kimi K2.5's, Kimi K2's, else ChatML.
-
-    Args:
-        tokenizer: the vocabulary.
-        default_system: text of the system message that is added to a conversation without one; None for the format's
-            default (ChatML and Kimi K2.5's have none).
 
     Raises:
         UserError: it has the special tokens of neither.
@@ -162,7 +157,7 @@ def chat_format(tokenizer: Tokenizer, default_system: str | None = None) -> Chat
     formats = ((thinking_tokens, KimiThinkingChat), (KIMI_TOKENS, KimiChat), (CHATML_TOKENS, ChatML))
     for names, kind in formats:
         if all(tokenizer.has_special(name) for name in names):
-            return kind(tokenizer) if default_system is None else kind(tokenizer, default_system)
+            return kind(tokenizer)
     raise UserError(
         f"the tokenizer has no chat format: it lacks the special tokens of Kimi K2 ({' '.join(KIMI_TOKENS)}) and of "
         f"ChatML ({' '.join(CHATML_TOKENS)}); use a chat model's tokenizer, or train with config.data.chat_format plain"

@@ -17,8 +17,8 @@ _NO_TOOLS = "this model's chat format (ChatML) has no tools; omit them or use a 
 class ChatML(ChatFormat):
     """ChatML: ``<|im_start|>user``, a line break, the content, ``<|im_end|>``, a line break. It has no tools."""
 
-    def __init__(self, tokenizer: Tokenizer, default_system: str = ""):
-        super().__init__(tokenizer, tokenizer.special_id("<|im_end|>"), default_system)
+    def __init__(self, tokenizer: Tokenizer):
+        super().__init__(tokenizer, tokenizer.special_id("<|im_end|>"))
         self.after_end = tokenizer.encode("\n")
         self._start = tokenizer.special_id("<|im_start|>")
         self.generation_prompt = self.direct_prompt = [self._start, *tokenizer.encode("assistant\n")]

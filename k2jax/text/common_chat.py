@@ -26,9 +26,9 @@ class ChatFormat(ABC):
     """
 
     thinks = False
+    default_system = ""
 
-    def __init__(self, tokenizer: Tokenizer, end: int, default_system: str = ""):
-        self.default_system = default_system
+    def __init__(self, tokenizer: Tokenizer, end: int):
         self.end = end
         self.after_end: list[int] = []
         self.generation_prompt: list[int] = []

@@ -70,7 +70,7 @@ def test_rows_in_an_order_of_their_own_are_those_rows(written, chunk, monkeypatc
 def test_a_file_that_is_cut_off_is_one_line(written, part):
     raw = written.read_bytes()
     cut = written.with_name("cut.gguf")
-    cut.write_bytes(raw[: int(len(raw) * part)])
+    cut.write_bytes(raw[: int((len(raw) - 32) * part)])  # fewer than 32 bytes at the end are padding
     with refused("fetch it again"):
         read_gguf(cut)
 

@@ -100,44 +100,18 @@ def test_other_pixels_are_refused_in_files_of_transformers_too(tmp_path, change,
     ("change", "error"),
     [
         ({"sample_fps": 8.0}, "sample_fps 8.0 of .* is not supported, only 2.0 is"),
-        (
-            {"in_patch_limit_video": 655360},
-            "in_patch_limit_video 655360 of .* is not supported, only None is",
-        ),
+        ({"in_patch_limit_video": 655360}, "in_patch_limit_video 655360 of .* is not supported, only None is"),
         ({"patch_size": 16}, "patch_size 16 of .* is not supported, only 14 is"),
         ({"image_mean": [0.48, 0.46, 0.41]}, "image_mean .* is not supported"),
-        (
-            {"in_patch_limit": "many"},
-            "in_patch_limit of .* must be a number of patches, not 'many'",
-        ),
+        ({"in_patch_limit": "many"}, "in_patch_limit of .* must be a number of patches, not 'many'"),
         ({"in_patch_limit": True}, "in_patch_limit of .* must be a number of patches, not True"),
-        (
-            {"in_patch_limit": 10**400},
-            "in_patch_limit of .* must be a number of patches, not 1000",
-        ),
-        (
-            {"patch_limit_on_one_side": 0},
-            "patch_limit_on_one_side of .* must be a number of patches, not 0",
-        ),
+        ({"in_patch_limit": 10**400}, "in_patch_limit of .* must be a number of patches, not 1000"),
+        ({"patch_limit_on_one_side": 0}, "patch_limit_on_one_side of .* must be a number of patches, not 0"),
     ],
 )
 def test_other_pixels_and_frames_are_refused_by_the_name_of_the_key(tmp_path, change, error):
     with refused(error):
         processor_limits(write(tmp_path, **change), VISION)
-
-
-@pytest.mark.parametrize(
-    ("file", "error"),
-    [
-        (GROUP, "in_patch_limit of .* must stand in media_proc_cfg"),
-        ({"media_proc_cfg": [1]}, "media_proc_cfg of .* must be an object"),
-    ],
-    ids=["no group", "a list"],
-)
-def test_published_keys_stand_in_their_group(tmp_path, file, error):
-    (tmp_path / IMAGES_FILE).write_text(json.dumps(file))
-    with refused(error):
-        processor_limits(tmp_path, VISION)
 
 
 @pytest.mark.parametrize("name", [CLIPS_FILE, PROCESSOR_FILE])
@@ -152,10 +126,18 @@ def test_clips_in_transformers_dialect_count_beside_images_as_published(tmp_path
                 processor_limits(tmp_path, VISION)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", "\x00", "[" * 100_000], ids=["list", "open", "null", "deep"])
-def test_a_damaged_file_is_one_line(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        *((text, IMAGES_FILE) for text in ("[]", "{", "\x00", "[" * 100_000)),
+        (json.dumps(GROUP), "in_patch_limit of .* must stand in media_proc_cfg"),
+        (json.dumps({"media_proc_cfg": [1]}), "media_proc_cfg of .* must be an object"),
+    ],
+    ids=["list", "open", "null", "deep", "no group", "a list in place of it"],
+)
+def test_a_file_that_is_damaged_or_has_no_group_is_one_line(tmp_path, text, error):
     (tmp_path / IMAGES_FILE).write_text(text)
-    with refused(IMAGES_FILE):
+    with refused(error):
         processor_limits(tmp_path, VISION)
 
 
@@ -213,8 +195,7 @@ def test_a_copy_keeps_files_that_are_not_supported(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "module"),
-    [(IMAGES_FILE, "image_processing_kimi_k25"), (CLIPS_FILE, "video_processing_kimi_k25")],
+    ("name", "module"), [(IMAGES_FILE, "image_processing_kimi_k25"), (CLIPS_FILE, "video_processing_kimi_k25")]
 )
 def test_what_is_written_are_the_keys_and_defaults_of_transformers_classes(tmp_path, name, module):
     """Their source is read: the classes do not load without torchvision."""

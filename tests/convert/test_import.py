@@ -3,7 +3,7 @@
 import json
 import math
 import re
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -38,21 +38,28 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_orbax_restores_what_was_streamed(folder, tmp_path):
+@pytest.fixture(scope="module")
+def imported(folder, tmp_path_factory):
+    """The workdir of an import, which is only read."""
+    run = tmp_path_factory.mktemp("imported") / "run"
+    import_folder(folder, run)
+    return run
+
+
+def test_orbax_restores_what_was_streamed(folder, imported):
     """The layout is orbax's own: its restore gives the arrays, in the dtype asked for."""
-    import_folder(folder, tmp_path / "run")
     model, params = k2jax.from_pretrained(folder)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float32, sharding=device), abstract(model_specs(model.config))
     )
-    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
-    assert checkpoints.steps() == [0]
+    assert Checkpoints(imported, read_only=True).steps() == [0]
     arguments = ocp.checkpoint_utils.construct_restore_args(shapes)
-    restored = ocp.PyTreeCheckpointer().restore(
-        tmp_path / "run" / "checkpoints" / "0" / "params", item=shapes, restore_args=arguments
-    )
+    step = imported / "checkpoints" / "0"
+    restored = ocp.PyTreeCheckpointer().restore(step / "params", item=shapes, restore_args=arguments)
     jax.tree.map(np.testing.assert_array_equal, restored, params)
+    reader = ParamsReader(step, ["embed"])
+    assert reader.dtype("embed") == np.float32 and reader.shape("embed") == (97, 48)
 
 
 @pytest.mark.parametrize("elements", [40, 1500])
@@ -73,14 +80,16 @@ def test_blocks_cover_every_element_once(folder):
         assert (counts == 1).all(), name
 
 
-def test_the_tokenizer_comes_along_both_ways(folder, tmp_path):
-    import_folder(folder, tmp_path / "run")
-    export_checkpoint(tmp_path / "run", tmp_path / "back")
+def test_the_tokenizer_comes_along_both_ways_and_no_other_takes_its_place(imported, tmp_path):
+    export_checkpoint(imported, tmp_path / "back")
     wanted = byte_tokenizer()
-    for path in (tmp_path / "run" / "tokenizer", tmp_path / "back"):
+    for path in (imported / "tokenizer", tmp_path / "back"):
         assert load_tokenizer(path).fingerprint == wanted.fingerprint
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"]) == (wanted.bos, wanted.eos)
+    train_bpe(["some text, some more text"] * 10, 270).save(tmp_path / "other")
+    with refused("with a tokenizer of its own"):
+        give_tokenizer(tmp_path / "other", imported)
 
 
 def test_an_import_without_a_tokenizer_can_be_given_one(tmp_path, capsys):
@@ -104,31 +113,22 @@ def test_an_import_without_a_tokenizer_can_be_given_one(tmp_path, capsys):
         assert k2jax.load_tokenizer(run).fingerprint == fitting.fingerprint
 
 
-def test_another_tokenizer_is_not_put_in_place_of_the_one_that_is_there(folder, tmp_path):
-    import_folder(folder, tmp_path / "run")
-    train_bpe(["some text, some more text"] * 10, 270).save(tmp_path / "other")
-    with refused("with a tokenizer of its own"):
-        give_tokenizer(tmp_path / "other", tmp_path / "run")
-
-
-def test_a_folder_is_exported_like_a_run(folder, tmp_path):
+def test_a_folder_is_exported_like_a_run(folder, imported, tmp_path):
     """In another dtype, say; the tokenizer comes along."""
     export_checkpoint(folder, tmp_path / "half", dtype="bfloat16")
-    import_folder(folder, tmp_path / "run")
-    export_checkpoint(tmp_path / "run", tmp_path / "wanted", dtype="bfloat16")
+    export_checkpoint(imported, tmp_path / "wanted", dtype="bfloat16")
     names = sorted(path.name for path in (tmp_path / "half").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "wanted").iterdir()) and "tokenizer.json" in names
     for name in names:
         assert (tmp_path / "half" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes(), name
 
 
-def test_a_taken_folder_is_refused(folder, tmp_path):
-    import_folder(folder, tmp_path / "run")
+def test_a_taken_folder_is_refused(folder, imported, tmp_path):
     with refused("holds a run already"):
-        import_folder(folder, tmp_path / "run")
-    export_checkpoint(tmp_path / "run", tmp_path / "back")
+        import_folder(folder, imported)
+    (tmp_path / "some.safetensors").touch()
     with refused("holds weights already"):
-        export_checkpoint(tmp_path / "run", tmp_path / "back")
+        export_checkpoint(imported, tmp_path)
 
 
 def test_killed_and_repeated_it_completes(folder, tmp_path):
@@ -145,7 +145,7 @@ def test_killed_and_repeated_it_completes(folder, tmp_path):
     deadline = time.monotonic() + 120
     while (not done.exists() or done.read_text().count("\n") < 5) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     written = set(done.read_text().splitlines())
     assert len(written) >= 5 and not (tmp_path / "run" / "checkpoints").exists()
@@ -197,8 +197,8 @@ def test_parameters_of_a_run_are_read_by_workdir_or_by_step(tmp_path):
     assert half[0].dtype == jnp.bfloat16 and half[1]["embed"].dtype == jnp.bfloat16
 
 
-def test_a_damaged_array_is_one_line(folder, tmp_path):
-    import_folder(folder, tmp_path / "run")
+def test_a_damaged_array_is_one_line(imported, tmp_path):
+    shutil.copytree(imported, tmp_path / "run")
     for file in (tmp_path / "run" / "checkpoints" / "0" / "params" / "d").iterdir():
         file.write_bytes(b"")
     with refused("checkpoints/0 is damaged"):
@@ -244,9 +244,3 @@ def write_sparse(folder, vocab):
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + offset)
     return str(folder)
-
-
-def test_reader_names_the_dtype(folder, tmp_path):
-    import_folder(folder, tmp_path / "run")
-    reader = ParamsReader(tmp_path / "run" / "checkpoints" / "0", ["embed"])
-    assert reader.dtype("embed") == np.float32 and reader.shape("embed") == (97, 48)

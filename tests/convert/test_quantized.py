@@ -61,10 +61,7 @@ def test_fp8_by_hand(tmp_path):
     scales = struct.pack("<4f", 0.5, 3.0, 5.0, 0.25)
     stored = write(
         tmp_path,
-        [
-            ("x.weight", "F8_E4M3", [rows, columns], codes.tobytes()),
-            ("x.weight_scale_inv", "F32", [2, 2], scales),
-        ],
+        [("x.weight", "F8_E4M3", [rows, columns], codes.tobytes()), ("x.weight_scale_inv", "F32", [2, 2], scales)],
     )
     tensor = logical_tensors(stored, FP8)["x.weight"]
     expected = np.ones((rows, columns), np.float32)

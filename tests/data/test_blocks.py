@@ -36,13 +36,6 @@ def test_the_sums_do_not_depend_on_how_a_file_is_cut_into_pieces(cuts):
     assert [block_count(size) for size in (0, 1, BLOCK, BLOCK + 1)] == [0, 1, 1, 2]
 
 
-@given(st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, len(CONTENT))).map(sorted), min_size=1))
-def test_any_ranges_read_as_they_were_written(tmp_path_factory, ranges):
-    file = opened(tmp_path_factory.mktemp("x"))
-    for start, stop in ranges:
-        assert file.read(start, stop) == CONTENT[start:stop]
-
-
 @given(st.integers(0, len(CONTENT) - 1), st.sets(st.integers(0, len(CONTENT)), min_size=2, max_size=2).map(sorted))
 def test_a_range_is_refused_if_a_block_that_it_touches_is_altered(tmp_path_factory, at, ends):
     folder = tmp_path_factory.mktemp("x")

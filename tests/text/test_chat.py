@@ -106,27 +106,6 @@ def test_kimi_conversations_are_those_of_renderers(messages, tools, prompt):
         assert builder.by_assistant == mask
 
 
-def test_kimi_format_to_the_letter():
-    messages = [
-        {"role": "user", "content": "weather?"},
-        {"role": "assistant", "content": None, "tool_calls": [CALL, CALL | {"id": None}]},
-        {"role": "tool", "tool_call_id": CALL["id"], "name": "get_weather", "content": "sunny"},
-    ]
-    builder = build(KIMI, messages, [{"type": "function", "function": {"name": "f", "b": [1, 2], "a": "é"}}])
-    builder.open_assistant()
-    assert kimi.text_of(builder.tokens) == (
-        '<|im_system|>tool_declare<|im_middle|>[{"function":{"a":"é","b":[1,2],"name":"f"},"type":"function"}]<|im_end|>'
-        "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>"
-        "<|im_user|>user<|im_middle|>weather?<|im_end|>"
-        "<|im_assistant|>assistant<|im_middle|><|tool_calls_section_begin|>"
-        "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-        "<|tool_call_begin|>functions.get_weather:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
-        "<|tool_calls_section_end|><|im_end|>"
-        "<|im_system|>get_weather<|im_middle|>## Return of functions.get_weather:0\nsunny<|im_end|>"
-        "<|im_assistant|>assistant<|im_middle|>"
-    )
-
-
 def test_calls_without_an_id_are_counted_over_the_conversation():
     unnamed = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
     builder = ChatBuilder(KIMI)
@@ -135,6 +114,7 @@ def test_calls_without_an_id_are_counted_over_the_conversation():
     builder.add(unnamed)
     builder.add(unnamed)
     text = kimi.text_of(builder.tokens)
+    assert "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|><|im_end|>" in text
     assert "functions.f:1<" in text and "functions.f:2<" in text and "functions.f:0<" not in text
 
 
@@ -220,7 +200,8 @@ def test_smollm2_conversations_are_those_of_its_template():
         [{"role": "system", "content": "Be terse."}, {"role": "user", "content": "Hi"}],
         [{"role": role, "content": f"{role} é\n\n1"} for role in ("user", "assistant", "user")],
     ):
-        builder = build(chat_format(tokenizer, default), messages)
+        begun = [] if messages[0]["role"] == "system" else [{"role": "system", "content": default}]
+        builder = build(chat_format(tokenizer), begun + messages)
         builder.open_assistant()
         expected = template.render(messages=messages, add_generation_prompt=True)
         assert kimi.text_of(builder.tokens, tokenizer) == expected
@@ -233,11 +214,6 @@ def test_the_special_tokens_choose_the_format():
     assert KIMI.end == kimi.special_tokens()["<|im_end|>"] and CHATML.end == 2
     with refused("no chat format"):
         chat_format(byte_tokenizer())
-
-
-def test_no_default_system_text_where_none_is_wanted():
-    builder = build(chat_format(kimi.tokenizer(), ""), [{"role": "user", "content": "x"}])
-    assert kimi.text_of(builder.tokens) == "<|im_user|>user<|im_middle|>x<|im_end|>"
 
 
 def test_a_missing_special_token_names_its_neighbours():

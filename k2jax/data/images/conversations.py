@@ -21,7 +21,7 @@ from PIL import Image
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.chat_rendering import branches, messages_and_tools
 from k2jax.data.images.augment import IN_PLACE, OPERATIONS, Augmentation, draw_augmentation, has_direction
-from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
+from k2jax.data.images.frames import Clip, read_clip, read_frames
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.places import MediaPlaces, read_media
@@ -298,11 +298,14 @@ def _media(part: Any) -> list[MeasuredMedia]:
 
 def _listed(files: list[Any], rate: Any, places: MediaPlaces, limits: ReadLimits) -> tuple[Clip, str]:
     """The sampled frames of a video that is a list of images, and a digest of their files."""
-    numbers, digest, frames, left = frame_numbers(files, rate), hashlib.sha256(), [], limits.clip_megapixels
-    for number in numbers:
-        name = f"frame {number + 1} of the video"
-        data = read_media(files[number], places, limits, name)
+    digest, left = hashlib.sha256(), limits.clip_megapixels
+
+    def read(file: Any, name: str) -> Image.Image:
+        nonlocal left
+        data = read_media(file, places, limits, name)
         digest.update(hashlib.sha256(data).digest())
-        frames.append(read_image(data, limits._replace(megapixels=min(limits.megapixels, left)), name))
-        left -= frames[-1].width * frames[-1].height / 1e6
-    return listed_clip(frames, numbers, rate), digest.hexdigest()
+        frame = read_image(data, limits._replace(megapixels=min(limits.megapixels, left)), name)
+        left -= frame.width * frame.height / 1e6
+        return frame
+
+    return read_frames(files, rate, read), digest.hexdigest()

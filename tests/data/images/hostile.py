@@ -126,16 +126,12 @@ def scan_bomb(side=6000, scans=5000):
 
 def movie(count=12, size=(32, 16), rate=8, form="mp4", codec="mpeg4"):
     """A video whose frame f has the grey value 20 f."""
-    file = io.BytesIO()
+    file, frames = io.BytesIO(), [Image.new("RGB", size, (20 * number % 256,) * 3) for number in range(count)]
     with av.open(file, "w", format=form) as container:
         stream = container.add_stream(codec, rate=rate)
-        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
-        for number in range(count):
-            frame = av.VideoFrame.from_image(Image.new("RGB", size, (20 * number % 256,) * 3))
-            for packet in stream.encode(frame):
-                container.mux(packet)
-        for packet in stream.encode():
-            container.mux(packet)
+        (stream.width, stream.height), stream.pix_fmt = size, "yuv420p"
+        for frame in (*map(av.VideoFrame.from_image, frames), None):  # None: no frame follows
+            container.mux(stream.encode(frame))
     return file.getvalue()
 
 
