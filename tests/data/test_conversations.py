@@ -14,7 +14,7 @@ from k2jax.data import prepare_data
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.conversation_rows import ConversationRows, best_fit, marked, unmarked
 from k2jax.text import byte_tokenizer
-from tests.data.corpora import asked, data_config, equal, words, write_records
+from tests.data.corpora import asked, data_config, write_records
 from tests.refusal import refused
 from tests.text import kimi
 from tests.text import test_thinking_chat as thinking
@@ -166,29 +166,6 @@ def test_a_longer_row_and_another_format_are_other_data(tmp_path):
     assert prepare_shards("s", longer, BYTES).manifest["skipped"]["count"] == 0
     with refused("no chat format"):
         prepare_shards("s", dataclasses.replace(config, chat_format="auto"), BYTES)
-
-
-def test_several_sources_are_mixed_in_a_seeded_order_and_read_again_from_the_cache(tmp_path):
-    sources = {
-        name: chat_file(tmp_path / f"{name}.jsonl", [asked(text, name) for text in words(40, seed)])
-        for seed, name in enumerate(("first", "second"))
-    }
-    config = data_config(tmp_path / "cache", sources, chat_format="plain", sequence_length=64)
-    one, two = (prepare_data(config, **RUN) for _ in range(2))
-    assert one.fingerprint == two.fingerprint
-    assert all(equal(one.loader.batch(step), two.loader.batch(step)) for step in range(RUN["steps"]))
-    assert not equal(one.loader.batch(0), prepare_data(config, **(RUN | {"seed": 2})).loader.batch(0))
-    drawn = [name for step in range(RUN["steps"]) for name in one.loader.sources(step)]
-    assert set(drawn) == {"first", "second"}
-    for step in range(RUN["steps"]):
-        batch = one.loader.batch(step)
-        for tokens, weights, source in zip(
-            batch.tokens, batch.targets["weights"], one.loader.sources(step), strict=True
-        ):
-            assert set(BYTES.decode(tokens[weights == 1])) == set(source)
-    changed = dataclasses.replace(sources["first"], max_documents=30)
-    other = dataclasses.replace(config, sources=sources | {"first": changed})
-    assert prepare_data(other, **RUN).fingerprint != one.fingerprint
 
 
 def test_held_out_prompts_are_those_that_an_answer_follows(tmp_path):

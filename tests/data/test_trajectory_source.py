@@ -58,6 +58,8 @@ def deep(prompt):
 
 def test_all_answers_to_a_prompt_are_on_one_side_of_the_split(tmp_path):
     splits = conversations_of(prepared(tmp_path, [deep(prompt) for prompt in range(40)], held_out=0.5), 16)
+    for split in splits:  # the first path of a trajectory trains on both of its answers, the second on its own end
+        assert sorted({(len(ids), sum(weights)) for ids, weights in split}) == [(10, 3.0), (10, 6.0)]
     counts = [Counter(ids[1] for ids, _ in split) for split in splits]
     assert set(counts[0].values()) == set(counts[1].values()) == {2} and not counts[0].keys() & counts[1].keys()
 
@@ -74,16 +76,6 @@ def test_a_trajectory_that_a_filter_refuses_is_no_data(tmp_path):
         answers = [ids[3] for split in conversations_of(shards, 16) for ids, _ in split]
         counts[filters] = tuple(answers.count(token) for token in (5, 6, 8))
     assert counts == {(): (10, 0, 0), ("correct_answer",): (10, 0, 10), ("finished",): (10, 10, 0)}
-
-
-def test_every_branch_is_a_conversation_and_both_are_in_one_split(tmp_path):
-    shards = prepared(tmp_path, [sampled(prompt, [[5, prompt, 1], [6, prompt, 1]]) for prompt in range(12)])
-    prompts = []
-    for found in conversations_of(shards, 16):
-        assert all(weights == [0.0] * 3 + [1.0] * 3 for _, weights in found)
-        prompts.append(sorted(ids[1] for ids, _ in found))
-        assert prompts[-1][::2] == prompts[-1][1::2]  # each twice
-    assert sorted(prompts[0] + prompts[1]) == sorted(2 * [100 + prompt for prompt in range(12)])
 
 
 @pytest.mark.parametrize(

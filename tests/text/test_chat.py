@@ -210,7 +210,9 @@ def test_smollm2_conversations_are_those_of_its_template():
 
 
 def test_the_special_tokens_choose_the_format():
-    assert type(KIMI).__name__ == "KimiChat" and type(CHATML).__name__ == "ChatML"
+    formats = [KIMI, CHATML, chat_format(kimi.thinking_tokenizer())]
+    assert [type(chat).__name__ for chat in formats] == ["KimiChat", "ChatML", "KimiThinkingChat"]
+    assert [chat.thinks for chat in formats] == [False, False, True]
     assert KIMI.end == kimi.special_tokens()["<|im_end|>"] and CHATML.end == 2
     with refused("no chat format"):
         chat_format(byte_tokenizer())

@@ -197,11 +197,6 @@ def test_parameters_without_a_type_are_refused_in_one_line(parameters):
         ChatBuilder(CHAT, [{"type": "function", "function": {"name": "f", "parameters": parameters}}])
 
 
-def test_the_special_tokens_choose_the_format():
-    assert type(CHAT).__name__ == "KimiThinkingChat" and CHAT.thinks
-    assert not chat_format(kimi.tokenizer()).thinks
-
-
 def parsed(ids, thinking):
     parser = ToolCallParser(tokenizer(), thinking)
     parser.feed_ids(ids)
