@@ -58,6 +58,17 @@ def words(count, seed=0):
     return [f"{seed}-{i} " + "".join(rng.choice(list("abc é\n"), rng.integers(1, 40))) for i in range(count)]
 
 
+def stored(stream):
+    """The texts of a split of bytes, checking that each lies between bos and eos."""
+    texts = []
+    for i in range(stream.documents):
+        bos, *ids, eos = stream.read(int(stream.offsets[i]), int(stream.offsets[i + 1])).tolist()
+        assert (bos, eos) == (0, 1) and not {0, 1} & set(ids)
+        texts.append(bytes(i - 2 for i in ids).decode())
+        assert stream.document_bytes[i] == len(ids)
+    return texts
+
+
 def equal(a, b):
     """Whether two PackedBatches are equal in every leaf."""
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))

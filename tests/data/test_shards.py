@@ -17,7 +17,7 @@ from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import TokenStream, open_shards
 from k2jax.data.split_writer import SplitWriter
 from k2jax.text import byte_tokenizer
-from tests.data.corpora import data_config, jsonl_file, text_folder, words
+from tests.data.corpora import data_config, jsonl_file, stored, text_folder, words
 from tests.refusal import refused
 
 BYTES = byte_tokenizer()
@@ -31,17 +31,6 @@ def prepared(tmp_path, texts, **fields):
 def existing(tmp_path, **fields):
     """Configuration of the shards that ``prepared`` wrote."""
     return data_config(tmp_path / "cache", {"s": text_folder(tmp_path / "corpus", [])}, **fields)
-
-
-def stored(stream):
-    """The texts of a split, checking that each lies between bos and eos."""
-    texts = []
-    for i in range(stream.documents):
-        bos, *ids, eos = stream.read(int(stream.offsets[i]), int(stream.offsets[i + 1])).tolist()
-        assert (bos, eos) == (0, 1) and not {0, 1} & set(ids)
-        texts.append(bytes(i - 2 for i in ids).decode())
-        assert stream.document_bytes[i] == len(ids)
-    return texts
 
 
 def cache_folder(tmp_path):

@@ -6,7 +6,7 @@ from k2jax.data import vocabulary
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.vocabulary import prepare_tokenizer, training_sample
 from k2jax.text import byte_tokenizer
-from tests.data.corpora import data_config, text_folder, words
+from tests.data.corpora import data_config, stored, text_folder, words
 from tests.refusal import refused
 
 
@@ -16,23 +16,11 @@ def config_of(tmp_path, corpora, train_bytes=10**6, **fields):
     return data_config(tmp_path / "cache", sources, tokenizer=tokenizer, **fields)
 
 
-def training_texts(config):
-    """Training documents that are stored, by source."""
-    streams = {name: prepare_shards(name, config, byte_tokenizer()).train for name in config.sources}
-    return {
-        name: [
-            bytes((s.read(int(s.offsets[i]) + 1, int(s.offsets[i + 1]) - 1) - 2).tolist()).decode()
-            for i in range(s.documents)
-        ]
-        for name, s in streams.items()
-    }
-
-
 @pytest.mark.parametrize("held_out", [0.0, 0.3, 0.99])
 def test_the_tokenizer_learns_from_all_training_documents_and_no_others(tmp_path, held_out):
     config = config_of(tmp_path, {"a": words(30, seed=1), "b": words(5, seed=2)}, held_out=held_out)
-    stored = training_texts(config)
-    assert sorted(training_sample(config)) == sorted(stored["a"] + stored["b"])
+    texts = [text for name in "ab" for text in stored(prepare_shards(name, config, byte_tokenizer()).train)]
+    assert sorted(training_sample(config)) == sorted(texts)
 
 
 def test_a_sample_takes_equal_shares_and_what_small_sources_leave(tmp_path):

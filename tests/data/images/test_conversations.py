@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import io
 import json
 
 import numpy as np
@@ -14,6 +13,7 @@ from k2jax.data.images.augment import OPERATIONS, Augmentation
 from k2jax.data.images.conversations import ConversationRenderer, read_conversation
 from k2jax.data.images.places import NOWHERE, MediaPlaces
 from k2jax.data.images.reading import FILE_LIMITS, ImageError
+from tests.data.images.hostile import encoded
 from tests.refusal import refused
 from tests.text.test_thinking_chat import CHAT, tokenizer
 
@@ -22,10 +22,8 @@ CALL = {"id": "c", "type": "function", "function": {"name": "crop", "arguments":
 
 
 def picture_url(first=0, side=8):
-    file = io.BytesIO()
     pixels = (first + np.arange(3 * side * side)).astype(np.uint8).reshape(side, side, 3)
-    Image.fromarray(pixels).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(encoded(Image.fromarray(pixels))).decode()}"
 
 
 def conversation(answer, permitted=OPERATIONS):
