@@ -27,6 +27,9 @@ GROUP = {  # as Kimi K2.5 publishes it
 }  # fmt: skip
 
 
+TRANSFORMERS = {"max_patches": 900, "rescale_factor": 1 / 255}
+
+
 def write(folder, **changes):
     (folder / IMAGES_FILE).write_text(json.dumps({"media_proc_cfg": GROUP | changes}))
     return folder
@@ -80,25 +83,6 @@ def test_keys_of_transformers_count_before_a_group_that_it_keeps(tmp_path):
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"do_normalize": False}, "do_normalize False"),
-        ({"resample": 0}, "resample 0"),
-        ({"rescale_factor": 1.0}, "rescale_factor 1.0"),
-        ({"size": {"max_height": 60, "max_width": 50}}, "max_width 50"),
-        ({"size": {"shortest_edge": 224}}, "needs max_height and max_width"),
-        ({"size": 5}, "size of .* must be an object, not 5"),
-        ({"do_center_crop": True}, "do_center_crop True"),
-        ({"image_mean": [0.1] * 10_000}, "^image_mean .{,600}$"),
-    ],
-)
-def test_other_pixels_are_refused_in_files_of_transformers_too(tmp_path, change, error):
-    (tmp_path / IMAGES_FILE).write_text(json.dumps({"max_patches": 900, "rescale_factor": 1 / 255} | change))
-    with refused(error):
-        processor_limits(tmp_path, VISION)
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
         ({"sample_fps": 8.0}, "sample_fps 8.0 of .* is not supported, only 2.0 is"),
         ({"in_patch_limit_video": 655360}, "in_patch_limit_video 655360 of .* is not supported, only None is"),
         ({"patch_size": 16}, "patch_size 16 of .* is not supported, only 14 is"),
@@ -107,11 +91,21 @@ def test_other_pixels_are_refused_in_files_of_transformers_too(tmp_path, change,
         ({"in_patch_limit": True}, "in_patch_limit of .* must be a number of patches, not True"),
         ({"in_patch_limit": 10**400}, "in_patch_limit of .* must be a number of patches, not 1000"),
         ({"patch_limit_on_one_side": 0}, "patch_limit_on_one_side of .* must be a number of patches, not 0"),
+        (TRANSFORMERS | {"do_normalize": False}, "do_normalize False"),
+        (TRANSFORMERS | {"resample": 0}, "resample 0"),
+        (TRANSFORMERS | {"rescale_factor": 1.0}, "rescale_factor 1.0"),
+        (TRANSFORMERS | {"size": {"max_height": 60, "max_width": 50}}, "max_width 50"),
+        (TRANSFORMERS | {"size": {"shortest_edge": 224}}, "needs max_height and max_width"),
+        (TRANSFORMERS | {"size": 5}, "size of .* must be an object, not 5"),
+        (TRANSFORMERS | {"do_center_crop": True}, "do_center_crop True"),
+        (TRANSFORMERS | {"image_mean": [0.1] * 10_000}, "^image_mean .{,600}$"),
     ],
 )
-def test_other_pixels_and_frames_are_refused_by_the_name_of_the_key(tmp_path, change, error):
+def test_other_pixels_and_frames_are_refused_by_the_name_of_the_key_in_both_dialects(tmp_path, change, error):
+    values = change if "max_patches" in change else {"media_proc_cfg": GROUP | change}
+    (tmp_path / IMAGES_FILE).write_text(json.dumps(values))
     with refused(error):
-        processor_limits(write(tmp_path, **change), VISION)
+        processor_limits(tmp_path, VISION)
 
 
 @pytest.mark.parametrize("name", [CLIPS_FILE, PROCESSOR_FILE])

@@ -14,11 +14,12 @@ from transformers.video_utils import VideoMetadata
 
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.images import processor
-from k2jax.data.images.frames import Clip, read_clip, sampled_frames
+from k2jax.data.images.frames import Clip, read_clip, read_frames, sampled_frames
 from k2jax.data.images.patch_packing import pack_chunks
 from k2jax.data.images.places import MediaPlaces
 from k2jax.data.images.processor import ImageProcessor, feature_index, run_processor
 from k2jax.data.images.reading import ImageError
+from k2jax.errors import UserError
 from k2jax.text import ChatBuilder
 from k2jax.text.media import MEDIA_PAD
 from tests.data.images.hostile import encoded, movie
@@ -112,6 +113,14 @@ def test_frames_are_sampled_twice_a_second_with_the_first_and_the_last():
     assert sampled_frames(3, 1.0).tolist() == [0, 1, 2]  # never more than there are
     assert sampled_frames(1, 30.0).tolist() == [0]
     assert sampled_frames(300, 30.0).tolist()[:2] == [0, 16] and len(sampled_frames(300, 30.0)) == 20
+
+
+def test_a_number_of_frames_is_refused_before_the_first_is_read():
+    def refuse(count):
+        raise UserError(f"{count} frames")
+
+    with refused("^3 frames$"):
+        read_frames(["a"] * 6, 4, None, refuse)
 
 
 def test_a_video_file_gives_its_sampled_frames_with_their_times():
