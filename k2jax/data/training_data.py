@@ -22,6 +22,7 @@ from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from k2jax.data.images.batches import ImageBatches
     from k2jax.data.images.corpus import VisualCorpus
     from k2jax.data.images.placement import PatchRows
     from k2jax.data.loader import SplitRows
@@ -99,11 +100,7 @@ def prepare_data(
     options = {"builder": builder, "wait_seconds": wait_seconds, "log": log}
     tokenizer = tokenizer or prepare_tokenizer(config, **options)
     shards = {name: _prepare_source(name, config, tokenizer, images, **options) for name in sorted(config.sources)}
-    batches = None
-    if images:
-        from k2jax.data.images.batches import ImageBatches  # needs the extra ``vision``, as text does not
-
-        batches = ImageBatches(images.rows, images.vision, images.local_rows)
+    batches = _image_batches(images)
     loader = DataLoader(
         {name: _rows(config, name, source, TRAIN) for name, source in shards.items()},
         config.sources,
@@ -132,7 +129,7 @@ def _prepare_source(
         return prepare_shards(name, config, tokenizer, **options)
     if images is None:
         raise UserError(f"data.sources.{name} has images, and the model no vision: set model.vision.layers")
-    from k2jax.data.images.corpus import prepare_visual
+    from k2jax.data.images.corpus import prepare_visual  # needs the extra ``vision``, as text does not
 
     return prepare_visual(name, config, tokenizer, images.vision, **options)
 
@@ -147,6 +144,14 @@ def _rows(config: DataConfig, name: str, source: Shards | VisualCorpus, split: s
         return VisualRows(source.split(split), config.sequence_length, patches=config.images.patches, augment=augment)
     stream = source.train if split == TRAIN else source.held_out
     return (ConversationRows if kind in CONVERSATIONS else RowSource)(stream, config.sequence_length)
+
+
+def _image_batches(images: ImageShape | None) -> ImageBatches | None:
+    if images is None:
+        return None
+    from k2jax.data.images.batches import ImageBatches
+
+    return ImageBatches(images.rows, images.vision, images.local_rows)
 
 
 def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards | VisualCorpus]) -> str:
