@@ -22,7 +22,7 @@ class RowSource:
     """
 
     def __init__(self, stream: TokenStream, sequence_length: int):
-        """Raises UserError if the split is too short for a token and its target, as every row is long enough."""
+        """Raises UserError if the whole split is too short for a token and its target."""
         if stream.tokens < 2:
             raise UserError(f"a split holds {stream.tokens} tokens: it needs at least 2, a token and its target")
         self.stream, self.length = stream, sequence_length

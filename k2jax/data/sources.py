@@ -157,7 +157,9 @@ def files(name: str, source: SourceConfig) -> list[Path]:
     paths = sorted((Path(os.path.abspath(p)) for p in paths if p.is_file()), key=Path.as_posix)
     if not paths:
         kinds = ", ".join(f"*{suffix}" for suffix in suffixes if suffix)
-        why = f"holds no {kinds} files".replace("  ", " ") if path.is_dir() else "does not exist and matches no files"
+        why = (
+            f"holds no {f'{kinds} ' if kinds else ''}files" if path.is_dir() else "does not exist and matches no files"
+        )
         raise UserError(f"source {name!r}: {path} {why}")
     return paths
 

@@ -52,8 +52,8 @@ def test_a_plain_conversation_of_several_turns_is_one_document_after_the_other(t
 )
 def test_questions_and_answers_alternate_and_a_refusal_leaves_no_trace(roles):
     builder = ChatBuilder(PLAIN)
-    *given_roles, last = ({"s": "system", "a": "assistant", "t": "tool", "u": "user"}[initial] for initial in roles)
-    for role in given_roles:
+    *others, last = ({"s": "system", "a": "assistant", "t": "tool", "u": "user"}[initial] for initial in roles)
+    for role in others:
         builder.add({"role": role, "content": "x"})
     before = list(builder.tokens)
     with refused("the user asks and the assistant answers in turn"):
