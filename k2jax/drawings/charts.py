@@ -11,16 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from k2jax.drawings.canvas import (
-    COLOURS,
-    FONTS,
-    INK,
-    LEAST_POINTS,
-    Split,
-    VisualSample,
-    blank,
-    font_folder,
-)
+from k2jax.drawings.canvas import COLOURS, FONTS, INK, LEAST_POINTS, Split, VisualSample, blank, font_folder
 
 LEVELS, LABELLED = 10, 2
 """A bar has one of so many heights, each the same whole number of pixels; every second one is labelled."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from k2jax.client import PromptTooLongError
-from k2jax.data.images.frames import Clip, frame_numbers, listed_clip
+from k2jax.data.images.frames import Clip, read_frames
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.reading import FILE_LIMITS, ImageError, ReadLimits, decode_data_url, is_data_url, read_image
@@ -135,9 +135,7 @@ class _Reading:
 
     def _clip(self, urls: Any, rate: Any) -> Clip:
         """The sampled frames of a video; the others are not decoded."""
-        numbers = frame_numbers(urls, rate)
-        self._check_count(len(numbers))  # before the first is decoded
-        return listed_clip([self._image(urls[number]) for number in numbers], numbers, rate)
+        return read_frames(urls, rate, lambda url, _: self._image(url), before=self._check_count)
 
     def _check_count(self, new: int) -> None:
         most = self._reader.limits.images

@@ -32,7 +32,7 @@ from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.sampled import SampledConversation
 from k2jax.data.manifest import FORMAT, HELD_OUT, read_manifest
 from k2jax.data.processes import ordered_map
-from k2jax.data.sources import CorruptRecords, describe
+from k2jax.data.sources import CorruptRecords, describe, refuse_skipped
 from k2jax.errors import UserError
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import Tokenizer
@@ -213,12 +213,7 @@ def prepare_visual(
 
     get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds)
     corpus = VisualCorpus(folder, measurer)
-    skipped = corpus.manifest["skipped"]
-    if skipped["count"] and config.on_corrupt == "fail":
-        raise UserError(
-            f"source {name!r} has {skipped['count']} corrupt records, the first in {skipped['first'][0]}; repair them, "
-            "or set data.on_corrupt=skip"
-        )
+    refuse_skipped(name, corpus.manifest["skipped"], config.on_corrupt)
     return corpus
 
 
