@@ -18,16 +18,13 @@ import contextlib
 import contextvars
 from typing import Any
 
-import numpy as np
-
-from k2jax.client import Client, Completion, OnToken, Sampling, check_scored
+from k2jax.client import Completion, OnToken, Sampling
 from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
 from k2jax.inference.media import PlacedChunk
 from k2jax.inference.request import Request, RequestWatch
+from k2jax.inference.request_client import RequestClient
 
-SCORING = Sampling(max_tokens=1, temperature=0.0, prompt_logprobs=True)
-"""Asks for the log-probabilities of a prompt; the one token that is drawn with them is not read."""
 _CURRENT: contextvars.ContextVar[dict[int, Participant]] = contextvars.ContextVar("participants")
 
 
@@ -98,7 +95,7 @@ class _Call:
             self.participant.waits = False
 
 
-class LockstepClient(Client):
+class LockstepClient(RequestClient):
     """Steps an engine for coroutines on one event loop; see the module's text. ``on_token`` runs on another thread.
 
     Example:
@@ -176,32 +173,7 @@ class LockstepClient(Client):
                 raise result
         return results
 
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        *,
-        resume: Completion | None = None,
-        on_token: OnToken | None = None,
-        media: Sequence[PlacedChunk] = (),
-    ) -> Completion:
-        """Generates after a prompt with ``media``, see ``Engine.make_request``; see ``Client.generate``.
-
-        Raises:
-            UserError: a prompt or sampling parameter that the engine refuses; a caller that is no participant, or that
-                waits for another generation already.
-            RuntimeError: the engine has failed.
-        """
-        _, completion = await self._run(prompt, sampling, resume=resume, on_token=on_token, media=media)
-        return completion
-
-    async def score(self, ids: Sequence[int], start: int, media: Sequence[PlacedChunk] = ()) -> np.ndarray:
-        """Log-probabilities of given tokens in one prefill; see ``Client.score``, and ``generate`` for its errors."""
-        check_scored(ids, start)
-        request, _ = await self._run(ids, SCORING, media=media)
-        return np.array(request.prompt_logprobs, np.float32)[start - 1 :]
-
-    async def _run(
+    async def run_request(
         self,
         prompt: Sequence[int],
         sampling: Sampling,
@@ -210,6 +182,7 @@ class LockstepClient(Client):
         on_token: OnToken | None = None,
         media: Sequence[PlacedChunk] = (),
     ) -> tuple[Request, Completion]:
+        """See ``RequestClient``."""
         participant = self._current()
         if self._deterministic and participant is None:
             raise UserError("generate needs a participant around it: async with client.participant(), or client.gather")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pallas_kernels.mla_attention import AttentionInputs, blocks, mla_attention, mosaic, xla
-from tests.pallas_kernels.test_mla_attention import NAMES, SCALE, assert_close, random_inputs
+from tests.pallas_kernels.attention_oracle import NAMES, SCALE, assert_close, random_inputs
 
 ROWS = ([37, 5, 60, 1, 30], [129])  # lengths of documents; what is left of a row is padding
 BACKENDS = {

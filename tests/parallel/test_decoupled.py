@@ -149,7 +149,7 @@ def test_a_micro_batch_adds_to_the_gradient_of_the_features_that_it_shows_alone(
 
 @pytest.mark.parametrize(
     "at_once",
-    [PATCHES, pytest.param(4 * PATCHES, marks=pytest.mark.slow), 8 * PATCHES],
+    [PATCHES, *(pytest.param(rows * PATCHES, marks=pytest.mark.slow) for rows in (4, 8))],
     ids=lambda patches: f"{patches} patches at once",
 )
 def test_on_one_device_the_gradients_are_those_of_one_program(monkeypatch, at_once):

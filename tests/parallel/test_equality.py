@@ -39,7 +39,7 @@ GRADIENTS = {
     },
 }
 SMALL = {"model.layers": 2, "model.heads": 8, "train.micro_batches": 1}
-SHARED = {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2}
+SHARED = {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2, "train.micro_batches": 1}
 FEW_SLOTS = {"parallel.expert_slots": 0.2, "parallel.expert": 2}
 DROPPING = {
     "expert": SMALL | FEW_SLOTS,
@@ -97,10 +97,8 @@ def grouped_alone():
     "case", [case if case == "expert" else pytest.param(case, marks=pytest.mark.slow) for case in DROPPING]
 )
 def test_rows_without_a_slot_are_counted(case):
-    check_dropped_rows(one_step(DROPPING[case], gradients=True, crowd=True), DROPPING[case])
-
-
-def check_dropped_rows(found, overrides):
+    overrides = DROPPING[case]
+    found = one_step(overrides, gradients=case != "expert", counts=True, crowd=True)
     real = found["real"]  # [micro-batches, rows]; every token goes to the first rank
     devices = overrides["parallel.expert"] * overrides.get("parallel.data", 1)
     tokens = real.shape[1] * 32 // devices
@@ -127,11 +125,12 @@ def assert_same_step(here, one):
 
 
 def test_a_step_on_a_mesh_is_that_of_one_device(one):
-    assert_same_step(one_step(WHOLE, step=True, validate=True), one)
+    """And the state before it is made there as it is on one device."""
+    assert_same_step(one_step(WHOLE, step=True, validate=True, init=True), one)
 
 
-def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device():
-    assert_same_step(one_step(SMALL | SHARED, gradients=True), one_step(SMALL, gradients=True))
+def test_a_step_where_devices_share_rows_and_layers_is_that_of_one_device(one):
+    assert_same_step(one_step(SHARED, step=True), one)
 
 
 @pytest.mark.slow
