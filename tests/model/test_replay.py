@@ -29,6 +29,7 @@ def model():
     return params, tokens, np.moveaxis(np.asarray(stats.expert_ids, np.int16), 0, 2)
 
 
+@jax.jit
 def loss_and_gradient(params, tokens, replayed):
     parent = jnp.broadcast_to(jnp.arange(LENGTH) - 1, tokens.shape)
 
@@ -36,7 +37,7 @@ def loss_and_gradient(params, tokens, replayed):
         hidden_BSD, _ = forward(params, tokens, None, None, CONFIG, replayed=replayed)
         return token_logprobs(hidden_BSD, parent, tokens, head_weight(params)).sum()
 
-    return jax.jit(jax.value_and_grad(loss))(params)
+    return jax.value_and_grad(loss)(params)
 
 
 def others(experts):
