@@ -17,7 +17,7 @@ import pytest
 import pallas_kernels
 from pallas_kernels.expert_exchange import exchange_cost, expert_combine, expert_dispatch, expert_parallel
 from pallas_kernels.grouped_matmul import grouped_matmul, grouped_matmul_transposed
-from pallas_kernels.mla_attention import mla_attention, visited_blocks
+from pallas_kernels.mla_attention import mla_attention
 from pallas_kernels.mla_decode import Partial, attend, merge, mla_decode
 from pallas_kernels.newton_schulz import coefficients, newton_schulz, newton_schulz_stacks
 from pallas_kernels.routed_experts import expert_counts, kept_rows, routed_experts
@@ -31,7 +31,7 @@ each_impl_and_dtype = pytest.mark.parametrize(("impl", "dtype"), [("xla", F32), 
 TESTED = {
     "expert_exchange": {"expert_combine", "expert_dispatch", "expert_parallel", "exchange_cost"},
     "grouped_matmul": {"grouped_matmul", "grouped_matmul_transposed"},
-    "mla_attention": {"mla_attention", "visited_blocks"},
+    "mla_attention": {"mla_attention"},
     "mla_decode": {"attend", "merge", "mla_decode"},
     "newton_schulz": {"newton_schulz", "newton_schulz_stacks"},
     "routed_experts": {"expert_counts", "kept_rows", "routed_experts"},
@@ -81,13 +81,6 @@ def test_mla_attention(batch, length, masked, impl, dtype):
     stats = jax.jit(attention)(*arrays)[1]
     np.testing.assert_array_equal(stats.max_logit, np.full(heads, -np.inf, np.float32), strict=True)
     assert (stats.lse.shape, stats.lse.dtype) == ((batch, heads, length), F32)
-
-
-@each_empty
-def test_visited_blocks(batch, length):
-    visited = visited_blocks(jnp.zeros((batch, length), jnp.int32), length, 128)
-    assert (int(visited), visited.dtype) == (0, jnp.int32)
-    assert int(visited_blocks(None, 0, 128)) == 0
 
 
 @each_impl_and_dtype
