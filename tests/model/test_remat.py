@@ -20,6 +20,7 @@ from k2jax.model.decoder import run_stack
 from k2jax.model.remat import Remat, activation_bytes, activation_table
 from k2jax.params import abstract, map_specs
 from pallas_kernels.expert_exchange import expert_parallel
+from tests.aot.programs import prepare
 from tests.inference.tiny import GQA, MLA, NORMED, PLAIN
 from tests.jaxpr import equations
 from tests.model.saved import named_bytes, saved
@@ -317,9 +318,7 @@ def test_types_inside_a_checked_shard_map_are_those_of_a_mesh():
 
 def test_a_tpu_program_moves_offloaded_activations_to_host_memory(monkeypatch):
     """The CPU ignores memory kinds; a program compiled for a TPU has as much more host memory as the table says."""
-    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"):
-        monkeypatch.setenv(name, "")
-    topology.prepare()
+    prepare(monkeypatch)
     model = replace_keys(MLA, {"d_model": 256, "layers": 5, "kernels": "xla"})
     config = experiment(model, "selective", offload=("layer_input", "layer_middle"))
     mesh = jax.sharding.Mesh(np.array(topology.devices("v5e:2x2")[:1]), ("data",))
