@@ -84,6 +84,7 @@ def test_packed_documents_equal_separate_runs(model):
     assert stats.expert_tokens.shape == (config.layers - config.dense_layers, config.moe.experts)
 
 
+@pytest.mark.slow
 def test_long_sequences_have_the_gradients_of_their_documents():
     """Beyond ``xla.UNROLL_UP_TO`` tokens attention loops over tiles."""
     config = replace_keys(TINY, {"layers": 1, "dense_layers": 1})

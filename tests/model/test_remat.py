@@ -272,7 +272,8 @@ def assert_same(got, expected):
 
 @pytest.mark.parametrize("model", [SMALL, pytest.param(DENSE, marks=pytest.mark.slow)], ids=["mla-moe", "gqa-dense"])
 def test_recomputation_and_offload_change_nothing_but_rounding(model):
-    loss, got = loss_and_gradients(model, Remat("selective", offload=("layer_input", "attention_output")))
+    kept = Remat("selective", offload=("layer_input", "attention_output")) if model == SMALL else Remat("full")
+    loss, got = loss_and_gradients(model, kept)
     expected_loss, expected = loss_and_gradients(model, Remat("none"))
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
     assert_same(got, expected)
@@ -319,7 +320,7 @@ def test_types_inside_a_checked_shard_map_are_those_of_a_mesh():
 def test_a_tpu_program_moves_offloaded_activations_to_host_memory(monkeypatch):
     """The CPU ignores memory kinds; a program compiled for a TPU has as much more host memory as the table says."""
     prepare(monkeypatch)
-    model = replace_keys(MLA, {"d_model": 256, "layers": 5, "kernels": "xla"})
+    model = replace_keys(MLA, {"d_model": 256, "layers": 3, "dense_layers": 3, "kernels": "xla"})
     config = experiment(model, "selective", offload=("layer_input", "layer_middle"))
     mesh = jax.sharding.Mesh(np.array(topology.devices("v5e:2x2")[:1]), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, P())
@@ -336,10 +337,8 @@ def test_a_tpu_program_moves_offloaded_activations_to_host_memory(monkeypatch):
         )
 
     memory = jax.jit(jax.grad(loss)).lower(params, tokens).compile().memory_analysis()
-    expected = sum(
-        count * sum(activation_bytes(config, TOKENS, group, jnp.bfloat16)[name] for name in config.train.offload)
-        for group, count in (("dense", 1), ("moe", 4))
-    )
+    table = activation_bytes(config, TOKENS, "dense", jnp.bfloat16)
+    expected = 3 * sum(table[name] for name in config.train.offload)
     assert expected <= memory.host_temp_size_in_bytes <= 1.5 * expected
 
 
