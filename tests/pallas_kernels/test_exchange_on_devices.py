@@ -221,7 +221,7 @@ def test_bfloat16_rows_travel_unchanged_and_sum_in_float32():
     goes_TP = (ids[..., None] // (E // ranks) == np.arange(ranks)).any(axis=2).reshape(-1, ranks)
     rows_PTD = np.asarray((x.astype(jnp.float32) * factor[:, None, None]).astype(jnp.bfloat16), np.float64)
     expected = np.einsum("tp,ptd->td", goes_TP, rows_PTD)
-    for backend in ("dense", "a2a", "dma"):
+    for backend in ("a2a", "dma"):
         tokens_spec = Spec("expert")
         mapped = jax.shard_map(
             partial(one, backend=backend),

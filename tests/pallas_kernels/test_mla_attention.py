@@ -99,7 +99,7 @@ def assert_matches(inputs, exit, dout, backend, tolerance=1e-5):
         ("unrolled", 1, H),
         ("looped", 7, H),
         ("mosaic", 1, 1),
-        ("mosaic 256", 260, 5),
+        pytest.param("mosaic 256", 260, 5, marks=pytest.mark.slow),
     ],
 )
 @settings(max_examples=5)

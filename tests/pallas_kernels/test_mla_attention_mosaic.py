@@ -229,6 +229,7 @@ def check_arrays_that_do_not_vary(devices):
     inputs = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
     exit_BT = jnp.full((2, 9), 9, jnp.int32)
 
+    @functools.partial(jax.jit, static_argnums=0)
     def gradients(impl, *inputs):
         def loss(*inputs):
             return jnp.square(mla_attention(*inputs, exit=exit_BT, scale=0.4, impl=impl)[0]).sum()

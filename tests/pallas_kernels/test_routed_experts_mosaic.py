@@ -70,9 +70,8 @@ def keep_first(ids, experts, copies):
     return np.where(np.cumsum(ids < experts).reshape(ids.shape) <= copies, ids, experts).astype(np.int32)
 
 
-@settings(max_examples=6)
-@given(shape=st.sampled_from(SHAPES), routing=st.sampled_from(ROUTINGS), seed=st.integers(0, 2**31))
-@example(shape=SHAPES[0], routing="none", seed=0)
+@settings(max_examples=3)
+@given(shape=st.sampled_from(SHAPES[1:]), routing=st.sampled_from(ROUTINGS), seed=st.integers(0, 2**31))
 @example(shape=SHAPES[1], routing="one expert", seed=0)
 @example(shape=SHAPES[1], routing="uniform", seed=0)
 @example(shape=SHAPES[1], routing="none", seed=0)
@@ -88,22 +87,28 @@ def test_output_and_every_gradient_are_exact_for_any_routing(shape, routing, see
     check_poisoned(arrays, dy, ids, max_copies, tiles)
 
 
-def test_a_bound_that_is_reached_is_exact_and_one_that_is_passed_is_not_a_number():
+@pytest.mark.slow
+@pytest.mark.parametrize("routing", ["uniform", "none"])
+def test_one_token_is_exact(routing):
+    tokens, active, experts, max_copies, tiles = SHAPES[0]
+    check_poisoned(*inputs(tokens, active, experts, 0), route(routing, 1, 1, 1, 0), max_copies, tiles)
+
+
+def test_more_copies_than_the_bound_are_not_a_number():
     """Copies that do not fit must not be dropped silently: every output and gradient with rows is NaN."""
     tokens, active, experts, max_copies, tiles = SHAPES[2]
     arrays, dy = inputs(tokens, active, experts, 0)
     ids = route("uniform", tokens, active, experts, 0)
-    check_poisoned(arrays, dy, keep_first(ids, experts, max_copies), max_copies, tiles)
     ids = keep_first(ids, experts, max_copies + 1)
     y, (dx, dw13, dw2, dgates) = ours(arrays, dy, ids, max_copies, tiles)
     assert all(np.all(np.isnan(array)) for array in (y, dx, dgates, dw13, dw2))
 
 
 def test_bfloat16_inputs_sum_in_float32():
-    ids = route("uniform", 300, 2, 3, 2)
+    ids = route("uniform", 120, 2, 3, 2)
     ids[:, 0] = 1
     tiles = ExpertTiles(32, 16, F, 4, 16, WEIGHTS._replace(rows=32))
-    check_bfloat16(partial(ours, max_copies=None, tiles=tiles), *inputs(300, 2, 3, 2), ids)
+    check_bfloat16(partial(ours, max_copies=None, tiles=tiles), *inputs(120, 2, 3, 2), ids)
 
 
 def test_packed_words_hold_the_bits_of_both_halves():
@@ -115,7 +120,7 @@ def test_packed_words_hold_the_bits_of_both_halves():
 
 def test_copies_between_memories_do_not_race(capfd):
     """The detector forgets its findings when the next kernel starts, but it prints each race."""
-    tokens, active, experts = 11, 2, 2
+    tokens, active, experts = 6, 2, 2
     arrays, dy = inputs(tokens, active, experts, 0)
     ids = route("mixed with none", tokens, active, experts, 0)
     tiles = ExpertTiles(4, 4, F, D // 2, 4, MatmulTiles(16, 8, 4, 4))
@@ -216,7 +221,9 @@ def test_unfused_reference_is_the_same_function():
     assert_close("y", jax.jit(unfused)(*arrays, ids), loop_oracle(*arrays, ids), 1e-5)
 
 
-@pytest.mark.parametrize(("impl", "platform"), [("pallas", "tpu"), ("interpret", "cpu")])
+@pytest.mark.parametrize(
+    ("impl", "platform"), [("pallas", "tpu"), pytest.param("interpret", "cpu", marks=pytest.mark.slow)]
+)
 def test_lowers_inside_a_checked_shard_map(impl, platform):
     """Tokens vary over the mesh and weights do not: their gradient is a sum over the mesh."""
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
