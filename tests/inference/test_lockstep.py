@@ -13,7 +13,7 @@ from k2jax.inference.client import LockstepClient
 from k2jax.inference.weights import named_leaves
 from tests.inference.tiny import GQA, engine, prompts, weights
 
-COROUTINES, TURNS = 12, 2
+COROUTINES, TURNS = 24, 2
 PROMPTS = prompts(*(3 + i % 9 for i in range(COROUTINES)))
 
 
