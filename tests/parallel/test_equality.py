@@ -40,7 +40,7 @@ GRADIENTS = {
     },
 }
 SMALL = {"model.layers": 2, "model.heads": 8, "train.micro_batches": 1}
-SHARED = {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2, "train.micro_batches": 1}
+SHARED = {"parallel.context": 2, "parallel.tensor": 2, "parallel.expert": 2}
 FEW_SLOTS = {"parallel.expert_slots": 0.2, "parallel.expert": 2}
 DROPPING = {
     "expert": SMALL | FEW_SLOTS,
@@ -153,8 +153,8 @@ def test_a_step_on_a_mesh_is_that_of_one_device(one):
     assert_same_step(one_step(WHOLE, step=True, validate=True, init=True), one)
 
 
-def test_a_step_where_devices_share_rows_and_layers_is_that_of_one_device(one):
-    assert_same_step(one_step(SHARED, step=True), one)
+def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device():
+    assert_same_step(one_step(SMALL | SHARED, gradients=True), one_step(SMALL, gradients=True))
 
 
 @pytest.mark.slow
