@@ -91,17 +91,17 @@ class Schedule:
         spans = [slice(*pair) for pair in itertools.pairwise(cuts)]
         return [Phase(span, *kinds[span.start], bool((self.loss[span] >= 0).any())) for span in spans]
 
-    def seconds(self, forward: float, backward: float) -> float:
-        """Time when every tick waits for its slowest stage, from the time of a chunk's forward and backward."""
-        return sum(
+    def bubble(self) -> float:
+        """Share of the time in which an average stage is idle, where every tick waits for its slowest stage.
+
+        A backward that recomputes costs three forwards.
+        """
+        forward, backward = 1.0, 3.0
+        seconds = sum(
             (phase.ticks.stop - phase.ticks.start) * (forward * phase.forward + backward * phase.backward)
             for phase in self.phases()
         )
-
-    def bubble(self, forward: float = 1.0, backward: float = 3.0) -> float:
-        """Share of the time in which an average stage is idle (a backward that recomputes costs three forwards)."""
-        ideal = self.micro_batches * self.chunks / self.stages * (forward + backward)
-        return 1.0 - ideal / self.seconds(forward, backward)
+        return 1.0 - self.micro_batches * self.chunks / self.stages * (forward + backward) / seconds
 
 
 def build_pipeline_schedule(stages: int, rounds: int, chunks: int, micro_batches: int) -> Schedule:

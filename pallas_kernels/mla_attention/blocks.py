@@ -123,12 +123,6 @@ def whole_blocks(exit: Array | None, batch: int, length: int, block: int) -> Arr
     return jnp.pad(jnp.minimum(exit, length).astype(jnp.int32), ((0, 0), (0, -length % block)))
 
 
-def visited_blocks(exit: Array | None, length: int, block: int) -> Array:
-    """Number of pairs that a kernel computes for exits ``[B, S]`` (None: one causal sequence), int32 scalar."""
-    exit_BS = whole_blocks(exit, 1 if exit is None else exit.shape[0], length, block)
-    return _visible(exit_BS, block)[0].sum(dtype=jnp.int32)
-
-
 def _visible(exit_BS: Array, block: int, start_BS: Array | None = None) -> tuple[Array, Array]:
     """Two bool arrays ``[B, query blocks, key blocks]``: whether the pair is scheduled, and whether it is full."""
     shape_BNb = (exit_BS.shape[0], exit_BS.shape[1] // block, block)

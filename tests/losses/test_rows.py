@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from k2jax.losses import Rows
-from tests.pallas_kernels.test_mla_attention import tree_exit
+from tests.pallas_kernels.attention_oracle import tree_exit
 
 
 @st.composite
