@@ -14,6 +14,7 @@ from k2jax.checkpoint import run_config
 from k2jax.config import Config, resolve
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
+from k2jax.model.selection_noise import selection_noise
 from k2jax.report.metrics import read_metrics
 from k2jax.report.style import save_figure
 from k2jax.reproduce.results import RunResult
@@ -55,7 +56,7 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None, only: st
         config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
         resolved = resolve(config)
         print(f"\n[{number}/{len(runs)}] {run}", flush=True)
-        with study.around(resolved):
+        with selection_noise(study.selection_noise if resolved.stage == "rl" else None):
             exit_code = train_once(resolved, workdir / run)
         if exit_code not in (0, 3):
             return exit_code
