@@ -23,14 +23,12 @@ from k2jax.config.schema import SourceConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.drawings.canvas import COLOURS
 from k2jax.errors import UserError
-from k2jax.tasks.oracle_check import check
 from k2jax.tasks.pictures.oracle import picture_demonstrations
 from k2jax.tasks.pictures.tools import KINDS, PICTURE, kind_of, question_of
 from k2jax.tasks.pictures.verifier import TRUTH
 from tests.agents.sandbox.backends import backend
 from tests.command import run_command
 from tests.data.corpora import data_config
-from tests.tasks.test_benchmarks_of_code import rewards
 from tests.text import kimi
 
 SOLVE = oracles.get("picture_tools")
@@ -97,13 +95,12 @@ def test_pixels_and_questions_alone_give_the_truth_of_every_kind(place):
         assert expected(task) == (sorted(truth) if isinstance(truth, list) else truth), question_of(task)
 
 
-def test_the_teachers_calls_earn_1_on_every_kind_and_the_null_policy_0():
+def test_the_teachers_calls_earn_1_on_every_kind_and_the_null_policy_0(check):
     wide = load_tasks("picture_tools", ("count=5", "show=true", "height=70"), split="test")
     tasks = [*load_tasks("picture_tools", ("count=10",)), *wide]
-    result = check(tasks, SOLVE)
+    solved = check(tasks, SOLVE)
     assert {task.domain for task in tasks} == {f"picture_tools/{kind}" for kind in KINDS}
-    assert rewards(result.oracle) == [1.0] * 15 and rewards(result.null) == [0.0] * 15
-    assert not any("Error" in printed for episode in result.oracle for printed in results_of(episode))
+    assert not any("Error" in printed for episode in solved for printed in results_of(episode))
 
 
 def test_the_prompt_shows_the_picture_of_the_sandbox_or_text_alone():
