@@ -15,7 +15,7 @@ from tests.tasks.conftest import rewards
 
 
 def test_solutions_of_every_kind_earn_1_and_the_null_policy_0(check):
-    tasks = load_tasks("commands", ("count=16",))
+    tasks = [task for kind in COMMANDS for task in load_tasks("commands", (f"kinds={kind}", "count=1"))]
     check(tasks, oracles.get("commands"))
     assert {task.domain for task in tasks} == set(COMMANDS)
 

@@ -14,11 +14,11 @@ from tests.tasks.conftest import rewards
 
 
 def test_solutions_of_every_kind_earn_1_and_the_null_policy_0(check):
-    tasks = load_tasks("expressions", ("count=12",))
+    tasks = [task for kind in FORMS for task in load_tasks("expressions", (f"kinds={kind}", "count=1"))]
     solved = check(tasks, oracles.get("expressions"))
     assert {task.domain for task in tasks} == set(FORMS)
     tested = [node.message["content"] for each in solved for node in each.nodes if node.message["role"] == "tool"]
-    assert tested == ["True"] * 12  # the interpreter holds the example
+    assert tested == ["True"] * len(tasks)  # the interpreter holds the example
 
 
 WRONG = ("{1}", "{2}", "y", "x\ndef f(x): return 0", "__import__('os')._exit(0)", "open('/proc/1/mem')")

@@ -88,7 +88,7 @@ def expected(task):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_pixels_and_questions_alone_give_the_truth_of_every_kind(place):
-    tasks = load_tasks("picture_tools", ("count=200", "seed=3", place))
+    tasks = load_tasks("picture_tools", ("count=60", "seed=3", place))
     assert {kind_of(task) for task in tasks} == set(KINDS)
     for task in tasks:
         truth = task.metadata[TRUTH]
@@ -97,7 +97,7 @@ def test_pixels_and_questions_alone_give_the_truth_of_every_kind(place):
 
 def test_the_teachers_calls_earn_1_on_every_kind_and_the_null_policy_0(check):
     wide = load_tasks("picture_tools", ("count=5", "show=true", "height=70"), split="test")
-    tasks = [*load_tasks("picture_tools", ("count=10",)), *wide]
+    tasks = [*load_tasks("picture_tools", ("count=5",)), *wide]
     solved = check(tasks, SOLVE)
     assert {task.domain for task in tasks} == {f"picture_tools/{kind}" for kind in KINDS}
     assert not any("Error" in printed for episode in solved for printed in results_of(episode))
@@ -127,7 +127,7 @@ def test_tasks_depend_on_the_seed_and_splits_have_other_pictures():
 
 
 def test_another_picture_in_the_sandbox_is_another_answer():
-    tasks = load_tasks("picture_tools", ("count=6", "kinds=area"))
+    tasks = load_tasks("picture_tools", ("count=3", "kinds=area"))
     for task, other in zip(tasks, tasks[1:] + tasks[:1], strict=True):
         exchanged = dataclasses.replace(task, metadata=task.metadata | {FILES: other.metadata[FILES]})
         assert expected(exchanged) != task.metadata[TRUTH]
@@ -180,9 +180,9 @@ def run_cells(messages, task, folder, monkeypatch):
 
 
 def test_demonstrations_are_text_and_show_what_the_cells_print(tmp_path, monkeypatch):
-    tasks = load_tasks("picture_tools", ("count=10",))
+    tasks = load_tasks("picture_tools", ("count=5",))
     records = list(picture_demonstrations(tasks, direct=0.0))
-    assert len(records) == 10
+    assert len(records) == 5
     for task, record in zip(tasks, records, strict=True):
         messages: list[Message] = record["messages"]
         assert messages[0] == task.instruction[0] and all(isinstance(m["content"], str) for m in messages)
@@ -193,13 +193,13 @@ def test_demonstrations_are_text_and_show_what_the_cells_print(tmp_path, monkeyp
 
 
 def test_only_demonstrations_with_the_right_answer_are_kept_and_a_share_is_direct():
-    tasks = load_tasks("picture_tools", ("count=20", "kinds=count+locate"))
+    tasks = load_tasks("picture_tools", ("count=16", "kinds=count+locate"))
     changed = {"visual_count": 99, "visual_boxes": [[0, 0, 1, 1]]}
     wrong = [dataclasses.replace(t, metadata=t.metadata | {TRUTH: changed[t.verifier]}) for t in tasks[:2]]
     kept = [record["messages"][0] for record in picture_demonstrations([*wrong, *tasks[2:4]], direct=0.0)]
     assert kept == [task.instruction[0] for task in tasks[2:4]]
     records = list(picture_demonstrations(tasks, direct=0.8))
-    assert len(records) == 20 and 12 <= sum(len(record["messages"]) == 2 for record in records) < 20
+    assert len(records) == 16 and 9 <= sum(len(record["messages"]) == 2 for record in records) < 16
     with pytest.raises(UserError, match="between 0 and 1"):
         list(picture_demonstrations([], direct=-1.0))
 

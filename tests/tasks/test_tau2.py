@@ -75,7 +75,7 @@ def folder(tmp_path):
 
 
 def test_generated_tasks_give_an_oracle_1_and_a_null_policy_0(check):
-    tasks = load_tasks("tau2", ("count=24",)) + load_tasks("tau2", ("count=6", "seed=1"), "test")
+    tasks = load_tasks("tau2", ("count=8",)) + load_tasks("tau2", ("count=2", "seed=1"), "test")
     check(tasks, oracles.get("tau2"))
     prompts = {
         split: {t.instruction[1]["content"] for t in load_tasks("tau2", ("count=90",), split)}
