@@ -3,13 +3,9 @@
 import json
 import subprocess
 
-import pytest
-
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions
-from k2jax.agents.split import split_of
-from k2jax.errors import UserError
 from k2jax.tasks.commands.dataset import COMMANDS, command_demonstrations
 from tests.tasks.conftest import rewards
 
@@ -57,14 +53,3 @@ def test_the_teacher_shows_what_a_shell_prints_and_only_where_it_looks_the_right
         right[len(messages) == 6].append(test.returncode == 0)
     assert all(right[True]) and len(right[True]) > 20
     assert len(right[False]) > 20 and 0.1 < sum(right[False]) / len(right[False]) < 0.6
-
-
-def test_splits_are_disjoint_and_what_is_unknown_is_refused():
-    train, test = ({task.id for task in load_tasks("commands", ("count=200",), s)} for s in ("train", "test"))
-    assert not train & test and {split_of(name) for name in test} == {"test"}
-    assert load_tasks("commands", ("count=9",)) == load_tasks("commands", ("count=9",))
-    assert load_tasks("commands", ("count=9", "seed=1")) != load_tasks("commands", ("count=9",))
-    with pytest.raises(UserError, match="did you mean 'sort'"):
-        load_tasks("commands", ("kinds=sorted",))
-    with pytest.raises(UserError, match="between 0 and 1"):
-        list(command_demonstrations([], direct=2.0))

@@ -2,13 +2,9 @@
 
 import json
 
-import pytest
-
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import said
-from k2jax.agents.split import split_of
-from k2jax.errors import UserError
 from k2jax.tasks.expressions.dataset import FORMS, expression_demonstrations
 from tests.tasks.conftest import rewards
 
@@ -47,14 +43,3 @@ def test_the_teacher_shows_what_python_says_and_is_right_wherever_it_tests():
         right[len(messages) > 2].append(eval(messages[-1]["content"], names) == names["y"])
     assert all(right[True]) and 120 < len(right[True]) < 180
     assert 0.2 < sum(right[False]) / len(right[False]) < 0.5
-
-
-def test_splits_are_disjoint_and_what_is_unknown_is_refused():
-    train, test = ({task.id for task in load_tasks("expressions", ("count=200",), s)} for s in ("train", "test"))
-    assert not train & test and {split_of(name) for name in test} == {"test"}
-    assert load_tasks("expressions", ("count=9",)) == load_tasks("expressions", ("count=9",))
-    assert load_tasks("expressions", ("count=9", "seed=1")) != load_tasks("expressions", ("count=9",))
-    with pytest.raises(UserError, match="did you mean 'half'"):
-        load_tasks("expressions", ("kinds=halve",))
-    with pytest.raises(UserError, match="between 0 and 1"):
-        list(expression_demonstrations([], direct=-1.0))
