@@ -120,7 +120,8 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         f"{len(measured.seeds)} seeds. Calls are of sampled episodes, tokens of greedy ones. Fine-tuning and "
         f"reinforcement learning took {minutes_of(results, ('sft', 'rl'))} minutes of training time a seed.\n"
     )
-    return Summary(text, success_figure(results, measured, LABELS, WAYS, "tasks"))
+    title = "Episodes of training that are right"
+    return Summary(text, success_figure(results, measured, LABELS, WAYS, what="tasks", title=title))
 
 
 STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)

@@ -40,4 +40,4 @@ def prepare(workdir: Path):
 
 
 STUDY = study.study(prepare)
-get_config = STUDY.get_config
+get_config, runs, summarize = STUDY.get_config, STUDY.runs, STUDY.summarize

@@ -67,7 +67,13 @@ def seed_bars(
 
 
 def success_figure(
-    results: Mapping[str, RunResult], measured: SeedRecords, runs: Mapping[str, str], ways: Mapping[str, str], what: str
+    results: Mapping[str, RunResult],
+    measured: SeedRecords,
+    runs: Mapping[str, str],
+    ways: Mapping[str, str],
+    *,
+    what: str,
+    title: str = "Sampled episodes of training that are right",
 ) -> Figure:
     """What is right in the training ``rl``, and held-out success of several runs as bars.
 
@@ -77,10 +83,11 @@ def success_figure(
         runs: labels of the runs, from top to bottom, by name.
         ways: labels of two shares of each run, by key.
         what: what an episode solves, in the plural.
+        title: of the training's panel.
     """
     figure, axes = new_figure(1, 2, height=4.0)
     seed_curves(axes[0, 0], results, "rl", "accuracy", label="right", color=PALETTE[0])
-    style_axes(axes[0, 0], title="Sampled episodes of training that are right", x="iteration", y="share")
+    style_axes(axes[0, 0], title=title, x="iteration", y="share")
     axes[0, 0].set_ylim(0, 1.02)
     legend(axes[0, 0])
     seed_bars(axes[0, 1], measured, runs, ways)

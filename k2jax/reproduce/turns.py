@@ -127,7 +127,7 @@ class Turns:
             f"reinforcement learning took {minutes_of(results, ('sft', 'rl'))} minutes of training time a "
             "seed.\n"
         )
-        return Summary(text, success_figure(results, measured, self.labels, WAYS, "problems"))
+        return Summary(text, success_figure(results, measured, self.labels, WAYS, what="problems"))
 
     def _rows(self, measured: SeedRecords) -> tuple[Sequence[str], list[tuple[str, ...]]]:
         """Heading and rows of the table of runs."""
