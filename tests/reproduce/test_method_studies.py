@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from k2jax.config import PackingConfig, resolve
+from k2jax.config import PackingConfig
 from k2jax.model.selection_noise import noise_of_scoring, noisy_bias, selection_noise
 from k2jax.parallel.mesh import make_mesh
 from k2jax.params import abstract
 from k2jax.reproduce import RunResult, relative_spread
-from k2jax.reproduce.study import check_held_out
+from k2jax.reproduce.study import check_held_out, run_configs
 from k2jax.reproduce.study_file import load_study_file
 from k2jax.rl.packing.rows import pack
 from k2jax.rl.packing.training_paths import TrainingSample
@@ -25,13 +25,10 @@ mcla, turns = load_study_file("mcla"), load_study_file("turn_level_gspo")
 def results(study, curves, evaluations=None):
     """One seed; ``curves`` are metrics of runs by rewards as functions of the run and the step."""
     found = {}
-    for run, overrides in study.runs().items():
-        seed, _, name = run.partition("_")
-        if seed == "seed0":
-            config = study.get_config()
-            config.update_from_flattened_dict(overrides)
-            records = [{"step": step} | (curves(name, step) if config.stage == "rl" else {}) for step in range(1, 41)]
-            found[run] = RunResult(resolve(config), records, 0, (evaluations or {}).get(name, {}))
+    for run, config in run_configs(study.STUDY, "runs", only="seed0_*").items():
+        name = run.partition("_")[2]
+        records = [{"step": step} | (curves(name, step) if config.stage == "rl" else {}) for step in range(1, 41)]
+        found[run] = RunResult(config, records, 0, (evaluations or {}).get(name, {}))
     return found
 
 
