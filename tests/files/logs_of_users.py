@@ -4,8 +4,8 @@ from pathlib import Path
 
 from k2jax.agents import Task
 from k2jax.agents.collect.journal import Emission, Journal, read_journal
-from k2jax.agents.collect.queue_file import WrittenTask, read_started
-from k2jax.agents.collect.spawned_tasks import SpawnedTasks
+from k2jax.agents.collect.queue_file import WrittenTask, read_task
+from k2jax.agents.collect.worker import SpawnedTasks
 from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.log import RolloutLogs
 from k2jax.agents.verdicts import LoggedVerdict, VerdictLog
@@ -115,7 +115,7 @@ class Started:
 
     def append(self, number: int) -> None:
         written = WrittenTask("kind", Task(str(number), "d", (), "final_answer"))
-        assert read_started(self._folder, self._tasks._written.append(written.line())) == written
+        assert read_task(self._folder, self._tasks._written.append(written.line())) == written
 
     def close(self) -> None:
         self._tasks.close()
@@ -125,7 +125,7 @@ class Started:
         path, offset, numbers = folder / Started.file, 0, []
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
             if line.endswith(b"\n"):
-                numbers.append(int(read_started(path.parent, offset).task.id))
+                numbers.append(int(read_task(path.parent, offset).task.id))
             offset += len(line)
         return numbers
 

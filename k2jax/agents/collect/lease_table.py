@@ -84,14 +84,13 @@ class LeaseTable:
     Attributes:
         leases: all that are held, by number; those of cancelled tasks too, until their workers give them back.
         running: how many tasks are leased and have not ended.
-        ended: how many tasks have ended.
     """
 
     def __init__(self, attempts: int = 3, losses: int = 16):
         if attempts < 1 or losses < 1:
             raise ValueError("a task needs at least one attempt")
         self.leases: dict[int, Lease] = {}
-        self.running = self.ended = 0
+        self.running = 0
         self._attempts, self._losses = attempts, losses
         self._entries: dict[Hashable, _Entry] = {}
         self._queue: list[tuple[Order, int, Hashable]] = []
@@ -103,14 +102,6 @@ class LeaseTable:
     def __len__(self) -> int:
         """How many tasks have not ended."""
         return len(self._entries)
-
-    def held_by(self, worker: Hashable) -> int:
-        """How many leases a worker holds."""
-        return len(self._held[worker])
-
-    def workers(self) -> list[Hashable]:
-        """All workers that have joined and are not lost."""
-        return list(self._free)
 
     def join(self, worker: Hashable, capacity: int) -> None:
         """A worker is ready for so many leases at a time."""
@@ -264,7 +255,6 @@ class LeaseTable:
         siblings = self._entries[entry.parent].children if entry.parent in self._entries else None
         if siblings is not None:
             siblings.discard(task)
-        self.ended += 1
         lease = None if entry.lease is None else self.leases[entry.lease]
         self.running -= lease is not None
         return [*ends, Ended(task, end, result, reason, lease)]

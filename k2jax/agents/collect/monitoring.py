@@ -8,7 +8,7 @@ import heapq
 import json
 from pathlib import Path
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
 from k2jax.errors import UserError
@@ -89,24 +89,15 @@ _COUNTERS = {
 }
 
 
-class Monitored(Protocol):
-    """What metrics read of a ``RolloutManager``."""
-
-    running: int
-    waiting: int
-    lost_workers: int
-    probe: Any
-
-
 class RolloutMetrics:
     """Metrics of a collection, for a Prometheus registry.
 
     Args:
-        manager: whose numbers are shown.
+        manager: a ``RolloutManager``, whose numbers are shown.
         counts: totals by name, as ``CollectionProgress.record`` has them.
     """
 
-    def __init__(self, manager: Monitored, counts: Any):
+    def __init__(self, manager: Any, counts: Any):
         self._manager, self._counts = manager, counts
 
     def collect(self) -> Iterator[Any]:
@@ -125,7 +116,7 @@ class RolloutMetrics:
             yield GaugeMetricFamily(f"k2jax_rollout_lag_{name}_seconds", meaning, value)
 
 
-def serve_metrics(manager: Monitored, counts: Any, port: int) -> None:
+def serve_metrics(manager: Any, counts: Any, port: int) -> None:
     """Serves the metrics on 127.0.0.1 from a thread of its own.
 
     Raises:

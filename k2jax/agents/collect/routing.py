@@ -219,23 +219,11 @@ class RoutedClient(Client):
             self.instances = shared_instances(len(self._clients), self._queues.tolist(), self.instances)
 
 
-class _SubagentClient(Client):
+class _SubagentClient(RoutedClient):
     """The second role of a routed client."""
 
     def __init__(self, routed: RoutedClient):
         self._routed = routed
 
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        *,
-        resume: Completion | None = None,
-        on_token: OnToken | None = None,
-        media: Sequence[Any] = (),
-    ) -> Completion:
-        options = {"resume": resume, "on_token": on_token, "media": media}
-        return await self._routed.asked(1, prompt, lambda client: client.generate(prompt, sampling, **options))
-
-    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
-        return await self._routed.asked(1, ids, lambda client: client.score(ids, start, media))
+    async def asked(self, role: int, prompt: Sequence[int], ask: Callable[[Client], Awaitable[Any]]) -> Any:
+        return await self._routed.asked(1, prompt, ask)

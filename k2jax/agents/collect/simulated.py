@@ -52,18 +52,17 @@ class SimulatedEngine(Client):
     Args:
         tokenizer: its vocabulary.
         simulation: times and numbers.
-        pages: sequences' tokens that fill the cache, for ``load``.
 
     Attributes:
         running: answers that are under way.
         most_running: the most at a time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, simulation: Simulation, pages: int = 1 << 62):
-        self._end, self._simulation, self._pages = tokenizer.eos, simulation, pages
+    def __init__(self, tokenizer: Tokenizer, simulation: Simulation):
+        self._end, self._simulation = tokenizer.eos, simulation
         self._text = np.array(tokenizer.encode(_WORDS * 40), np.int32)
         self._call = np.array(tokenizer.encode(f"\n!{TOOL} 7"), np.int32)
-        self.running = self.most_running = self._held = 0
+        self.running = self.most_running = 0
 
     async def generate(
         self,
@@ -88,19 +87,17 @@ class SimulatedEngine(Client):
         tokens = np.concatenate(parts)[: sampling.max_tokens]
         logprobs = -rng.standard_exponential(len(tokens), np.float32)
         self.running += 1
-        self._held += len(prompt) + len(tokens)
         self.most_running = max(self.running, self.most_running)
         try:
             await asyncio.sleep(0.5 * simulation.answer * (1 + drawn))
         finally:
             self.running -= 1
-            self._held -= len(prompt) + len(tokens)
         finish = "stop" if tokens[-1] == self._end else "length"
         return new_completion(tokens, logprobs, np.zeros(len(tokens)), finish, resume)
 
     def load(self) -> EngineLoad:
-        """How busy it is."""
-        return EngineLoad(self._held / self._pages, self.running, 0, 0)
+        """How busy it is; its cache is never full."""
+        return EngineLoad(0.0, self.running, 0, 0)
 
 
 class SimulatedTools(FunctionTools):

@@ -79,7 +79,7 @@ def black_box(
 
 
 class BlackBoxScaffold:
-    """Runs an agent to its end; see ``Scaffold``.
+    """Runs an agent to its end; see ``k2jax.agents.scaffolds``.
 
     The episode is ``truncated`` where the agent's own time, the task's budget or the model's context was used up. An
     agent that makes no request has failed as a machine does. An episode that fails begins anew.
@@ -96,7 +96,7 @@ class BlackBoxScaffold:
         self._folder, self._seconds, self._context = folder, seconds, context
 
     async def run(self, rollout: Rollout, environment: Environment, sampling: Sampling) -> None:
-        """See ``Scaffold.run``.
+        """See ``k2jax.agents.scaffolds``.
 
         Raises:
             InfrastructureError: the sandbox failed, or the agent did not start.
