@@ -1,6 +1,7 @@
 """The README and the documentation name only what exists: files, sections, modules, flags, keys, imports."""
 
 import ast
+import functools
 import importlib
 from pathlib import Path
 import pkgutil
@@ -9,6 +10,7 @@ import runpy
 import shlex
 import sys
 import tomllib
+from unittest import mock
 
 import pytest
 
@@ -73,21 +75,20 @@ def commands():
 COMMANDS = commands()
 
 
-def parser_of(module, monkeypatch):
+@functools.cache
+def parser_of(module):
     """What a command gives to ``cli.run``: its flags and the names of its positional arguments; None without flags."""
     calls = []
-    monkeypatch.setattr(cli, "run", lambda main, define, doc, positional=(), optional=0: calls.append(
-        (define, doc, positional, optional)))  # fmt: skip
-    monkeypatch.setattr(sys, "argv", [module])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    runpy.run_module(module, run_name="__main__", alter_sys=False)
+    run = lambda main, define, doc, positional=(), optional=0: calls.append((define, doc, positional, optional))  # noqa: E731
+    with mock.patch.object(cli, "run", run), mock.patch.object(sys, "argv", [module]):
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
     return calls[0] if calls else None
 
 
 def check(words, monkeypatch):
     """Raises where a command names a module, flag, key, file or argument that does not exist; runs nothing."""
     module, *arguments = words
-    parser = parser_of(module, monkeypatch)
+    parser = parser_of(module)
     if parser is None:
         assert set(arguments) <= WORDS.get(module, set())
         return

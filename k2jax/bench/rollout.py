@@ -29,7 +29,8 @@ from k2jax.agents.collect.manager import RolloutManager
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks
 from k2jax.agents.collect.simulated import Simulation
 from k2jax.agents.task import Budget, Task
-from k2jax.bench.timing import Row
+from k2jax.bench.sandbox import available_memory
+from k2jax.bench.timing import Row, cost_row
 from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.trajectory import verify
 
@@ -63,21 +64,12 @@ class ScaleRun:
 
 def measure(rounds: int = 1) -> list[Row]:
     """The row of one run; ``rounds`` is not read."""
-    tasks = min(TASKS, int(0.6 * _available() / _BYTES_OF_AN_EPISODE) // SAMPLES * SAMPLES)
+    tasks = min(TASKS, int(0.6 * available_memory() / _BYTES_OF_AN_EPISODE) // SAMPLES * SAMPLES)
     result = run_scale(tasks)
     name = f"scheduler lag p99, {result.tasks:,} concurrent episodes, {result.kills} workers killed"
     lag = result.lag.p99
-    return [
-        Row(
-            name,
-            lag * 1e3,
-            LIMIT * 1e3,
-            ratio=LIMIT / lag,
-            unit="ms",
-            device=f"{os.cpu_count()} processors",
-            baseline_name="the limit",
-        )
-    ]
+    device = f"{os.cpu_count()} processors"
+    return [cost_row(name, lag * 1e3, LIMIT * 1e3, "ms", "the limit", device=device)]
 
 
 def run_scale(tasks: int, kills: int = 6, seed: int = 0) -> ScaleRun:
@@ -239,8 +231,3 @@ def _own_memory(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) << 10
     return 0
-
-
-def _available() -> int:
-    with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))

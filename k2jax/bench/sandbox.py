@@ -28,7 +28,7 @@ from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.namespaces import NamespaceSandbox
 from k2jax.agents.sandbox.python_worker import ToolWorker
-from k2jax.bench.timing import Row, rate_row
+from k2jax.bench.timing import Row, cost_row, rate_row
 from k2jax.errors import UserError
 from k2jax.tasks.code.human_eval import human_eval_records
 
@@ -61,11 +61,11 @@ async def _measure(rounds: int) -> list[Row]:
     try:
         ours, bare = await _cold_starts(backend, spec, python.executable, rounds)
         device = f"{os.cpu_count()} processors"
-        rows = [rate_row("cold start of Python", ours, bare, "1/s", "bare bwrap python -I -S", device)]
-        live = min(LIVE, int(0.8 * _available() / _BYTES_OF_A_SANDBOX))
+        rows = [rate_row("cold start of Python", ours, bare, "1/s", "bare bwrap python -I -S", device=device)]
+        live = min(LIVE, int(0.8 * available_memory() / _BYTES_OF_A_SANDBOX))
         calls, seconds, size = await _tool_calls(backend, spec, live)
         name = f"tool call, {live} live sandboxes ({size / 2**30:.1f} GiB, opened in {seconds:.0f} s)"
-        rows.append(rate_row(name, calls, ours, "1/s", "a cold start for each call", device))
+        rows.append(rate_row(name, calls, ours, "1/s", "a cold start for each call", device=device))
         return [*rows, *await _human_eval(backend, spec, python.executable, device)]
     finally:
         backend.close()
@@ -121,7 +121,7 @@ def _bare(spec: SandboxSpec) -> list[str]:
     return [*argv, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--"]
 
 
-def _available() -> int:
+def available_memory() -> int:
     """Bytes of memory that are free or can be freed."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -141,9 +141,9 @@ async def _tool_calls(backend: BubblewrapBackend, spec: SandboxSpec, live: int) 
         await worker.start()
         workers.append(worker)
 
-    before, begun = _available(), time.perf_counter()
+    before, begun = available_memory(), time.perf_counter()
     await _at_once(_OPENED_AT_ONCE, [open_one] * live)
-    opened, size = time.perf_counter() - begun, before - _available()
+    opened, size = time.perf_counter() - begun, before - available_memory()
     turns = itertools.cycle(workers)
 
     async def call(number: int = 0) -> None:
@@ -217,4 +217,4 @@ async def _human_eval(backend: BubblewrapBackend, spec: SandboxSpec, python: str
             "sandboxes and plain subprocesses grade HumanEval differently: see python -m k2jax.sandbox check"
         )
     name = f"HumanEval: {canonical} of {len(programs)} canonical and {empty} of {len(programs)} empty solutions pass"
-    return [Row(name, ours, bare, ratio=bare / ours, unit="s", device=device, baseline_name="plain subprocesses")]
+    return [cost_row(name, ours, bare, "s", "plain subprocesses", device=device)]

@@ -215,7 +215,6 @@ class Collection:
                 "socket": os.path.join(folder, "engine"),
                 "checkpoint": self._source.checkpoint,
                 "slots": rollout.slots,
-                "page_size": rollout.page_size,
                 "max_length": rollout.max_length,
                 "deterministic": self._deterministic,
                 "vision": self._media,
