@@ -82,7 +82,7 @@ def test_agrees_with_optax():
         np.testing.assert_allclose(ours[name], expected, atol=1e-5, rtol=0, err_msg=name)
 
 
-@pytest.mark.parametrize("shape", [(48, 48), (32, 96), (96, 32)])
+@pytest.mark.parametrize("shape", [(48, 48), (96, 32)])
 def test_agrees_with_torch(shape):
     """torch iterates in bfloat16: 3 % of the update's norm, cosine 0.999."""
     specs = {"w": matrix_spec(*shape)}

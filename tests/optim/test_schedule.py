@@ -81,7 +81,7 @@ def test_rates_rise_then_fall_without_jumps(warmup, decay, anneal, shape, steps)
     )
     length = decay or round(0.4 * steps)
     assume(warmup + length + anneal <= steps)
-    rates = np.asarray(build_schedule(config, 1.0, steps)(np.arange(steps + 1)))
+    rates = np.asarray(build_schedule(config, 1.0, steps)(np.arange(71)))[: steps + 1]  # one shape for all
     assert (np.diff(rates[: warmup + 1]) >= -1e-6).all() and (np.diff(rates[warmup:]) <= 1e-6).all()
     assert rates.min() >= 0 and rates.max() <= 1 + 1e-6
     steepest = max([1 / max(warmup, 1), np.pi / 2 / max(length, 1), 0.05 / max(anneal, 1)])

@@ -299,7 +299,6 @@ def test_a_run_on_text_and_pictures_together_writes_its_report(folder):
         "text": source(kind="text", path=f"{folder}/corpus/one"),
         "pictures": config.data.sources.pictures,
     }
-    config.train.steps, config.eval.every = 3, 3
     write_corpus(folder / "corpus")
     assert train(resolve(config), folder / "together") == 0
     report = (folder / "together" / "report.md").read_text()
