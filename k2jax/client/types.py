@@ -172,8 +172,8 @@ def new_completion(
     """
     arrays = np.array(tokens, np.int32), np.array(logprobs, np.float32), np.array(versions, np.int64)
     if resume is not None:
-        known = len(resume.tokens)
-        arrays[1][:known], arrays[2][:known] = resume.logprobs, resume.versions
+        resumed = len(resume.tokens)
+        arrays[1][:resumed], arrays[2][:resumed] = resume.logprobs, resume.versions
         if experts is not None and resume.experts is not None:
             # The routes that chose a token are those of its own time, not of a later recomputation.
             experts = np.concatenate([resume.experts, experts[len(resume.experts) :]])

@@ -73,8 +73,8 @@ class Engine:
         donate: bool = False,
         feature_bytes: int = 1 << 30,
     ):
-        given = {"slots": slots, "pages": pages, "page_size": page_size, "max_length": max_length}
-        sizes = shapes.EngineSizes.of(model, params["embed"].dtype, mesh, **given)
+        counts = {"slots": slots, "pages": pages, "page_size": page_size, "max_length": max_length}
+        sizes = shapes.EngineSizes.of(model, params["embed"].dtype, mesh, **counts)
         runtime.check_kernels(model)
         sizes.check(model)
         self.model, self.slots, self.max_length, self.version, self.mesh = model, slots, max_length, version, mesh
@@ -348,10 +348,10 @@ class Engine:
     def _decode(self, sequences: list[Sequence], steps: int) -> None:
         """One program: up to ``steps`` tokens of each sequence; those behind its end are dropped."""
         sequences = self._with_room(sequences, 1)
-        most = {sequence: min(steps, sequence.request.most_new(self.max_length)) for sequence in sequences}
-        wanted = {sequence: self._scheduler.extend(sequence, count) for sequence, count in most.items()}
+        limits = {sequence: min(steps, sequence.request.max_new_tokens(self.max_length)) for sequence in sequences}
+        counts = {sequence: self._scheduler.extend(sequence, count) for sequence, count in limits.items()}
         before = self._generated
-        for results in self._programs.decode(wanted) if wanted else ():
+        for results in self._programs.decode(counts) if counts else ():
             self._take(results)
             self._decode_steps += 1
         self._decode_tokens += self._generated - before
