@@ -52,7 +52,7 @@ def forward(pipeline: Pipeline, layers: Any, outside: Any, batch: PackedBatch) -
     rounds = jax.tree.leaves(layers)[0].shape[0]
 
     def cond(index: Array, function, otherwise, *arguments: Any) -> Any:
-        mark = lambda branch: lambda *given: vary_tree(branch(*given), axes=axes)  # noqa: E731
+        mark = lambda branch: lambda *operands: vary_tree(branch(*operands), axes=axes)  # noqa: E731
         return lax.cond(index >= 0, mark(function), mark(otherwise), *arguments)
 
     def embed(index: Array) -> tuple[Array, Array]:

@@ -91,8 +91,8 @@ class Layout:
             leaf = leaf if spec.role in WHOLE_ROLES else leaf.astype(dtype)
             # Cast first and gather then: half the bytes travel.
             leaf = lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, storage))
-            wanted_shape = padded_shape(spec, compute, self.mesh)
-            missing = [(0, wanted - size) for wanted, size in zip(wanted_shape, leaf.shape, strict=True)]
+            padded = padded_shape(spec, compute, self.mesh)
+            missing = [(0, length - size) for length, size in zip(padded, leaf.shape, strict=True)]
             leaf = jnp.pad(leaf, missing) if any(extra for _, extra in missing) else leaf
             return lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, compute))
 
