@@ -50,8 +50,8 @@ _SOURCE = "def add(a, b): return {'sum': a + b}"
 
 def measure(rounds: int = 10) -> list[Row]:
     """Rows of cold starts, of tool calls, and of HumanEval where its package is installed."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     return asyncio.run(_measure(rounds))
 
 
@@ -71,7 +71,7 @@ async def _measure(rounds: int) -> list[Row]:
         backend.close()
 
 
-async def _at_once(most: int, works: list[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Any]:
+async def _at_once(limit: int, works: list[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Any]:
     """Results of coroutine functions, of which only so many run at a time."""
     results: list[Any] = [None] * len(works)
     numbers = iter(range(len(works)))
@@ -80,7 +80,7 @@ async def _at_once(most: int, works: list[Callable[[], Coroutine[Any, Any, Any]]
         for number in numbers:
             results[number] = await works[number]()
 
-    await asyncio.gather(*(take() for _ in range(most)))
+    await asyncio.gather(*(take() for _ in range(limit)))
     return results
 
 

@@ -248,21 +248,21 @@ def pack_request(
     """A request; ``unpack_request`` is the inverse."""
     text = json.dumps(vars(sampling)).encode()
     prompt_P = np.asarray(prompt, "<i4")
-    known = -1 if resume is None else len(resume.tokens)
-    head = _REQUEST.pack(number, len(text), len(prompt_P), known, len(media))
+    resumed = -1 if resume is None else len(resume.tokens)
+    head = _REQUEST.pack(number, len(text), len(prompt_P), resumed, len(media))
     parts = [head, text, prompt_P.tobytes(), *_pack_images(media)]
     return b"".join(parts if resume is None else [*parts, pack_completion(number, resume)])
 
 
 def unpack_request(data: bytes) -> EngineRequest:
     """Reads a request."""
-    number, text, prompt, known, images = _REQUEST.unpack_from(data)
+    number, text, prompt, resumed, images = _REQUEST.unpack_from(data)
     begin = _REQUEST.size + text
     values = json.loads(data[_REQUEST.size : begin])
     sampling = Sampling(**values | {"stop_tokens": tuple(values["stop_tokens"])})
     prompt_P = np.frombuffer(data, "<i4", prompt, begin)
     media, begin = _unpack_images(data, begin + prompt_P.nbytes, images)
-    return EngineRequest(number, prompt_P, sampling, None if known < 0 else unpack_completion(data[begin:])[1], media)
+    return EngineRequest(number, prompt_P, sampling, None if resumed < 0 else unpack_completion(data[begin:])[1], media)
 
 
 class ScoreRequest(NamedTuple):

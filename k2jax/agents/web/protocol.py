@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-_MOST_CONNECTIONS = 2048
+_MAX_CONNECTIONS = 2048
 """Connections of all servers of this process together, where it may have twice as many descriptors."""
 _PIPELINED = 4
 """Requests that may wait behind the one that is being answered; clients send one at a time."""
@@ -206,4 +206,4 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 def _most_connections() -> int:
     """Connections of all servers together: the other half of the descriptors is for files and sandboxes."""
-    return min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    return min(_MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
