@@ -33,8 +33,8 @@ import sys
 
 if importlib.util.find_spec("k2jax") is None:
     in_checkout = os.path.exists("../setup.py")
-    wanted = "..[sandbox]" if in_checkout else "k2jax[sandbox] @ git+https://github.com/k2jax/k2jax"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", wanted], check=True)
+    package = "..[sandbox]" if in_checkout else "k2jax[sandbox] @ git+https://github.com/k2jax/k2jax"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
 STEPS = int(os.environ.get("K2JAX_NOTEBOOK_STEPS", "8"))  # iterations of reinforcement learning; fewer for a quick look
 WORKDIR = Path(os.environ.get("K2JAX_NOTEBOOK_WORKDIR", "runs/agents")).absolute()
 

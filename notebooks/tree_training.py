@@ -90,7 +90,7 @@ QUESTION = (
     "Below is the log of a build that has failed. Say which file is at fault and how to mend it, and keep to one "
     "sentence. Log {}: cc -c main.c, cc -c list.c, ld: undefined symbol"
 )
-FOUND = "Built again with this change: fails."
+RESULT = "Built again with this change: fails."
 
 
 async def explore(rollout):
@@ -99,7 +99,7 @@ async def explore(rollout):
     question = rollout.observe(ROOT, rollout.task.instruction)
     for _ in range(3):
         attempt = await rollout.generate(question, sampling)
-        result = rollout.observe(attempt, [{"role": "user", "content": FOUND}])
+        result = rollout.observe(attempt, [{"role": "user", "content": RESULT}])
         for _ in range(2):
             await rollout.generate(result, sampling)
     rollout.trajectory.status = "finished"

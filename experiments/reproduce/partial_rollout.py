@@ -33,7 +33,7 @@ from k2jax.tasks.characters.teacher import CHECK_MARK, checked_solution, solutio
 
 SEEDS = (0, 1, 2)
 KIND, DEMONSTRATIONS, PROMPTS, HELD_OUT, SAMPLES = "add3", 24_000, 4000, 200, 2
-DIRECT, AGAIN, MOST_CHECKS = 0.4, 0.4, 7  # share that is answered at once, probability of one more check, most checks
+DIRECT, AGAIN, MAX_CHECKS = 0.4, 0.4, 7  # share that is answered at once, probability of one more check, most checks
 SFT_STEPS, ITERATIONS = 320, 12
 RUNS = {"cap0": (0, 12), "wide": (0, 20), "cap96": (96, 16), "cap48": (48, 28), "cap32": (32, 37)}
 """The cap of each run [tokens], 0 for none, and its prompts in flight: more than are trained on in an iteration, with a
@@ -87,7 +87,7 @@ def _demonstrated(problem, rng: random.Random) -> str:
     if rng.random() < DIRECT:
         return solution(problem, "direct")
     checks = 0
-    while checks < MOST_CHECKS and rng.random() < AGAIN:
+    while checks < MAX_CHECKS and rng.random() < AGAIN:
         checks += 1
     text, mark, answer = checked_solution(problem, 2).rpartition(ANSWER_MARK)
     working, *both = text.split(CHECK_MARK)

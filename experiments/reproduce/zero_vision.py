@@ -149,8 +149,8 @@ def scores(sample: list[tuple[Scene, str]], answers: list[str]) -> dict[str, flo
     A number alone is right without the form.
     """
     forms = [FORM.fullmatch(answer) for answer in answers]
-    given = [form["answer"] if form else answer.strip() for form, answer in zip(forms, answers, strict=True)]
-    right = [answer == str(number_of(*question)) for question, answer in zip(sample, given, strict=True)]
+    final = [form["answer"] if form else answer.strip() for form, answer in zip(forms, answers, strict=True)]
+    right = [answer == str(number_of(*question)) for question, answer in zip(sample, final, strict=True)]
     seen = [bool(form) and form["seen"] == scene.description for form, (scene, _) in zip(forms, sample, strict=True)]
     shares = {kind: right[place :: len(KINDS)] for place, kind in enumerate(KINDS)}
     shares |= {"right": right, "formed": [form is not None for form in forms], "seen": seen}

@@ -49,8 +49,8 @@ def _points(sample: VisualSample, answer: str) -> float:
 
 
 def _outline(sample: VisualSample, answer: str) -> float:
-    given = [np.reshape(shape, (-1, 2)) for shape in _shapes(answer) if len(shape) >= 6 and len(shape) % 2 == 0]
-    return polygon_iou(np.reshape(sample.label["polygons"][0], (-1, 2)), given[0]) if len(given) == 1 else 0.0
+    polygons = [np.reshape(shape, (-1, 2)) for shape in _shapes(answer) if len(shape) >= 6 and len(shape) % 2 == 0]
+    return polygon_iou(np.reshape(sample.label["polygons"][0], (-1, 2)), polygons[0]) if len(polygons) == 1 else 0.0
 
 
 def _click(sample: VisualSample, answer: str) -> float:

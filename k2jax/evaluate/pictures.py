@@ -144,7 +144,7 @@ def evaluate_pictures(
     scores = []
     for kind, samples in asked.items():
         answers = [greedy_answers(reader, _asked(shown), longest[kind]) for shown in (samples, exchanged(samples))]
-        means = [np.mean([score_answer(*pair) for pair in zip(samples, given, strict=True)]) for given in answers]
+        means = [np.mean([score_answer(*pair) for pair in zip(samples, replies, strict=True)]) for replies in answers]
         scores.append(PictureScore(kind, *map(float, means), questions))
     return scores
 
