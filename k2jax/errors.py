@@ -1,4 +1,4 @@
-"""Exceptions of all packages: mistakes that the user can mend, and failures of machines rather than of models."""
+"""Exceptions of all packages: mistakes that the user can fix, and failures of machines rather than of models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class UserError(Exception):
-    """A user's mistake, worded in one line that says what is wrong and how to mend it.
+    """A user's mistake, worded in one line that says what is wrong and how to fix it.
 
     Commands print it as one line and exit with code 2. Raise it for missing files, bad config values, shapes that do
     not divide, checkpoints of another model and corrupt inputs. Anything else that escapes is a bug and keeps its

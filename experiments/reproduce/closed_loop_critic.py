@@ -112,7 +112,7 @@ def _with_mistake(right: str, rng: random.Random) -> str:
 
 
 def runs():
-    """For each seed the start and the two ways to go on."""
+    """The start of each seed and the two ways to continue."""
     return for_seeds(SEEDS, _of_seed)
 
 

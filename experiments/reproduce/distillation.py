@@ -2,9 +2,9 @@
 
 Reproduces: specialize, then unify (KAT-Coder-V2, sections 3.1 and 3.4), at the scale of a laptop. The classes of tasks
 are running sums of five digits and sorting of six letters. A start is fine-tuned on a teacher who gives every other
-answer of both classes without working; each specialist goes on from it with worked answers of its own class alone. The
-student goes on from the same start with its own answers to both classes, of which the specialist of the class judges
-every token; once without and once with the rewards of the verifier. Beside it stand the mean of the specialists'
+answer of both classes without working; each specialist continues from it with worked answers of its own class alone.
+The student continues from the same start with its own answers to both classes, of which the specialist of the class
+judges every token; once without and once with the rewards of the verifier. Beside it stand the mean of the specialists'
 weights, and SFT of the start on the right answers that the specialists sample in their classes. The evaluation table is
 written down before the first run, and the summary says whether what was measured agrees with it.
 Expected: on each of three seeds the student keeps at least 95 % of each specialist's accuracy, and the mean of the
@@ -89,7 +89,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the start and the specialists, then the ways to unify them."""
+    """The start and the specialists of each seed, then the ways to unify them."""
     return for_seeds(base.SEEDS, _chain)
 
 

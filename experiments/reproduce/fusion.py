@@ -61,7 +61,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the three ways."""
+    """The three ways of each seed."""
     path = {"data.sources.captions.path": "{workdir}/captions.jsonl"}
     fusions = {
         name: path | {"data.images.share": shares, "data.images.share_from": starts}

@@ -77,7 +77,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the start, then every number of passes in every way."""
+    """The start of each seed, then every number of passes in every way."""
     return for_seeds(SEEDS, _of_seed)
 
 

@@ -1,13 +1,13 @@
-"""Long responses of an iteration go on in the next one, so that short ones need not wait for them.
+"""Long responses of an iteration continue in the next one, so that short ones need not wait for them.
 
 Reproduces: partial rollouts (Kimi K2, section 3.3.4, after K1.5) and what they do to the use of the engine, at the
 scale of a laptop. A teacher answers sums of three digits at once, or works them out and then checks the working by
 subtracting, again and again with a constant probability: responses have 4 to 210 tokens, and most are short. Without a
 cap an iteration ends with its longest response, while most slots are empty. With ``rl.rollout.token_cap`` a response
-grows by at most so many tokens, and a group trains once all its members are done; more prompts are in flight than are
-trained on in an iteration. The engine is counted, not timed: decode steps, and the share of its slots that gave a
-token, do not depend on the machine. What it costs is counted too: tokens that older weights sampled, and ids that are
-computed again when a response goes on.
+grows by at most this number of tokens, and a group trains once all its members are done; more prompts are in flight
+than are trained on in an iteration. The engine is counted, not timed: decode steps, and the share of its slots that
+gave a token, do not depend on the machine. What it costs is counted too: tokens that older weights sampled, and ids
+that are computed again when a response continues.
 Expected: with a cap of 32 tokens more used slots and fewer decode steps for a group than without one at as many groups,
 with a cap of 48 hardly any difference; accuracy within the spread of the seeds. docs/reproductions.md has the figures.
 

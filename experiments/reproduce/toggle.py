@@ -79,7 +79,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the start, and both runs from it."""
+    """The start of each seed, and both runs from it."""
     return for_seeds(SEEDS, _of_seed)
 
 

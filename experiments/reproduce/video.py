@@ -59,7 +59,7 @@ def get_config():
 
 
 def runs():
-    """For each seed the three ways."""
+    """The three ways of each seed."""
     return for_seeds(SEEDS, lambda _: {name: _overrides(name) for name in LABELS})
 
 

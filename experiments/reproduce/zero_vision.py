@@ -33,7 +33,7 @@ from k2jax.tasks.pictures.dataset import data_url
 
 SEEDS = (0, 1, 2)
 JOINT_STEPS, SFT_STEPS = 600, 120
-SAMPLES, QUESTIONS = 8000, 3000  # of pictures and as many texts; of each way to go on
+SAMPLES, QUESTIONS = 8000, 3000  # of pictures and as many texts; of each way to continue
 ASKED = 128  # held-out questions of each kind
 KINDS = {"shape": "a shape", "colour": "a colour", "thing": "colour and shape", "all": "everything"}
 NARROW = ("shape",)  # kinds of the visual data that are limited
@@ -56,7 +56,7 @@ def get_config():
 
 
 def prepare(workdir: Path):
-    """Writes captions and texts of the joint run, and the questions of each way to go on."""
+    """Writes captions and texts of the joint run, and the questions of each way to continue."""
     files = {
         "joint.jsonl": joint_samples(),
         "zero_vision.jsonl": questions(tuple(KINDS), pictures=False),
@@ -67,7 +67,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the joint run, and what goes on from it."""
+    """The joint run of each seed, and what continues from it."""
     return for_seeds(SEEDS, _chain)
 
 

@@ -1,4 +1,4 @@
-"""From a config and a topology's name to a compiled program or to the best layouts; mistakes get one line."""
+"""Compiles a config for a topology by its name, or finds the best layouts there; mistakes get one line."""
 
 from __future__ import annotations
 

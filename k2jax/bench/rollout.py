@@ -73,7 +73,7 @@ def measure(rounds: int = 1) -> list[Row]:
 
 
 def run_scale(tasks: int, kills: int = 6, seed: int = 0) -> ScaleRun:
-    """Collects so many episodes and prints what was measured.
+    """Collects a number of episodes and prints what was measured.
 
     Raises:
         AssertionError: an episode was lost, doubled, or is not what it should be.

@@ -32,7 +32,7 @@ class HTTPClient(Client):
 
     The server has to understand ``return_token_ids``, ``stop_token_ids`` and ``ignore_eos``, as
     ``python -m k2jax.serve`` and vLLM do: the stop tokens of the sampling end a completion, no others. A resumed
-    completion is sent as a longer prompt: its tokens go on with other random numbers than an engine's would.
+    completion is sent as a longer prompt: its tokens continue with other random numbers than an engine's would.
 
     Example:
         >>> async with HTTPClient("http://localhost:8000", "k2") as client:

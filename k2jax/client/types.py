@@ -77,7 +77,7 @@ class Completion(NamedTuple):
             under softmax(logits).
         versions: int64 ``[T]``, of the weights that chose each token; UNKNOWN_VERSION where that is not known.
         finish: ``stop`` (a stop token, or ``on_token`` returned True), ``length`` (``max_tokens`` or the engine's
-            longest sequence) or ``cancelled``: the engine ended it, and ``generate(resume=...)`` goes on.
+            longest sequence) or ``cancelled``: the engine ended it, and ``generate(resume=...)`` continues.
         experts: int16 ``[P + T - 1, expert layers, active experts]``, the experts of every token that was fed to the
             model (the prompt and all generated tokens but the last), where ``Sampling.return_experts`` asks for them.
     """

@@ -29,7 +29,7 @@ STEPS = 4
 """Corners and sides of shapes are multiples of a cell's side divided by this, so that few coordinates occur. The last
 step of a cell stays empty: no two shapes touch."""
 GREY = 128
-"""Of backgrounds, more or less: normalisation takes it to 0, so that what a patch holds is what is drawn there."""
+"""Grey of backgrounds, more or less: normalisation takes it to 0, so that what a patch holds is what is drawn there."""
 INK = (20, 20, 20)
 """Colour of text."""
 MAX_SHAPES = 9
@@ -37,7 +37,7 @@ MAX_SHAPES = 9
 LEAST_POINTS = 9
 """Em of the smallest text of charts, tables and buttons [pixels]: its small letters are five pixels high."""
 HELD_OUT = 10
-"""One word in so many is never in ``train``."""
+"""One word in this number is never in ``train``."""
 COORDINATES = 1000
 """Boxes, points and polygons are in thousandths of the picture's sides."""
 

@@ -14,7 +14,7 @@ from PIL import Image
 from k2jax.drawings.canvas import COLOURS, FONTS, INK, LEAST_POINTS, Split, VisualSample, blank, font_folder
 
 LEVELS, LABELLED = 10, 2
-"""A bar has one of so many heights, each the same whole number of pixels; every second one is labelled."""
+"""Number of heights that a bar may have, each the same whole number of pixels; every second one is labelled."""
 UNITS = (1, 5, 10)
 """What the lowest height is worth."""
 MIN_BARS, MAX_BARS = 3, 8

@@ -26,7 +26,7 @@ MAX_ELEMENTS = 3
 BACKGROUND = "gray"
 """The grey of 128: 0 after normalisation."""
 FINER = 8
-"""Shapes are drawn on a grid so many times finer, and averaged: their edges are smooth, as browsers draw them."""
+"""Shapes are drawn on a grid this many times finer, and averaged: their edges are smooth, as browsers draw them."""
 
 
 class SvgElement(NamedTuple):

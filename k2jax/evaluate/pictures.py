@@ -36,7 +36,7 @@ from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer
 
 SEED = 1
-"""Of held-out pictures; training draws with seed 0."""
+"""Seed of held-out pictures; training draws with seed 0."""
 LONGEST = 192
 """Bytes of the longest answers: nine boxes, or four descriptions, and some more."""
 LONGEST_CODE = 384

@@ -38,7 +38,7 @@ class BatchRows(NamedTuple):
             sequences: at most one row each.
             width: most ids of a row.
             devices: of the mesh.
-            size: the number of rows that a device gets where the busiest one needs so many.
+            size: the number of rows that a device gets by the number that the busiest one needs.
         """
         per_device = [[sequence for sequence in sequences if sequence.device == device] for device in range(devices)]
         rows = size(max(map(len, per_device)))

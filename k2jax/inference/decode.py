@@ -75,7 +75,7 @@ def decode(
         params: weights in compute dtype.
         cache: as in ``forward.forward_cached``.
         rows: the sequences.
-        choice: how the first token of each is drawn; random numbers of the following go on.
+        choice: how the first token of each is drawn; random numbers of the following continue.
         steps: int32, the most tokens of a row, over all devices.
         config: the architecture.
         return_experts: whether the chosen experts are returned.

@@ -57,7 +57,7 @@ def make_engine_mesh(data: int = 1, expert: int = 1, devices: Sequence[Any] | No
 
 
 def default_sharding() -> Sharding:
-    """Of arrays on the default device."""
+    """Sharding of arrays on the default device."""
     with jax.ensure_compile_time_eval():
         return jnp.zeros(()).sharding
 

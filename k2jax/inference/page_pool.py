@@ -86,7 +86,7 @@ class PagePool:
             self._experts.setdefault(self._page_of[digest], experts)
 
     def digest(self, page: int) -> bytes:
-        """Of the contents of a known page."""
+        """Digest of the contents of a known page."""
         return self._digest[page]
 
     def find(self, digests: Iterable[bytes], with_experts: bool = False) -> list[int]:

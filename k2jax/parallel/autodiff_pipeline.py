@@ -101,7 +101,7 @@ def _first(empty: Any, batch: PackedBatch) -> tuple[Array, PackedBatch]:
 
 
 def _last_forwards(schedule: Schedule) -> np.ndarray:
-    """By tick, the micro-batch whose last chunk runs forward; -1 for none."""
+    """The micro-batch of each tick whose last chunk runs forward; -1 for none."""
     last = (schedule.chunks - 1) % schedule.stages
     runs_last = schedule.table["forward_round"][:, last] == (schedule.chunks - 1) // schedule.stages
     return np.where(runs_last, schedule.table["forward"][:, last], -1)

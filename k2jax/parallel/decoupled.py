@@ -35,7 +35,7 @@ P = PartitionSpec
 TOWER = "decoupled_tower"
 """Named scope of the tower's passes, apart from the decoder's."""
 PATCHES_AT_ONCE = 4096
-"""Rows are computed together up to so many patches, one after the other beyond."""
+"""Rows are computed together up to this number of patches, one after the other beyond."""
 
 
 def make_gradients(config: Config, layout: Layout, loss: Loss) -> Callable[..., tuple[LossShares, ModelStats, Any]]:

@@ -177,14 +177,14 @@ def _chunks(layers: int, stages: int, virtual_stages: int, body: str) -> tuple[i
     fitting = [v for v in range(1, layers + 1) if cut(layers, stages, v)]
     if fitting:
         near = sorted(sorted(fitting, key=lambda v: abs(v - virtual_stages))[:2])
-        mend = f"parallel.virtual_stages={' or '.join(map(str, near))} would"
+        fix = f"parallel.virtual_stages={' or '.join(map(str, near))} would"
     else:
         near = [s for s in range(1, layers + 1) if cut(layers, s, virtual_stages)] or neighbours(layers, stages)
         near = sorted(sorted(near, key=lambda s: abs(s - stages))[:2])
-        mend = f"parallel.stage={' or '.join(map(str, near))} would"
+        fix = f"parallel.stage={' or '.join(map(str, near))} would"
     raise UserError(
         f"{layers} {body} layers do not make equal chunks for config.parallel.stage {stages} with virtual_stages "
-        f"{virtual_stages}; {mend}"
+        f"{virtual_stages}; {fix}"
     )
 
 

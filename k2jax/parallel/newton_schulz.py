@@ -71,7 +71,7 @@ def make_newton_schulz(layout: Layout) -> NewtonSchulz:
 
 
 def _cut(spec: ParamSpec, storage: PartitionSpec, layout: Layout) -> _Cut:
-    """From the weight's partition to that of its matrices."""
+    """The way from the weight's partition to that of its matrices."""
     placed = dict(zip(spec.axes, entries(spec, storage), strict=True))
     stack = tuple(placed[axis] for axis in spec.stack)
     # Slices of what lies around the pipeline are put together over stages: they are few.

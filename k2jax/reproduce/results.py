@@ -56,7 +56,7 @@ def final(result: RunResult, key: str) -> float:
 
 
 def relative_spread(values: list[float], window: int) -> float:
-    """Standard deviation over mean of a metric within windows of about so many values, averaged: a trend is no spread.
+    """Standard deviation over mean of a metric in windows of about ``window`` values, averaged: a trend is no spread.
 
     Args:
         values: of the steps that recorded it, at least one, positive.

@@ -17,7 +17,7 @@ from pallas_kernels.routed_experts.plan import capacity, combine, plan_capacity,
 
 WIDTH = 64  # columns
 MAX_PANELS = 8
-"""Of a weight: a wider one stays whole, as dozens of small products would cost more than they save."""
+"""Most panels of a weight: a wider one stays whole, as dozens of small products would cost more than they save."""
 _DIVIDED = 6 << 20
 """Multiplications for each expert from which XLA:CPU divides a batched product among the cores, which saves more than
 it costs to put the panels together."""

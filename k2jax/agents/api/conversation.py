@@ -1,6 +1,6 @@
 """A conversation as every chat dialect parses to it: messages and tools in OpenAI's chat format, and options.
 
-A server renders it to token ids anew for every request. A gateway finds out how it goes on from what it has recorded.
+A server renders it to token ids anew for every request. A gateway finds out how it continues from what it has recorded.
 """
 
 from __future__ import annotations

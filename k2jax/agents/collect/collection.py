@@ -184,7 +184,7 @@ class Collection:
         return Admission(start, minimum=self._engines, maximum=maximum, increase=max(1, slots // 8))
 
     def _check_identity(self, tokenizer: Tokenizer) -> None:
-        """A folder goes on only with the same source, sampling and vocabulary."""
+        """A folder continues only with the same source, sampling and vocabulary."""
         path = self._folder / _IDENTITY
         identity = dataclasses.asdict(self._source) | {
             "samples": self._samples,
@@ -232,4 +232,4 @@ async def _watch(engine: subprocess.Popen[bytes], manager: RolloutManager) -> No
     """Ends the collection when the engine's process ends: workers would mask what they cannot generate."""
     while engine.poll() is None:
         await asyncio.sleep(0.2)
-    manager.fail(UserError("the engine's process has ended; its error output says why, and the same command goes on"))
+    manager.fail(UserError("the engine's process has ended; its error output says why, and the same command continues"))

@@ -38,7 +38,7 @@ from k2jax.files.atomic import write_atomic
 GRANTS = 256
 """Leases that are given in one turn of the event loop."""
 _DEAD_ON_ARRIVAL = 3
-"""So many workers in a row that die before they are ready end the run."""
+"""Number of workers in a row whose death before they are ready ends the run."""
 
 
 class _ConnectedWorker:
@@ -51,7 +51,7 @@ class _ConnectedWorker:
 
 
 class RolloutManager:
-    """Collects the trajectories of tasks in a folder; a folder whose collection was killed goes on.
+    """Collects the trajectories of tasks in a folder; a folder whose collection was killed continues.
 
     Example:
         >>> runner = "k2jax.agents.collect.episodes:EpisodeRunner"
@@ -196,7 +196,7 @@ class RolloutManager:
             self._ends.put_nowait(error)
 
     def _on_frame(self, worker: _ConnectedWorker, kind: int, body: bytes) -> None:
-        """Acts on a frame; an error ends the collection, where asyncio would end the connection and go on."""
+        """Acts on a frame; an error ends the collection, where asyncio would end the connection and continue."""
         try:
             self._act(worker, kind, body)
         except Exception as error:

@@ -78,7 +78,7 @@ class LeaseOrder(Record):
         number: of the lease.
         key: of the episode.
         line: offset of the task's line in its file.
-        paused: where the episode goes on; None to begin.
+        paused: where the episode continues; None to begin.
         starter: shard of the worker whose file the line is in; None for the collection's tasks.
     """
 
@@ -231,7 +231,7 @@ class EngineRequest(NamedTuple):
         number: of the request, on its connection.
         prompt: int32 ``[P]``.
         sampling: how tokens are chosen.
-        resume: the completion that goes on; None to begin.
+        resume: the completion that continues; None to begin.
         images: of the prompt.
     """
 

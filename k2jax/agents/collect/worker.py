@@ -69,7 +69,7 @@ class Runner(Protocol):
             key: (step, prompt, sample) of the episode.
             kind: class of the task.
             task: what is asked.
-            trajectory: an unfinished episode that goes on; None to begin.
+            trajectory: an unfinished episode that continues; None to begin.
             spawner: runs sub-episodes; its ``path`` says which of a task's sub-episodes this is.
 
         Raises:

@@ -172,7 +172,7 @@ class _Card:
         return parts
 
     def _fork(self) -> list[Html]:
-        """Where the branches below go on."""
+        """Where the branches below continue."""
         if len(self._children) < 2:
             return []
         links = [part for child in self._children for part in (" ", self._to(child))]

@@ -17,7 +17,7 @@ from k2jax.trajectory.flat_rows import depth_first
 from k2jax.trajectory.types import NO_TURN, ROOT, Trajectory
 
 WIDTH = 1060
-"""Of the picture, with the column of the paths' lengths."""
+"""Width of the picture, with the column of the paths' lengths."""
 _GUTTER = 74
 _GAP = 3.0  # between nodes, where rows are not too low for it
 _NARROWEST, _HIGHEST, _LOWEST, _HEIGHT = 26, 32, 6, 520

@@ -92,7 +92,7 @@ def sweep(config: Config, chip: Chip, devices: list[Any]) -> list[Candidate]:
 
 
 def layouts(config: Config, devices: int) -> Iterator[Config]:
-    """Every config whose mesh has so many devices, and whose stages hold whole layers."""
+    """Every config whose mesh has this number of devices, and whose stages hold whole layers."""
     model = config.model
     body = model.layers - model.dense_layers or model.layers
     routed = model.layers > model.dense_layers
@@ -110,7 +110,7 @@ def layouts(config: Config, devices: int) -> Iterator[Config]:
 
 
 def _rows(config: Config, groups: int) -> list[int]:
-    """Numbers of micro-batches that have whole rows on each of so many groups of devices."""
+    """Numbers of micro-batches that have whole rows on each of ``groups`` groups of devices."""
     sizes = (groups * rows for rows in ROWS)
     return [config.train.batch_size // size for size in sizes if config.train.batch_size % size == 0]
 
