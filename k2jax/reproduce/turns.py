@@ -78,7 +78,7 @@ class Turns:
         return config
 
     def options(self, count: int, kinds: str = "") -> tuple[str, str]:
-        """Options of the dataset: number of problems, of the study's kinds or others."""
+        """Options of the dataset: the number of problems, of the study's kinds or others."""
         return f"kinds={kinds or '+'.join(self.kinds)}", f"count={count}"
 
     def runs(self) -> dict[str, dict]:

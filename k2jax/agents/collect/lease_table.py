@@ -106,7 +106,7 @@ class LeaseTable:
     def join(self, worker: Hashable, capacity: int) -> None:
         """A worker is ready for ``capacity`` leases at a time."""
         if worker in self._free:
-            raise ValueError(f"the worker {worker!r} is here already")
+            raise ValueError(f"the worker {worker!r} already exists")
         self._free[worker], self._held[worker] = capacity, set()
 
     def add(self, task: Hashable, order: Order) -> None:
@@ -206,7 +206,7 @@ class LeaseTable:
 
     def _add(self, task: Hashable, order: Order, parent: Hashable | None) -> None:
         if task in self._entries:
-            raise ValueError(f"the task {task!r} is here already")
+            raise ValueError(f"the task {task!r} already exists")
         entry = self._entries[task] = _Entry(order, parent)
         self._push(task, entry)
 
