@@ -8,24 +8,21 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions
 from k2jax.errors import UserError
-from k2jax.tasks.oracle_check import check
 from k2jax.tasks.terminal.dataset import KINDS
-from tests.tasks.test_benchmarks_of_code import rewards
+from tests.tasks.conftest import rewards
 
 
-def test_reference_solutions_of_every_kind_earn_1_and_the_null_policy_0():
+def test_reference_solutions_of_every_kind_earn_1_and_the_null_policy_0(check):
     tasks = load_tasks("terminal", (f"count={len(KINDS)}",))
-    result = check(tasks, oracles.get("terminal"))
-    assert rewards(result.oracle) == [1.0] * len(KINDS) and rewards(result.null) == [0.0] * len(KINDS)
+    check(tasks, oracles.get("terminal"))
     assert {task.domain for task in tasks} == {f"terminal/{kind}" for kind in KINDS}
     assert all(task.metadata["test"] not in task.instruction[0]["content"] for task in tasks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_reference_solutions_of_many_seeds_earn_1(seed):
-    result = check(load_tasks("terminal", ("count=40", f"seed={seed}")), oracles.get("terminal"))
-    assert rewards(result.oracle) == [1.0] * 40 and rewards(result.null) == [0.0] * 40
+def test_reference_solutions_of_many_seeds_earn_1(check, seed):
+    check(load_tasks("terminal", ("count=40", f"seed={seed}")), oracles.get("terminal"))
 
 
 ATTACKS = (
@@ -37,7 +34,7 @@ ATTACKS = (
 )
 
 
-def test_no_file_that_is_left_behind_doctors_the_test():
+def test_no_file_that_is_left_behind_doctors_the_test(play):
     tasks = load_tasks("terminal", ("kinds=scripts", f"count={len(ATTACKS)}"))
     attacks = dict(zip([task.id for task in tasks], ATTACKS, strict=True))
 
@@ -45,7 +42,7 @@ def test_no_file_that_is_left_behind_doctors_the_test():
         name = task.metadata["test"].partition("'/bin/sh', '")[2].partition(".sh")[0]
         return play_actions([called("shell", command=attacks[task.id].replace("NAME", name))], messages)
 
-    assert rewards(check(tasks, attack).oracle) == [0.0] * len(ATTACKS)
+    assert rewards(play(tasks, attack)) == [0.0] * len(ATTACKS)
 
 
 BESIDE = {  # what lies beside a right answer, and what the verdict says was left out
@@ -62,30 +59,26 @@ BESIDE = {  # what lies beside a right answer, and what the verdict says was lef
 }  # fmt: skip
 
 
-def test_a_right_answer_is_worth_1_whatever_lies_beside_it(tmp_path):
+def test_a_right_answer_is_worth_1_whatever_lies_beside_it(play, tmp_path):
     test = "assert read('out') == 'hi\\n'\nassert oct(os.stat('.').st_mode)[-3] == '7'\n"
     lines = []
     for number, (script, _) in enumerate(list(BESIDE.values())[:-1]):
         solution = f"echo hi > out; ({script})"
-        lines.append(json.dumps({"instruction": f"{number}", "files": {}, "solution": solution, "test": test}))
+        lines.append(json.dumps({"instruction": f"{number} ", "files": {}, "solution": solution, "test": test}))
     large = "head -c 4000000 /dev/urandom > out/large; head -c 3000000 /dev/urandom > beside"
     needs_large = {"test": "assert os.path.getsize('out/large') == 4000000", "outputs": ["out"], "files": {}}
-    lines.append(json.dumps({"instruction": f"{len(lines)}", "solution": f"mkdir out; {large}"} | needs_large))
+    lines.append(json.dumps({"instruction": f"{len(lines)} ", "solution": f"mkdir out; {large}"} | needs_large))
     path = tmp_path / "tasks.jsonl"
     path.write_text("\n".join(lines))
     tasks = [task for split in ("train", "test") for task in _loaded(path, split)]
-    found = check(tasks, oracles.get("terminal")).oracle
-    names = [list(BESIDE)[int(task.instruction[0]["content"].split()[0].strip("."))] for task in tasks]
-    for name, outcome in zip(names, found, strict=True):
-        left_out = outcome.reward.info.get("left_out", [])
-        assert outcome.reward.value == 1.0, (name, outcome)
-        assert [any(said.startswith(each) for said in left_out) for each in BESIDE[name][1]] == [True] * len(
-            BESIDE[name][1]
-        )
-        assert bool(left_out) == bool(BESIDE[name][1]), (name, left_out)
+    for task, episode in zip(tasks, play(tasks, oracles.get("terminal")), strict=True):
+        name = list(BESIDE)[int(task.instruction[0]["content"].split()[0])]
+        beginnings, left_out = BESIDE[name][1], episode.reward.info.get("left_out", [])
+        assert episode.reward.value == 1.0 and bool(left_out) == bool(beginnings), (name, episode.reward)
+        assert all(any(each.startswith(beginning) for each in left_out) for beginning in beginnings), (name, left_out)
 
 
-def test_tasks_of_a_file_are_read_and_wrong_ones_refused(tmp_path):
+def test_tasks_of_a_file_are_read_and_wrong_ones_refused(check, tmp_path):
     path = tmp_path / "tasks.jsonl"
     record = {
         "instruction": "Copy a to b.",
@@ -95,13 +88,10 @@ def test_tasks_of_a_file_are_read_and_wrong_ones_refused(tmp_path):
     }
     path.write_text(json.dumps(record))
     tasks = [task for split in ("train", "test") for task in _loaded(path, split)]
-    result = check(tasks, oracles.get("terminal"))
-    assert rewards(result.oracle) == [1.0] and rewards(result.null) == [0.0]
+    check(tasks, oracles.get("terminal"))
     path.write_text(json.dumps(record | {"files": {"a": 1}}))
     with pytest.raises(UserError, match=r"terminal: record 1 of .* needs instruction"):
         load_tasks("terminal", (f"path={path}",))
-    with pytest.raises(UserError, match="did you mean 'files'"):
-        load_tasks("terminal", ("kinds=file",))
 
 
 def _loaded(path, split):
@@ -109,10 +99,3 @@ def _loaded(path, split):
         return load_tasks("terminal", (f"path={path}",), split)
     except UserError:
         return []
-
-
-def test_generated_tasks_depend_on_the_seed_alone_and_splits_differ():
-    assert load_tasks("terminal", ("count=9",)) == load_tasks("terminal", ("count=9",))
-    assert load_tasks("terminal", ("count=9",)) != load_tasks("terminal", ("count=9", "seed=1"))
-    train, test = ({repr(t.metadata) for t in load_tasks("terminal", ("count=50",), s)} for s in ("train", "test"))
-    assert not train & test
