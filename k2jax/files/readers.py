@@ -136,8 +136,8 @@ def parquet_rows(
         for group in range(file.num_row_groups):
             end = row + file.metadata.row_group(group).num_rows
             try:
-                most = _rows_at_once(path, file.metadata.row_group(group), columns, together)
-                for batch in file.iter_batches(most, row_groups=[group], columns=columns, use_threads=False):
+                rows = _rows_at_once(path, file.metadata.row_group(group), columns, together)
+                for batch in file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
                     for values in zip(*batch.columns, strict=True):
                         where, row = f"{path}, row {row}", row + 1
                         yield where, dict(zip(columns, values, strict=True))

@@ -117,11 +117,11 @@ def packed(first: list, largest: int, disk: int, files: int) -> tuple:
         files: how many there may be there.
     """
     left_out: list = []
-    found = list(below(".", left_out))
-    regular = [each for each in found if stat.S_ISREG(each[1].st_mode)]
+    entries = list(below(".", left_out))
+    regular = [each for each in entries if stat.S_ISREG(each[1].st_mode)]
     named = tuple("./" + path.strip("/") + "/" for path in first)
     regular.sort(key=lambda each: (not (each[0] + "/").startswith(named), each[1].st_size, each[0]))
-    others = [each for each in found if stat.S_ISDIR(each[1].st_mode) or stat.S_ISLNK(each[1].st_mode)]
+    others = [each for each in entries if stat.S_ISDIR(each[1].st_mode) or stat.S_ISLNK(each[1].st_mode)]
     archive, failed = Archive(largest), 0
     for path, status in others + regular:
         is_file = stat.S_ISREG(status.st_mode)

@@ -43,7 +43,7 @@ class Offer:
     """
 
     def __init__(self, environments: Sequence[str] = (), tools: Sequence[str] = (), limits: Sequence[str] = ()):
-        self._most = chosen_limits(limits)
+        self._limits = chosen_limits(limits)
         self._environments = {_known(text, "environment") for text in environments}
         self._tools = {_known(text, "toolset") for text in tools}
 
@@ -57,7 +57,7 @@ class Offer:
             if text not in self._tools and not _is_self_contained(text):
                 _refuse("toolset", "--tools", text)
         for name, value in task.limits.set_limits().items():
-            if value > self._most.get(name, 0):
+            if value > self._limits.get(name, 0):
                 _refuse("limit", "--limits", f"{name}={value:g}")
 
 
