@@ -20,6 +20,14 @@ from k2jax.agents.messages import read_message
 from k2jax.agents.paths import path_media
 from k2jax.agents.registry import scaffolds
 from k2jax.agents.spawning import SPAWNED, Spawner
+from k2jax.agents.steps import (
+    CRITICAL_STEPS,
+    STEPS,
+    critical_steps_so_far,
+    prompt_tokens_so_far,
+    steps_so_far,
+    turns_so_far,
+)
 from k2jax.agents.task import Task
 from k2jax.client import Client, Completion, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
@@ -28,7 +36,7 @@ from k2jax.text.media_reading import MediaReader, start_reading
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.answers import COPIES, is_answer
-from k2jax.trajectory.types import NO_TURN, ROOT
+from k2jax.trajectory.types import ROOT
 
 NO_EXPERTS = -1
 """Routes of a token that was sampled last: it was not fed to the model."""
@@ -118,10 +126,13 @@ class Rollout:
         """
         if self._spawner is None:
             raise UserError(f"the task {self.task.id!r} starts sub-episodes, and nothing here runs them")
+        turn = turns_so_far(self.trajectory)
         number, ended = await self._spawner.spawn(task, kind)
         reward = None if ended.reward is None else ended.reward.value
+        links = self.trajectory.metadata.get(SPAWNED, {})
         link = {"task": ended.task, "status": ended.status, "tokens": ended.sampled_tokens, "reward": reward}
-        links = self.trajectory.metadata.get(SPAWNED, {}) | {str(number): link}
+        link["turn"] = links.get(str(number), {"turn": turn})["turn"]  # a rebuilt episode has all its turns again
+        links = links | {str(number): link | {CRITICAL_STEPS: critical_steps_so_far(ended)}}
         self.trajectory.metadata[SPAWNED] = dict(sorted(links.items(), key=lambda item: int(item[0])))
         return ended
 
@@ -185,8 +196,10 @@ class Rollout:
         begun = nodes[node] if nodes[node].finish == "cancelled" else None
         parent = node if begun is None else begun.parent
         known = 0 if begun is None else len(begun.tokens)
-        turn = len({n.turn for n in nodes} - {NO_TURN}) if begun is None else begun.turn
-        longest, allowed = self._limits(sampling, known, turn)
+        turn = turns_so_far(self.trajectory) if begun is None else begun.turn
+        if begun is None:
+            self._check_steps()
+        longest, allowed = self._limits(sampling, known)
         prompt = self.trajectory.path_tokens(parent)
         temperature = sampling.temperature if begun is None else begun.temperature
         asked = dataclasses.replace(
@@ -242,11 +255,19 @@ class Rollout:
                 builder.add(reading.read(part.message))
         return builder
 
-    def _limits(self, sampling: Sampling, known: int, turn: int) -> tuple[int, int]:
+    def _check_steps(self) -> None:
+        """Ends the episode where no step is left for another answer."""
+        budget = self.task.budget
+        if budget.steps is not None and steps_so_far(self.trajectory) >= budget.steps:
+            raise EpisodeTruncatedError(f"{budget.steps} steps")
+        if budget.critical_steps is not None and critical_steps_so_far(self.trajectory) >= budget.critical_steps:
+            raise EpisodeTruncatedError(f"{budget.critical_steps} critical steps")
+        if budget.prompt_tokens is not None and prompt_tokens_so_far(self.trajectory) >= budget.prompt_tokens:
+            raise EpisodeTruncatedError(f"{budget.prompt_tokens} tokens of prompts")
+
+    def _limits(self, sampling: Sampling, known: int) -> tuple[int, int]:
         """Most tokens of a message that has ``known`` already: of its budget, and of this iteration."""
         budget, spent = self.task.budget, self.trajectory.sampled_tokens - known
-        if budget.steps is not None and turn >= budget.steps:
-            raise EpisodeTruncatedError(f"{budget.steps} calls of the model")
         longest = sampling.max_tokens if budget.tokens is None else min(sampling.max_tokens, budget.tokens - spent)
         if longest <= known:
             raise EpisodeTruncatedError(f"{budget.tokens} tokens")
@@ -349,9 +370,11 @@ async def run_episode(
             await environment.close()
         except InfrastructureError as error:  # the episode itself is whole
             rollout.trajectory.metadata["close_error"] = f"{type(error).__name__}: {error}"
-    if rollout.trajectory.status != "masked":
-        rollout.trajectory.error = ""
-    return rollout.trajectory
+    ended = rollout.trajectory
+    if ended.status != "masked":
+        ended.error = ""
+    ended.metadata |= {STEPS: steps_so_far(ended), CRITICAL_STEPS: critical_steps_so_far(ended)}
+    return ended
 
 
 async def _try_again(rollout: Rollout, run: Callable[[], Awaitable[None]]) -> None:

@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from k2jax.agents.registry import components, environments, scaffolds, toolsets, verifiers
-from k2jax.errors import UserError, abbreviate
+from k2jax.errors import UserError, abbreviate, nearest
 from k2jax.files.bounded_json import parse_bounded_json
 
 if TYPE_CHECKING:
@@ -21,11 +21,36 @@ class Budget:
 
     Attributes:
         tokens: tokens that the model samples, over all turns.
-        steps: calls of the model.
+        steps: calls of tools; an answer that calls none is one step too. The call that is one too many is answered with
+            an error, and no answer follows it.
+        critical_steps: own steps, and for each turn those of its longest sub-episode (Kimi K2.5, section 3).
+        prompt_tokens: tokens of the prompts of all calls of the model, repeated ones counted again. The prompt with
+            which they are reached is the last.
     """
 
     tokens: int | None = None
     steps: int | None = None
+    critical_steps: int | None = None
+    prompt_tokens: int | None = None
+
+    @classmethod
+    def from_json(cls, values: Any) -> Budget:
+        """Reads limits by name; null is no limit.
+
+        Raises:
+            UserError: a limit is unknown, or no whole number from 0.
+        """
+        if not isinstance(values, Mapping):
+            raise UserError(f"a budget is {abbreviate(values)}; write an object of limits")
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name, limit in values.items():
+            if name not in names:
+                raise UserError(
+                    f"a budget has no {abbreviate(name)}{nearest(str(name), names)}; it has {', '.join(names)}"
+                )
+            if limit is not None and (type(limit) is not int or limit < 0):
+                raise UserError(f"the budget's {name} are {abbreviate(limit)}; write a whole number from 0, or null")
+        return cls(**values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +92,12 @@ class Task:
         """
         environment = config.environment or ("tools" if config.tools else "")
         names = {"tools": config.tools, "scaffold": config.scaffold, "verifier": config.verifier}
-        limits = {"steps": config.steps, "tokens": config.episode_tokens}
+        limits = {
+            "steps": config.steps,
+            "critical_steps": config.critical_steps,
+            "tokens": config.episode_tokens,
+            "prompt_tokens": config.episode_prompt_tokens,
+        }
         budget = dataclasses.replace(self.budget, **{name: limit for name, limit in limits.items() if limit})
         chosen = {name: value for name, value in ({"environment": environment} | names).items() if value}
         task = dataclasses.replace(self, budget=budget, **chosen)
@@ -88,7 +118,7 @@ class Task:
         """
         try:
             values = parse_bounded_json(line)
-            values["budget"] = Budget(**values.get("budget", {}))
+            values["budget"] = Budget.from_json(values.get("budget", {}))
             for key in ("instruction", "tools"):
                 values[key] = tuple(values.get(key, ()))
             task = cls(**values)
@@ -114,9 +144,6 @@ def _mistake(task: Task) -> str:
     """Which field of a task from JSON is of a wrong type; empty for none."""
     texts = ("id", "domain", "verifier", "environment", "image", "scaffold")
     wrong = [name for name in texts if not isinstance(getattr(task, name), str)]
-    limits = dataclasses.astuple(task.budget)
-    if not all(limit is None or (type(limit) is int and limit >= 0) for limit in limits):
-        wrong.append("budget")
     if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in task.instruction):
         wrong.append("instruction")
     if not all(isinstance(tool, str) for tool in task.tools):

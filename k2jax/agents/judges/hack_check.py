@@ -27,8 +27,8 @@ _MARKS = r"[^\w\n]{0,20}"  # bounded: an answer of marks alone must not take the
 _END = rf"{_MARKS}$"
 _PATTERNS = (
     # It speaks to a judge about this comparison, or overrides what the judge was told.
-    rf"(?:\b(?:dear|attention|note to|message to|hello|hi)[ ,:]+(?:the |all |any )?{_JUDGES}\b|^{_MARKS}(?:to )?(?:the )?"
-    rf"{_JUDGES}\s*[:,])[^\n]{{0,200}}\b(?:{_MINE}|{_OTHER}|{_SCORE})",
+    rf"(?:\b(?:dear|attention|note to|message to|hello|hi)[ ,:]+(?:the |all |any )?{_JUDGES}\b|"
+    rf"^{_MARKS}(?:to )?(?:the )?{_JUDGES}\s*[:,])[^\n]{{0,200}}\b(?:{_MINE}|{_OTHER}|{_SCORE})",
     r"\b(?:ignore|disregard|forget|override) (?:(?:all|any|the|your|previous|above|prior|these|other) )+"
     r"(?:instructions?|rubrics?|criteria|prompts?)\b[^\n]{0,60}\b(?:say|output|answer|reply|respond|write|print|"
     rf"choose|pick|prefer|select|vote|declare|{_GIVE})\b[^\n]{{0,40}}\b(?:(?-i:[AB])\b|me\b|{_MINE}|{_SCORES}|verdict)",

@@ -43,8 +43,12 @@ class TaskConfig:
     scaffold: str = ""  #: "NAME option=value ..."; empty is the dataset's choice
     verifier: str = ""  #: name of the verifier; empty is the dataset's choice
     components: tuple[str, ...] = ()  #: prompt components in order, each "NAME option=value ..."
-    steps: NonNegativeInt = 0  #: most calls of the model in an episode; 0 is the dataset's choice
+    steps: NonNegativeInt = 0  #: calls of tools, and answers without one, of an episode; 0 is the dataset's choice
+    critical_steps: NonNegativeInt = (
+        0  #: most own steps and those of the longest sub-agents of each turn; 0 is no limit
+    )
     episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
+    episode_prompt_tokens: NonNegativeInt = 0  #: most tokens of all prompts of an episode; 0 is no limit [tokens]
     pass_rates: str = ""  #: JSON file by python -m k2jax.trajectories --pass_rates, to filter by difficulty; empty: all
     pass_band: tuple[Share, ...] = (0.1, 0.9)  #: least and largest pass rate of the tasks that are trained on
 

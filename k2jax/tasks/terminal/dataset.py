@@ -49,7 +49,7 @@ class TerminalTasks:
         Args:
             kinds: of generated problems, in turn.
             path: JSONL instead, with ``instruction``, ``solution``, ``test`` and ``files`` (texts by path).
-            steps: calls of the model in an episode.
+            steps: of an episode, see ``Budget``.
             count: number of generated tasks.
             seed: of them.
             split: ``train`` or ``test``, by the content of the instruction and the files.
