@@ -29,6 +29,7 @@ from k2jax.agents.steps import (
     turns_so_far,
 )
 from k2jax.agents.task import Task
+from k2jax.agents.tool_images import readable
 from k2jax.client import Client, Completion, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.text.chat import ChatBuilder, ChatFormat
@@ -154,12 +155,12 @@ class Rollout:
         if not messages:
             raise ValueError("an environment that does not end the episode must show a message")
         builder, reading = self._conversation(node), start_reading(self.media)
-        for index, message in enumerate(messages):
+        for index, message in enumerate([readable(message, self.media) for message in messages]):
             known = 0 if node == ROOT else len(builder.tokens)  # the first node begins with the tools
             with self._truncating():
                 builder.add(reading.read(message))
             if index + 1 == len(messages):
-                builder.open_assistant()
+                builder.open_assistant(self.task.thinking)
             node = self.trajectory.add(Node.observed(node, builder.tokens[known:], dict(message)))
         return node
 
@@ -249,7 +250,7 @@ class Rollout:
         for index in path:
             part = self.trajectory.nodes[index]
             if is_answer(self.trajectory, index):
-                builder.open_assistant()
+                builder.open_assistant(self.task.thinking)
                 builder.append_sampled(part.tokens.tolist())
             else:
                 builder.add(reading.read(part.message))
@@ -286,7 +287,7 @@ class Rollout:
             turn=turn,
             temperature=temperature,
             finish=completion.finish,
-            message=read_message(self.tokenizer, self.chat, completion.tokens),
+            message=read_message(self.tokenizer, self.chat, completion.tokens, self.task.thinking),
         )
 
     def _known_experts(self, node: int) -> np.ndarray | None:

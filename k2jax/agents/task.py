@@ -67,6 +67,7 @@ class Task:
         tools: names of its toolsets.
         scaffold: name of what turns the task into calls of a model.
         budget: see Budget.
+        thinking: whether answers begin with reasoning, of models that reason.
         metadata: JSON values for the environment and the verifier, such as the right answer.
     """
 
@@ -80,6 +81,7 @@ class Task:
     tools: tuple[str, ...] = ()
     scaffold: str = "chat"
     budget: Budget = Budget()
+    thinking: bool = True
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def with_choices(self, config: TaskConfig) -> Task:
@@ -100,7 +102,8 @@ class Task:
         }
         budget = dataclasses.replace(self.budget, **{name: limit for name, limit in limits.items() if limit})
         chosen = {name: value for name, value in ({"environment": environment} | names).items() if value}
-        task = dataclasses.replace(self, budget=budget, **chosen)
+        thinking = self.thinking and config.thinking
+        task = dataclasses.replace(self, budget=budget, thinking=thinking, **chosen)
         for text in config.components:
             task = components.make(text, task=task)
         return task
@@ -148,6 +151,8 @@ def _mistake(task: Task) -> str:
         wrong.append("instruction")
     if not all(isinstance(tool, str) for tool in task.tools):
         wrong.append("tools")
+    if not isinstance(task.thinking, bool):
+        wrong.append("thinking")
     if not isinstance(task.metadata, dict):
         wrong.append("metadata")
     return f"its {' and '.join(wrong)} cannot be read" if wrong else ""

@@ -100,6 +100,10 @@ class BlackBoxScaffold:
         """
         if rollout.may_pause:
             raise UserError("a black-box agent cannot pause in its midst; set config.rl.rollout.token_cap to 0")
+        if not rollout.task.thinking:
+            raise UserError(
+                "a black-box agent asks for reasoning or not in its own requests; leave config.rl.tasks.*.thinking true"
+            )
         client = EpisodeClient(rollout.client)
         media = rollout.media and EpisodeMedia(rollout.media, client)
         vocab = rollout.tokenizer.vocab_size

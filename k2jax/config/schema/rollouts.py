@@ -12,6 +12,7 @@ from k2jax.config.ranges import (
     Percentile,
     PositiveFloat,
     PositiveInt,
+    PositiveShare,
     Share,
 )
 
@@ -38,15 +39,16 @@ class TaskConfig:
     temperature: PositiveFloat = 1.0  #: sampling temperature of the first iterations
     temperature_final: PositiveFloat = 1.0  #: temperature from the end of the decay on
     temperature_decay: Share = 0.0  #: share of the run over which the temperature falls linearly; 0 is no decay
+    top_p: PositiveShare = 1.0  #: keeps the most likely tokens whose probabilities reach this sum; 1 keeps all
+    top_k: NonNegativeInt = 0  #: keeps this many of the most likely tokens; 0 keeps all
+    thinking: bool = True  #: whether answers begin with reasoning, of models that reason; false is instant mode
     environment: str = ""  #: name of the environment; empty is the dataset's choice, or with tools "tools"
     tools: tuple[str, ...] = ()  #: toolsets, each "NAME option=value ..."; empty is the dataset's choice
     scaffold: str = ""  #: "NAME option=value ..."; empty is the dataset's choice
     verifier: str = ""  #: name of the verifier; empty is the dataset's choice
     components: tuple[str, ...] = ()  #: prompt components in order, each "NAME option=value ..."
     steps: NonNegativeInt = 0  #: calls of tools, and answers without one, of an episode; 0 is the dataset's choice
-    critical_steps: NonNegativeInt = (
-        0  #: most own steps and those of the longest sub-agents of each turn; 0 is no limit
-    )
+    critical_steps: NonNegativeInt = 0  #: own steps, and of each turn those of its longest sub-agent; 0 is no limit
     episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
     episode_prompt_tokens: NonNegativeInt = 0  #: most tokens of all prompts of an episode; 0 is no limit [tokens]
     pass_rates: str = ""  #: JSON file by python -m k2jax.trajectories --pass_rates, to filter by difficulty; empty: all
