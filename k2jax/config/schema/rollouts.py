@@ -113,9 +113,10 @@ class CriticConfig:
     max_tokens: PositiveInt = 256  #: most tokens of a verdict; one that is cut is no verdict [tokens]
     share: Share = 0.0  #: closed loop: prompts to the policy as judge, over prompts of an iteration; 0 turns it off
     temperature: PositiveFloat = 1.0  #: of the closed loop's sampled verdicts; verdicts that give rewards are greedy
+    api: Literal["chat", "completions"] = "chat"  #: text over any endpoint, or token ids over k2jax.serve and vLLM
     url: str = ""  #: of the endpoint, OpenAI-compatible, without /v1
     model: str = ""  #: the name by which the endpoint knows its model
-    tokenizer: str = ""  #: checkpoint of the endpoint's tokenizer; empty is the policy's
+    tokenizer: str = ""  #: checkpoint of the endpoint's tokenizer, for completions; empty is the policy's
     api_key_variable: str = ""  #: name of the environment variable that holds the endpoint's key; empty is no key
     concurrency: PositiveInt = 16  #: requests to the endpoint at a time
     timeout: PositiveFloat = 120.0  #: longest silence of the endpoint [s]
