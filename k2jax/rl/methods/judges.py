@@ -21,6 +21,7 @@ from k2jax.convert.loading import tokenizer_of
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.rl.event_loop import EventLoop
+from k2jax.rl.inputs import endpoint_options
 from k2jax.text.chat import ChatFormat, chat_format
 from k2jax.text.tokenizer import Tokenizer
 
@@ -122,10 +123,3 @@ def open_judge(
         judge = Judge(asked, chat, tokenizer, style, name=critic.model, **options)
     opened.callback(lambda: event_loop.run(asked.__aexit__()))
     return judge, asyncio.gather
-
-
-def endpoint_options(rl: RLConfig) -> dict[str, Any]:
-    """How the endpoint of ``rl.critic`` is asked, for ``Endpoint``."""
-    critic = rl.critic
-    key = os.environ[critic.api_key_variable] if critic.api_key_variable else None
-    return {"api_key": key, "timeout": critic.timeout, "attempts": 1 + rl.scoring.retries}
