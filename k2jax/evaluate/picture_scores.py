@@ -13,7 +13,7 @@ from k2jax.tasks.pictures.verifier import MalformedAnswerError, read_click
 
 
 def score_answer(sample: VisualSample, answer: str) -> float:
-    """Between 0 and 1.
+    """Score of an answer, between 0 and 1.
 
     Similarity of words, descriptions and code; whether a number, the value or name of a bar, or the cell of a table is
     exact; soft F1 of boxes and of points; overlap of an outline; whether a click hits its button.
@@ -53,7 +53,7 @@ def _click(sample: VisualSample, answer: str) -> float:
 
 
 def _of_numbers(answer: str, numbers: int) -> np.ndarray:
-    """Shapes of so many numbers in an answer, float ``[n, numbers]``."""
+    """Shapes of ``numbers`` numbers in an answer, float ``[n, numbers]``."""
     return np.array([shape for shape in _shapes(answer) if len(shape) == numbers], float).reshape(-1, numbers)
 
 

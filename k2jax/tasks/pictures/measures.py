@@ -15,33 +15,33 @@ Rings = np.ndarray | Sequence[np.ndarray]
 """A polygon ``[n, 2]`` or several: parts and holes, of which the even-odd rule makes one shape."""
 
 
-def box_f1(wanted: np.ndarray, given: np.ndarray) -> float:
+def box_f1(truth: np.ndarray, answer: np.ndarray) -> float:
     """Twice the overlaps (IoU) of boxes under their best assignment, over the number of boxes of both lists.
 
     A box without area is as wide or high as one thousandth, so that equal ones overlap wholly.
 
     Args:
-        wanted: ``[n, 4]`` left, top, right and bottom.
-        given: ``[m, 4]``.
+        truth: ``[n, 4]`` left, top, right and bottom.
+        answer: ``[m, 4]``.
 
     Returns:
         0 to 1; 1 of two empty lists.
     """
-    (low_a, high_a), (low_b, high_b) = (_extent(boxes) for boxes in (wanted, given))
+    (low_a, high_a), (low_b, high_b) = (_extent(boxes) for boxes in (truth, answer))
     shared = np.minimum(high_a[:, None], high_b[None]) - np.maximum(low_a[:, None], low_b[None])
     overlap = np.maximum(shared, 0).prod(-1)
     union = (high_a - low_a).prod(-1)[:, None] + (high_b - low_b).prod(-1)[None] - overlap
     return _assigned(overlap / union)
 
 
-def point_f1(wanted: np.ndarray, given: np.ndarray, sigma: float = SIGMA, size: Sequence[float] = (1, 1)) -> float:
+def point_f1(truth: np.ndarray, answer: np.ndarray, sigma: float = SIGMA, size: Sequence[float] = (1, 1)) -> float:
     """Twice the weights exp(-d^2 / (2 sigma^2)) of points at distance d under their best assignment, over both numbers.
 
     A distance is in thousandths of the root of the picture's area: the same number of pixels along and across.
 
     Args:
-        wanted: ``[n, 2]`` x and y, thousandths of the picture's width and height.
-        given: ``[m, 2]``.
+        truth: ``[n, 2]`` x and y, thousandths of the picture's width and height.
+        answer: ``[m, 2]``.
         sigma: thousandths of the root of the area.
         size: width and height of the picture, in any unit; only their ratio matters.
 
@@ -49,7 +49,7 @@ def point_f1(wanted: np.ndarray, given: np.ndarray, sigma: float = SIGMA, size: 
         0 to 1; 1 of two empty lists.
     """
     ratio = np.sqrt(size[0] / size[1])
-    squares = (((wanted[:, None] - given[None]) * np.array([ratio, 1 / ratio])) ** 2).sum(-1)
+    squares = (((truth[:, None] - answer[None]) * np.array([ratio, 1 / ratio])) ** 2).sum(-1)
     return _assigned(np.exp(-squares / (2 * sigma**2)))
 
 
@@ -58,14 +58,14 @@ def click_inside(boxes: np.ndarray, point: np.ndarray) -> float:
     return float(((boxes[:, :2] <= point) & (point <= boxes[:, 2:])).all(-1).any())
 
 
-def polygon_iou(wanted: Rings, given: Rings) -> float:
+def polygon_iou(truth: Rings, answer: Rings) -> float:
     """Intersection over union of two shapes of rings, each ``[n, 2]`` in thousandths.
 
     A shape holds what an odd number of its edges lies to the right of: a ring inside another one is a hole. A ring of
     fewer than three corners holds nothing. Areas are exact for corners in whole thousandths, but for what lies between
     two of them around a crossing of edges. Of shapes without area, those with the same corners overlap wholly.
     """
-    rings = [[shape] if isinstance(shape, np.ndarray) else list(shape) for shape in (wanted, given)]
+    rings = [[shape] if isinstance(shape, np.ndarray) else list(shape) for shape in (truth, answer)]
     rings = [[ring for ring in shape if len(ring) >= 3] for shape in rings]
     (x0, y0, x1, y1), owner = _edges(rings)
     levels = np.unique(np.concatenate([np.arange(THOUSAND + 1.0), y0]))
@@ -84,15 +84,15 @@ def polygon_iou(wanted: Rings, given: Rings) -> float:
     return float(areas[0] / areas[1]) if areas[1] > 0 else _same_corners(*rings)
 
 
-def text_similarity(wanted: str, given: str) -> float:
+def text_similarity(truth: str, answer: str) -> float:
     """1 - edit distance / length of the longer text, 0 to 1; characters are compared in Unicode's form NFC."""
-    wanted, given = (unicodedata.normalize("NFC", text) for text in (wanted, given))
-    return 1 - edit_distance(wanted, given) / max(len(wanted), len(given), 1)
+    truth, answer = (unicodedata.normalize("NFC", text) for text in (truth, answer))
+    return 1 - edit_distance(truth, answer) / max(len(truth), len(answer), 1)
 
 
-def count_closeness(wanted: int, given: int) -> float:
-    """1 less the difference over max(wanted, 1), at least 0."""
-    return max(0.0, 1 - abs(wanted - given) / max(wanted, 1))
+def count_closeness(truth: int, answer: int) -> float:
+    """1 less the difference over max(truth, 1), at least 0."""
+    return max(0.0, 1 - abs(truth - answer) / max(truth, 1))
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -134,8 +134,8 @@ def _edges(shapes: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarr
     return np.concatenate([np.zeros((0, 4)), *edges]).T, np.concatenate([np.zeros(0, int), *owner])
 
 
-def _same_corners(wanted: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> float:
-    corners = [sorted(sorted(map(tuple, ring.tolist())) for ring in shape) for shape in (wanted, given)]
+def _same_corners(truth: Sequence[np.ndarray], answer: Sequence[np.ndarray]) -> float:
+    corners = [sorted(sorted(map(tuple, ring.tolist())) for ring in shape) for shape in (truth, answer)]
     return float(bool(corners[0]) and corners[0] == corners[1])
 
 
