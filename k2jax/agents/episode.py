@@ -19,17 +19,9 @@ from k2jax.agents.errors import EpisodePausedError, EpisodeTruncatedError
 from k2jax.agents.messages import read_message
 from k2jax.agents.paths import path_media
 from k2jax.agents.registry import scaffolds
-from k2jax.agents.spawning import SPAWNED, Spawner
-from k2jax.agents.steps import (
-    CRITICAL_STEPS,
-    STEPS,
-    critical_steps_so_far,
-    prompt_tokens_so_far,
-    steps_so_far,
-    turns_so_far,
-)
+from k2jax.agents.spawning import Spawner
 from k2jax.agents.task import Task
-from k2jax.agents.tool_images import readable
+from k2jax.agents.toolsets.image_results import readable
 from k2jax.client import Client, Completion, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.text.chat import ChatBuilder, ChatFormat
@@ -37,6 +29,7 @@ from k2jax.text.media_reading import MediaReader, start_reading
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.answers import COPIES, is_answer
+from k2jax.trajectory.steps import add_spawned, steps_record, turns_so_far, used_up_limit
 from k2jax.trajectory.types import ROOT
 
 NO_EXPERTS = -1
@@ -129,12 +122,7 @@ class Rollout:
             raise UserError(f"the task {self.task.id!r} starts sub-episodes, and nothing here runs them")
         turn = turns_so_far(self.trajectory)
         number, ended = await self._spawner.spawn(task, kind)
-        reward = None if ended.reward is None else ended.reward.value
-        links = self.trajectory.metadata.get(SPAWNED, {})
-        link = {"task": ended.task, "status": ended.status, "tokens": ended.sampled_tokens, "reward": reward}
-        link["turn"] = links.get(str(number), {"turn": turn})["turn"]  # a rebuilt episode has all its turns again
-        links = links | {str(number): link | {CRITICAL_STEPS: critical_steps_so_far(ended)}}
-        self.trajectory.metadata[SPAWNED] = dict(sorted(links.items(), key=lambda item: int(item[0])))
+        add_spawned(self.trajectory, number, turn, ended)
         return ended
 
     def observe(self, node: int, messages: Sequence[Message]) -> int:
@@ -198,8 +186,8 @@ class Rollout:
         parent = node if begun is None else begun.parent
         known = 0 if begun is None else len(begun.tokens)
         turn = turns_so_far(self.trajectory) if begun is None else begun.turn
-        if begun is None:
-            self._check_steps()
+        if begun is None and (used_up := used_up_limit(self.trajectory, self.task.budget)):
+            raise EpisodeTruncatedError(used_up)
         longest, allowed = self._limits(sampling, known)
         prompt = self.trajectory.path_tokens(parent)
         temperature = sampling.temperature if begun is None else begun.temperature
@@ -255,16 +243,6 @@ class Rollout:
             else:
                 builder.add(reading.read(part.message))
         return builder
-
-    def _check_steps(self) -> None:
-        """Ends the episode where no step is left for another answer."""
-        budget = self.task.budget
-        if budget.steps is not None and steps_so_far(self.trajectory) >= budget.steps:
-            raise EpisodeTruncatedError(f"{budget.steps} steps")
-        if budget.critical_steps is not None and critical_steps_so_far(self.trajectory) >= budget.critical_steps:
-            raise EpisodeTruncatedError(f"{budget.critical_steps} critical steps")
-        if budget.prompt_tokens is not None and prompt_tokens_so_far(self.trajectory) >= budget.prompt_tokens:
-            raise EpisodeTruncatedError(f"{budget.prompt_tokens} tokens of prompts")
 
     def _limits(self, sampling: Sampling, known: int) -> tuple[int, int]:
         """Most tokens of a message that has ``known`` already: of its budget, and of this iteration."""
@@ -374,7 +352,7 @@ async def run_episode(
     ended = rollout.trajectory
     if ended.status != "masked":
         ended.error = ""
-    ended.metadata |= {STEPS: steps_so_far(ended), CRITICAL_STEPS: critical_steps_so_far(ended)}
+    ended.metadata |= steps_record(ended)
     return ended
 
 

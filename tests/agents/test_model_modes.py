@@ -8,8 +8,8 @@ from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.task import Task
-from k2jax.agents.tool_images import UNSEEN
 from k2jax.agents.toolsets.functions import FunctionTools
+from k2jax.agents.toolsets.image_results import UNSEEN
 from k2jax.agents.toolsets.types import Toolset, declared, parameters_of
 from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
 from k2jax.config import task as task_config

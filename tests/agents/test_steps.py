@@ -11,12 +11,12 @@ from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.spec import GatewayRollout
-from k2jax.agents.spawning import SPAWNED, Spawner
-from k2jax.agents.steps import MOST_CALLS, critical_steps_so_far, steps_so_far
+from k2jax.agents.spawning import Spawner
 from k2jax.agents.task import Budget, Task
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import Node, Trajectory
+from k2jax.trajectory.steps import MOST_CALLS, SPAWNED, critical_steps_so_far, steps_so_far
 from k2jax.trajectory.types import ROOT
 
 BYTES = byte_tokenizer()

@@ -58,6 +58,7 @@ def black_box(
     version: str = "",
     seconds: float = 600.0,
     context: int = 1 << 20,
+    *,
     wall: float = 86400.0,
     answer: float = 3600.0,
     side_calls: int = -1,

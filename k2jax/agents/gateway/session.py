@@ -15,9 +15,9 @@ from k2jax.agents.episode_key import EpisodeKey, turn_seed
 from k2jax.agents.gateway.canonical import message_key
 from k2jax.agents.gateway.history import Addition, MatchedHistory, RecordedHistory, addition_bytes
 from k2jax.agents.gateway.spec import GatewayRollout
-from k2jax.agents.steps import steps_of_answer
 from k2jax.client import Completion, Sampling
 from k2jax.trajectory import Node, Trajectory
+from k2jax.trajectory.steps import steps_of_answer
 from k2jax.trajectory.types import ROOT
 
 MOST_OVER_BUDGET = 100

@@ -6,7 +6,7 @@ from k2jax.agents.environment import OUTCOME, Environment, Step
 from k2jax.agents.episode import Rollout
 from k2jax.agents.errors import EpisodePausedError, EpisodeTruncatedError, ReplayError
 from k2jax.agents.scaffolds import context
-from k2jax.agents.tool_images import readable
+from k2jax.agents.toolsets.image_results import readable
 from k2jax.client import Sampling
 from k2jax.errors import UserError
 from k2jax.trajectory.types import NO_TURN, ROOT
