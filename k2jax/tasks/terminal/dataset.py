@@ -52,7 +52,7 @@ class TerminalTasks:
             kinds: of generated problems, in turn.
             path: JSONL instead, with ``instruction``, ``solution``, ``test``, ``files`` (texts by path) and, where
                 a test needs few files, ``outputs`` (paths).
-            steps: calls of the model in an episode.
+            steps: of an episode, see ``Budget``.
             count: number of generated tasks.
             seed: of them.
             split: ``train`` or ``test``, by the content of the instruction and the files.
