@@ -10,8 +10,8 @@ from k2jax.agents.environment import Services
 from k2jax.agents.environments.serve_offer import Offer
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.sandbox import Limits, SandboxSpec
+from k2jax.agents.sandbox.task_limits import TaskLimits
 from k2jax.agents.scorer import Scorer
-from k2jax.agents.task import TaskLimits
 from k2jax.agents.verifier import Verifier
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.config.schema import TaskConfig

@@ -13,7 +13,8 @@ import shlex
 from k2jax.agents.environment import Environment
 from k2jax.agents.options import split_options
 from k2jax.agents.registry import Registry, environments, toolsets
-from k2jax.agents.task import Task, chosen_limits
+from k2jax.agents.sandbox.task_limits import chosen_limits
+from k2jax.agents.task import Task
 from k2jax.agents.toolsets import Toolset
 from k2jax.errors import UserError, abbreviate
 

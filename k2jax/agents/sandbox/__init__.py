@@ -1,6 +1,7 @@
 """Sandboxes: where code that nobody trusts runs. It imports no jax.
 
-In reading order: ``types`` (the interface), ``backends`` (by name), ``folder`` and ``files`` (what all have in common),
+In reading order: ``types`` (the interface), ``backends`` (by name), ``task_limits``,
+``folder`` and ``files`` (what all have in common),
 ``namespaces`` with ``bubblewrap`` and ``nsjail`` (this machine), ``kubernetes``, ``e2b`` and ``remote`` (others),
 ``unsafe`` (no isolation, only when named).
 
