@@ -41,7 +41,7 @@ def import_folder(folder: str | Path, workdir: str | Path) -> None:
     if (workdir / "config.json").exists() and not (workdir / UNFINISHED).exists():
         raise UserError(f"{workdir} holds a run already; name a new --workdir")
     source = open_source(folder)
-    for line in source.skipped:
+    for line in source.notes:
         print(line)
     if source.origin.is_dir() and not any((source.origin / name).is_file() for name in TOKENIZERS):
         print(
@@ -100,7 +100,7 @@ def _copy(source: Source, writer: ParamsWriter) -> None:
             for block in blocks(spec):
                 key = f"{block.name}:{block.start}"
                 if key not in writer.done:
-                    rows = source.tensors[block.name].read(block.start, block.stop).astype(dtype)
+                    rows = source.read(block.name, block.start, block.stop).astype(dtype)
                     writer.write(name, block.index, to_region(spec, rows))
                     writer.mark(key)
                 advance((block.stop - block.start) * spec.size_of(spec.inputs) * dtype.itemsize)
