@@ -46,7 +46,7 @@ _MLA_WITHOUT_EFFECT = ("head_dim", "qk_head_dim")  # transformers computes both 
 _DENSE_WITHOUT_EFFECT = ("sliding_window", "max_window_layers", "rope_interleaved", "is_llama_config")
 _WITHOUT_EFFECT = (
     "transformers_version", "torch_dtype", "dtype", "use_cache", "pretraining_tp", "auto_map", "quantization_config",
-    "max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "num_nextn_predict_layers",
+    "bos_token_id", "eos_token_id", "pad_token_id", "num_nextn_predict_layers",
     "num_mtp_layers", "ep_size", "seq_aux", "aux_loss_alpha", "output_router_logits", "tokenizer_class",
     "transformers.js_config", "return_dict", "output_attentions", "output_hidden_states", "chunk_size_feed_forward",
     "is_encoder_decoder", "id2label", "label2id", "problem_type", "unsloth_fixed", "unsloth_version",
@@ -159,6 +159,7 @@ def _one_of(outer: Values, inner: Values, key: str) -> Any:
 
 def _unread(values: Values) -> list[str]:
     """A line about the keys that the architecture does not have."""
+    values.whole("max_position_embeddings", 1, 1 << 40, None)
     values.without_effect(_WITHOUT_EFFECT)
     if not values.raw("attention_dropout"):
         values.without_effect(("attention_dropout",))

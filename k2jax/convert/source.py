@@ -22,6 +22,7 @@ from k2jax.params import ParamSpec, hf_tensors, named_specs
 
 LISTED = 8  # names in an error
 VISION_PREFIXES = ("vision_tower.", "mm_projector.")
+ADAPTER = "adapter_config.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -86,6 +87,8 @@ def open_folder(folder: str | Path) -> Source:
         UserError: an unknown architecture, a missing or truncated shard, tensors that do not fit.
     """
     folder = Path(folder)
+    if (folder / ADAPTER).exists():
+        raise UserError(f"{folder} holds an adapter ({ADAPTER}), which is not applied; merge it into the weights first")
     config = read_config(folder)
     stored = read_folder(folder)
     tensors = logical_tensors(published_names(stored) if config.prefix else stored, config.quantization)

@@ -141,23 +141,29 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """Lists the tensors of a Hugging Face folder: of the files that its index names, or of ``model.safetensors``.
 
     Raises:
-        UserError: no weights, a missing or truncated shard, an index that does not fit the shards.
+        UserError: no weights, weights twice, a missing or truncated shard, an index that does not fit the shards.
     """
     index = folder / INDEX
-    if not index.is_file():
-        if not (folder / SINGLE).is_file():
+    if not (index.exists() or index.is_symlink()):
+        if not (folder / SINGLE).exists():
             raise UserError(f"{folder} holds neither {SINGLE} nor {INDEX}; give a Hugging Face folder of safetensors")
         return read_header(folder / SINGLE)
     shard_of = read_json_object(index).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of or not all(isinstance(name, str) for name in shard_of.values()):
         raise UserError(f"{index} is damaged: its weight_map names no files of tensors; fetch it again")
     shards = sorted(set(shard_of.values()))
+    if SINGLE not in shards and (folder / SINGLE).exists():
+        raise UserError(f"{folder} holds {SINGLE} beside the files that {INDEX} names; delete what is not the model")
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
         if Path(shard).name != shard or "\0" in shard:  # a downloaded index must not point outside its folder
             raise UserError(f"{index} names the shard {shard!r}, which is not a file of its folder")
         header = read_header(folder / shard)
-        tensors |= {name: tensor for name, tensor in header.items() if shard_of.get(name) == shard}
+        if stray := sorted(name for name in header if shard_of.get(name) != shard):
+            raise UserError(
+                f"{folder / shard} holds {abbreviate(stray[0])}, which {INDEX} does not say; fetch both again"
+            )
+        tensors |= header
     lost = sorted(shard_of.keys() - tensors.keys())
     if lost:
         raise UserError(f"{shard_of[lost[0]]} lacks {lost[0]}" + (f" and {len(lost) - 1} more" if lost[1:] else ""))

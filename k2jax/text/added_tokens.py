@@ -13,6 +13,8 @@ from pathlib import Path
 import re
 from typing import Any
 
+import tokenizers
+
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.files.whole import read_whole
@@ -30,8 +32,8 @@ def is_markup(name: str) -> bool:
     return bool(_MARKUP.fullmatch(name)) and not _BYTE.fullmatch(name)
 
 
-def check_added_tokens(parts: dict[str, Any], origin: str) -> None:
-    """Raises UserError for added tokens that the tokenizers library takes and that are no vocabulary."""
+def check_added_tokens(parts: dict[str, Any], backend: tokenizers.Tokenizer, origin: str) -> None:
+    """Raises UserError for added tokens that the tokenizers library takes, some with other ids, and should not."""
     ids: dict[int, str] = {}
     for token in parts.get("added_tokens") or []:
         i, name = token["id"], token["content"]
@@ -39,6 +41,8 @@ def check_added_tokens(parts: dict[str, Any], origin: str) -> None:
             raise UserError(f"{origin} has an added token without a name, id {i}; fetch it again")
         if ids.setdefault(i, name) != name:
             raise UserError(f"{origin} gives id {i} to {abbreviate(ids[i])} and {abbreviate(name)}; fetch it again")
+        if backend.token_to_id(name) != i:
+            raise UserError(f"{origin} gives {abbreviate(name)} the id {i}, which leaves a gap or is another token's")
     if len(set(ids.values())) < len(ids):
         raise UserError(f"{origin} gives one name to two added tokens; fetch it again")
 

@@ -65,7 +65,7 @@ class Tokenizer:
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
         reading = _backend(content, origin)
         parts = json.loads(content)
-        check_added_tokens(parts, origin)
+        check_added_tokens(parts, reading, origin)
         corrected = flagged(parts)
         backend = reading if corrected is None else _backend(corrected, origin)
         self.encoding = self.fingerprint + ("" if corrected is None else ":2")
