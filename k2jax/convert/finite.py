@@ -1,4 +1,4 @@
-"""Whether all numbers of a block of weights are finite."""
+"""Floating-point formats of weights: which there are, one that holds several, and whether all numbers are finite."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ _FLOATING = (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), _
 def is_floating(dtype: np.dtype) -> bool:
     """Whether weights may have this dtype: float16, bfloat16, float32 or float64."""
     return dtype in _FLOATING
+
+
+def common_dtype(dtypes: set[np.dtype]) -> np.dtype:
+    """The narrowest of these dtypes that holds numbers of all given ones without loss."""
+    if not dtypes - {np.dtype(np.float16), _BFLOAT16} and len(dtypes) == 2:
+        return np.dtype(np.float32)  # NumPy knows no common one
+    wide = sorted(dtypes, key=lambda dtype: dtype.itemsize)
+    return wide[-1]
 
 
 def all_finite(rows: np.ndarray) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
 import re
 
 import numpy as np
 
 from k2jax.config.schema import ModelConfig
-from k2jax.convert.finite import all_finite, is_floating
+from k2jax.convert.finite import all_finite, common_dtype, is_floating
 from k2jax.convert.hf_config import read_config
 from k2jax.convert.mapping import BLOCK_ELEMENTS, hf_shape
 from k2jax.convert.quantized import Tensor, logical_tensors
@@ -72,7 +71,7 @@ class Source:
     def dtype(self, spec: ParamSpec) -> np.dtype:
         """Returns the narrowest dtype that holds every tensor of a weight without loss."""
         dtypes = {self.tensors[name].dtype for name, _ in hf_tensors(spec)}
-        return np.dtype(functools.reduce(np.promote_types, dtypes))
+        return common_dtype(dtypes)
 
     @property
     def size(self) -> int:
