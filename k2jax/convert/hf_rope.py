@@ -48,7 +48,7 @@ def read_rope(values: Values) -> Rope:
     theta = group.number("rope_theta", 1.0, _LARGEST_THETA, outer)
     if theta <= 1.0:
         raise UserError(f"rope_theta {theta} must be above 1: no rotation would be slower than another")
-    if theta != outer and values.raw("rope_theta") is not None:
+    if theta != outer and values.peek("rope_theta") is not None:
         notes.append(f"rope_theta {outer:g} is not used: rope_parameters or rope_scaling says {theta:g}")
     yarn = _read_yarn(values, group) if kind == "yarn" else YarnConfig()
     llama3 = _read_llama3(values, group) if kind == "llama3" else Llama3RopeConfig()
@@ -58,7 +58,7 @@ def read_rope(values: Values) -> Rope:
 
 
 def _check_kind(values: Values, group: Values, kind: str) -> None:
-    if nested := [key for key in group.unread() if isinstance(group.raw(key), dict)]:
+    if nested := [key for key in group.unread() if isinstance(group.peek(key), dict)]:
         raise UserError(f"rotary positions that differ between layers ({', '.join(nested)}) are not supported")
     for place in (values, group):
         if place.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:

@@ -52,6 +52,10 @@ class Values:
         self._read.add(key)
         return self._values.get(key, default)
 
+    def peek(self, key: str) -> Any:
+        """Returns a value of any kind without counting it as read; None if it is missing."""
+        return self._values.get(key)
+
     def whole(self, key: str, low: int, high: int, default: Any = _REQUIRED) -> Any:
         """Returns a whole number from ``low`` to ``high``; null counts as missing where the default is None."""
         value = self._value(key, default)

@@ -13,7 +13,6 @@ import json
 import math
 import os
 from pathlib import Path
-import stat
 from typing import NamedTuple
 
 import ml_dtypes
@@ -23,7 +22,7 @@ from k2jax.convert.json_values import MOST_VALUES, read_json_object
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.atomic import replacing
 from k2jax.files.bounded_json import parse_bounded_json
-from k2jax.files.whole import foreign_content
+from k2jax.files.whole import foreign_content, open_regular
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -100,17 +99,15 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _raw_header(path: Path) -> tuple[int, int, bytes]:
-    """Size of a file, length of its header and the header; a pipe is not waited for."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path} is no regular file")
+    """Size of a file, length of its header and the header."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         head = file.read(8)
         length = int.from_bytes(head, "little")
-        if status.st_size < 8 or not 0 < length <= min(MAX_HEADER, status.st_size - 8):
+        if size < 8 or not 0 < length <= min(MAX_HEADER, size - 8):
             what = foreign_content(head + file.read(56)) or "is truncated or not a safetensors file; fetch it again"
             raise UserError(f"{path} {what}")
-        return status.st_size, length, file.read(length)
+        return size, length, file.read(length)
 
 
 def _stored(path: Path, data: int, entry: dict) -> StoredTensor:
@@ -152,12 +149,15 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     if not isinstance(shard_of, dict) or not shard_of or not all(isinstance(name, str) for name in shard_of.values()):
         raise UserError(f"{index} is damaged: its weight_map names no files of tensors; fetch it again")
     shards = sorted(set(shard_of.values()))
+    for shard in shards:
+        if (
+            Path(shard).name != shard or shard in ("", "..") or "\0" in shard
+        ):  # a downloaded index must not point outside its folder
+            raise UserError(f"{index} names the shard {abbreviate(shard)}, which is not a file of its folder")
     if SINGLE not in shards and (folder / SINGLE).exists():
         raise UserError(f"{folder} holds {SINGLE} beside the files that {INDEX} names; delete what is not the model")
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
-        if Path(shard).name != shard or "\0" in shard:  # a downloaded index must not point outside its folder
-            raise UserError(f"{index} names the shard {shard!r}, which is not a file of its folder")
         header = read_header(folder / shard)
         if stray := sorted(name for name in header if shard_of.get(name) != shard):
             raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 import stat
+from typing import BinaryIO
 
 from k2jax.errors import UserError
 
@@ -33,20 +34,31 @@ def read_whole(path: Path, most: int) -> bytes:
     """Reads a text file.
 
     Args:
-        path: the file, or a link to it. A pipe, which would never end, is not opened for reading.
+        path: the file, or a link to it.
         most: bytes that it may have.
 
     Raises:
         UserError: it is no regular file, is longer, or holds something that its first bytes tell apart from text.
         OSError: it cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UserError(f"{path} is no regular file")
+    with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise UserError(f"{path} has more than {most:,} bytes")
     if words := foreign_content(data[:64]):
         raise UserError(f"{path} {words}")
     return data
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file, or a link to one, without waiting as for a pipe.
+
+    Raises:
+        UserError: it is something else.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UserError(f"{path} is no regular file")
+    return open(descriptor, "rb")
