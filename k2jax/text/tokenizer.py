@@ -76,7 +76,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         unknown = _unknown_id(backend, parts["model"])
         special = {i for i, token in added.items() if token.special and i != unknown}
-        self._special = {i: backend.id_to_token(i) for i in special | {self.bos, self.eos}}
+        ends = {i: backend.id_to_token(i) for i in (self.bos, self.eos)}
+        self._special = ends | {i: added[i].content for i in special}  # which a normalizer does not change
         self._ids_of_special = {name: i for i, name in self._special.items()}
         ids = backend.get_vocab(with_added_tokens=True).values()
         self.vocab_size = 1 + max(ids)

@@ -197,7 +197,7 @@ def prepare_visual(
         "format": [FORMAT, _RENDERING],
         "source": _described(name, source),
         "held_out": config.held_out,
-        "tokenizer": [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos],
+        "tokenizer": [tokenizer.encoding, tokenizer.bos, tokenizer.eos],
         "chat": [config.chat_format, config.sequence_length],
         "images": [images.patches, images.image_patches, images.frame_patches, *limits, vision.patch, vision.frames],
     }
