@@ -137,11 +137,11 @@ def _parse(content: dict[str, Any]) -> HuggingFaceConfig:
     return HuggingFaceConfig(model, quantization, prefix, rope.notes + _unread(values))
 
 
-def _kind(values: Values, known: tuple[str, ...]) -> str:
+def _kind(values: Values, types: tuple[str, ...]) -> str:
     """The model_type, which the names in ``architectures`` must agree with."""
     kind = values.raw("model_type")
-    if kind not in known:
-        raise UserError(f"model_type {abbreviate(kind)} is not supported; there are {', '.join(known)}")
+    if kind not in types:
+        raise UserError(f"model_type {abbreviate(kind)} is not supported; there are {', '.join(types)}")
     classes = values.raw("architectures")
     names = classes if isinstance(classes, list) else [classes]
     if classes and not any(name in _CLASSES[kind] for name in names):

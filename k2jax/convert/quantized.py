@@ -138,10 +138,10 @@ def _check_groups(quantization: dict[str, Any]) -> None:
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, dict) else None
         weights = weights if isinstance(weights, dict) else {}
-        given = {key: weights.get(key) for key in ("num_bits", "type", "symmetric", "group_size")}
-        if given != {"num_bits": 4, "type": "int", "symmetric": True, "group_size": GROUP}:
+        scheme = {key: weights.get(key) for key in ("num_bits", "type", "symmetric", "group_size")}
+        if scheme != {"num_bits": 4, "type": "int", "symmetric": True, "group_size": GROUP}:
             raise UserError(
-                f"quantization_config: {abbreviate(name)} is {abbreviate(given)}; only symmetric INT4 in groups of 32 "
+                f"quantization_config: {abbreviate(name)} is {abbreviate(scheme)}; only symmetric INT4 in groups of 32 "
                 "is read"
             )
         if (form := group.get("format") or quantization.get("format")) != "pack-quantized":

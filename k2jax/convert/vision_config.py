@@ -32,29 +32,29 @@ def read_vision(content: dict[str, Any]) -> VisionConfig:
         UserError: a value is missing, out of range or not supported.
     """
     values = Values(content)
-    given = values.group("vision_config")
-    if given is None:
+    tower = values.group("vision_config")
+    if tower is None:
         return VisionConfig()
     for key, supported in _FIXED.items():
-        given.fixed(key, supported)
-    published = given.raw("vt_hidden_size") is not None
+        tower.fixed(key, supported)
+    published = tower.raw("vt_hidden_size") is not None
     key, grid = ("vt_", "init_pos_emb_") if published else ("", "pos_emb_")
-    side, other = (given.whole(f"{grid}{axis}", 1, _MOST_PLACES) for axis in ("height", "width"))
-    width = given.whole(key + "hidden_size", 1, _MOST_WIDTH)
-    outer, name, eps = (given, "mm_hidden_size", "projector_ln_eps") if published else (values, *_PROJECTOR)
+    side, other = (tower.whole(f"{grid}{axis}", 1, _MOST_PLACES) for axis in ("height", "width"))
+    width = tower.whole(key + "hidden_size", 1, _MOST_WIDTH)
+    outer, name, eps = (tower, "mm_hidden_size", "projector_ln_eps") if published else (values, *_PROJECTOR)
     if side != other or outer.whole(name, 1, _MOST_WIDTH, width) != width:
         raise UserError("a grid of positions that is not square, or a projector of another width, is not supported")
-    heads, rope = given.whole(key + "num_attention_heads", 1, 1 << 16), given.group("rope_parameters") or Values({})
+    heads, rope = tower.whole(key + "num_attention_heads", 1, 1 << 16), tower.group("rope_parameters") or Values({})
     if width % (4 * heads):
         raise UserError(f"{key}hidden_size {width} does not divide into {heads} heads of a multiple of 4")
     return VisionConfig(
-        layers=given.whole(key + "num_hidden_layers", 1, 10_000),
+        layers=tower.whole(key + "num_hidden_layers", 1, 10_000),
         width=width,
         heads=heads,
-        ffn=given.whole(key + "intermediate_size", 1, _MOST_WIDTH),
-        patch=given.whole("patch_size", 1, _MOST_PLACES),
+        ffn=tower.whole(key + "intermediate_size", 1, _MOST_WIDTH),
+        patch=tower.whole("patch_size", 1, _MOST_PLACES),
         grid=side,
-        frames=given.whole(f"{grid}time", 1, _MOST_PLACES),
+        frames=tower.whole(f"{grid}time", 1, _MOST_PLACES),
         rope_theta=rope.number("rope_theta", 1.0, 1e15, 10000.0),
         projector_eps=outer.number(eps, 0.0, 1.0, 1e-5),
     )

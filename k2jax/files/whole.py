@@ -30,21 +30,21 @@ def foreign_content(head: bytes) -> str:
     return next((words for magic, words in _MAGIC.items() if head.startswith(magic)), "")
 
 
-def read_whole(path: Path, most: int) -> bytes:
+def read_whole(path: Path, limit: int) -> bytes:
     """Reads a text file.
 
     Args:
         path: the file, or a link to it.
-        most: bytes that it may have.
+        limit: bytes that it may have.
 
     Raises:
         UserError: it is no regular file, is longer, or holds something that its first bytes tell apart from text.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise UserError(f"{path} has more than {most:,} bytes")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise UserError(f"{path} has more than {limit:,} bytes")
     if words := foreign_content(data[:64]):
         raise UserError(f"{path} {words}")
     return data

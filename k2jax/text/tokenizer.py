@@ -311,7 +311,12 @@ def _names_around(parts: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _unknown_id(backend: tokenizers.Tokenizer, model: dict[str, Any]) -> int | None:
-    """The id of the unknown token, which is flagged as special but is a legitimate encoding of text."""
+    """The id of the unknown token, which is flagged as special but is a legitimate encoding of text.
+
+    None where bytes spell every text: GPT-2's file names the end of documents, which text must not become.
+    """
+    if isinstance(backend.decoder, decoders.ByteLevel) and model.get("type") == "BPE":
+        return None
     if isinstance(model.get("unk_id"), int):
         return model["unk_id"]
     return backend.token_to_id(model["unk_token"]) if model.get("unk_token") else None

@@ -129,6 +129,13 @@ def test_tokens_that_a_file_calls_ordinary_stay_readable_and_are_special_here():
     assert isinstance(chat_format(without_flags(kimi.thinking_tokenizer())), KimiThinkingChat)
 
 
+def test_the_unknown_token_of_a_vocabulary_of_bytes_is_control():
+    parts = json.loads(vocabulary("bpe", ["<|endoftext|>"], [], "none", "whole")._content)
+    parts["model"]["unk_token"], i = "<|endoftext|>", parts["model"]["vocab"]["<|endoftext|>"]
+    parts["added_tokens"].append(parts["added_tokens"][0] | {"id": i, "content": "<|endoftext|>"})
+    assert i not in Tokenizer(json.dumps(parts)).encode("<|endoftext|>")
+
+
 def test_added_words_and_runs_of_spaces_stay_text():
     added = [tokenizers.AddedToken(name, special=False, normalized=False) for name in PLAIN]
     tokenizer = vocabulary("bpe", [], added, "none", "bytes")
