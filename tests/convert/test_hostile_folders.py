@@ -126,7 +126,7 @@ KEYS = [
 
 
 @given(st.sampled_from([LLAMA, MLA]), st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_values_are_read_or_refused_in_one_line(base, changes):
     try:
         model = _parse(base | changes).model
@@ -347,7 +347,7 @@ def small_gguf(tmp_path_factory):
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=6))
 @example([(8, 255)])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_gguf_file_with_flipped_bytes_is_read_or_refused(small_gguf, flips):
     content = bytearray(small_gguf.read_bytes())
     for place, value in flips:

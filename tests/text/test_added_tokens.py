@@ -74,7 +74,7 @@ PIECES = st.one_of(
     split=st.sampled_from(list(SPLITS)),
     text=st.lists(PIECES, max_size=8).map("".join),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @example("bpe", ["<think>"], [tokenizers.AddedToken("<think>", special=False)], "nfkc", "whole", "\uff1cthink\uff1e")
 def test_a_text_never_becomes_a_control_token(kind, spelled, added, normalizer, split, text):
     tokenizer = vocabulary(kind, spelled, added, normalizer, split)
@@ -88,7 +88,7 @@ def test_a_text_never_becomes_a_control_token(kind, spelled, added, normalizer, 
 @given(
     text=st.lists(PIECES | st.sampled_from(["<|im_user|>", "<|tool_calls_section_begin|>"]), max_size=8).map("".join)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_message_has_no_control_tokens_but_those_of_its_format(text):
     for tokenizer in (without_flags(kimi.thinking_tokenizer()), without_flags(kimi.tokenizer()), QWEN):
         chat = chat_format(tokenizer)
