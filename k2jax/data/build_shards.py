@@ -58,7 +58,7 @@ def prepare_shards(
         "format": FORMAT,
         "source": describe(name, source),
         "held_out": config.held_out,
-        "tokenizer": [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos],
+        "tokenizer": [tokenizer.encoding, tokenizer.bos, tokenizer.eos],
     }
     if marked:
         described["chat"] = [CHAT_FORMAT, config.chat_format, config.sequence_length]

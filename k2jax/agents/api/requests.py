@@ -14,7 +14,8 @@ from k2jax.agents.api.model_card import ModelCard
 from k2jax.client import Sampling
 from k2jax.errors import UserError
 
-MAX_STOPS, MAX_STOP_LENGTH, MAX_CHOICES = 4, 1000, 128
+MAX_STOP_LENGTH, MAX_CHOICES = 1000, 128
+MAX_STOPS = {"stop": 4, "stop_sequences": 64}  # OpenAI's limit; Anthropic's interface has none
 _SEEDS = 2**32
 
 # Fields that cannot change a response, and unsupported fields with the value that has no effect.
@@ -186,7 +187,7 @@ def _read_include_usage(fields: Fields, stream: bool) -> bool:
 def _read_stops(fields: Fields, name: str) -> tuple[str, ...]:
     value = fields.take(name, [])
     stops = [value] if isinstance(value, str) else value
-    valid = isinstance(stops, list) and len(stops) <= MAX_STOPS
+    valid = isinstance(stops, list) and len(stops) <= MAX_STOPS[name]
     if not (valid and all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops)):
-        raise invalid_value(name, f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", value)
+        raise invalid_value(name, f"up to {MAX_STOPS[name]} strings of 1 to {MAX_STOP_LENGTH} characters", value)
     return tuple(stops)

@@ -198,7 +198,7 @@ def prepare_visual(
         "format": [FORMAT, _RENDERING],
         "source": _described(name, source),
         "held_out": config.held_out,
-        "tokenizer": [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos],
+        "tokenizer": [tokenizer.encoding, tokenizer.bos, tokenizer.eos],
         "chat": [config.chat_format, config.sequence_length],
         "images": [images.patches, images.image_patches, FRAME_PATCHES, *limits, vision.patch, vision.frames],
     }

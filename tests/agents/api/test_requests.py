@@ -116,7 +116,7 @@ MESSAGES = {
     ],
     "tools": [{}, [{"type": "web_search_20250305", "name": "web_search"}], [{"name": ""}]],
     "tool_choice": [{"type": "any"}],
-    "stop_sequences": [[""]],
+    "stop_sequences": [[""], ["a"] * 65],
     "thinking": [{"type": "much"}, 5],
     "system": [5, [{"type": "image"}]],
     "output_config": [{"format": {"type": "json_schema"}}, 5],
@@ -140,6 +140,10 @@ def test_a_wrong_field_is_named(parse, cases):
         with pytest.raises(ApiError) as caught:
             parse(stream=True, stream_options=options)
         assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_only_openais_interfaces_limit_the_number_of_stop_strings():
+    assert len(messages(stop_sequences=list("abcdefgh")).stops) == 8
 
 
 def test_fields_without_effect_are_accepted():
