@@ -45,8 +45,8 @@ class Task:
     image: str = ""
     tools: tuple[str, ...] = ()
     scaffold: str = "chat"
-    budget: Budget = Budget()  # noqa: RUF009  (immutable)
-    limits: TaskLimits = TaskLimits()
+    budget: Budget = Budget()  # noqa: RUF009
+    limits: TaskLimits = TaskLimits()  # noqa: RUF009
     thinking: bool = True
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
