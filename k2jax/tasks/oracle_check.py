@@ -115,6 +115,9 @@ def main(values: flags.FlagValues, dataset: str) -> int:
         for episode in missed[:_SHOWN]:
             print(f"  {episode.task}: {episode.error or (episode.reward.value, dict(episode.reward.info))}")
         wrong |= bool(missed)
+    for episode in result.oracle:
+        if episode.reward is not None and (tests := episode.reward.info.get("uncontrolled")):
+            print(f"  {episode.task}: nothing shows a program that lies about {', '.join(tests)}")
     print(f"{2 * len(tasks)} episodes in {result.seconds:.1f} s")
     return int(wrong)
 
