@@ -20,19 +20,14 @@ PassRates = dict[str, dict[str, float]]
 """Share of right samples by domain and id of a task."""
 
 
-def pass_rates(trajectories: Iterable[Trajectory], correct: float = CORRECT_REWARD) -> PassRates:
-    """Share of right samples for every task.
-
-    Args:
-        trajectories: of all samples; those without a reward, which are masked, are left out.
-        correct: least reward of a right sample.
-    """
+def pass_rates(trajectories: Iterable[Trajectory]) -> PassRates:
+    """Share of right samples for every task; those without a reward, which are masked, are left out."""
     rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for trajectory in trajectories:
         if trajectory.reward is not None:
             rewards[trajectory.domain][trajectory.task].append(trajectory.reward.value)
     return {
-        domain: {task: sum(value >= correct for value in values) / len(values) for task, values in tasks.items()}
+        domain: {task: sum(value >= CORRECT_REWARD for value in values) / len(values) for task, values in tasks.items()}
         for domain, tasks in rewards.items()
     }
 

@@ -125,16 +125,15 @@ class Environment:
 
 
 class EnvironmentMaker:
-    """Makes environments; all of them share one backend of sandboxes, which is made when one is first needed."""
+    """Makes environments; all of them share one backend of sandboxes, which is made when one is first needed.
+
+    Args:
+        sandbox: name of the backend.
+        images: what tasks may choose their images from; see ``make_backend``.
+        repositories: see ``Services``.
+    """
 
     def __init__(self, sandbox: str = "bubblewrap", *, images: str = "", repositories: str | None = ""):
-        """Makes nothing yet.
-
-        Args:
-            sandbox: name of the backend.
-            images: what tasks may choose their images from; see ``make_backend``.
-            repositories: see ``Services``.
-        """
         backend = functools.cache(lambda: make_backend(sandbox, images=images))
         self._services = Services(backend, repositories)
 

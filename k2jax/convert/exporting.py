@@ -27,23 +27,13 @@ from k2jax.text.media import MEDIA_BEGIN, MEDIA_END, MEDIA_PAD
 from k2jax.text.rank_file import RANK_FILE_NAME
 from k2jax.text.tokenizer import FILE_NAME, Tokenizer
 
-DTYPES = {
-    "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-}
-SHARD_BYTES = 5_000_000_000
-MEDIA_TOKENS = {
-    "image_token_id": MEDIA_PAD,
-    "vision_start_token_id": MEDIA_BEGIN,
-    "vision_end_token_id": MEDIA_END,
-}
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
+SHARD_BYTES = 5_000_000_000  # of a file
+MEDIA_TOKENS = {"image_token_id": MEDIA_PAD, "vision_start_token_id": MEDIA_BEGIN, "vision_end_token_id": MEDIA_END}
 """Tokens of images in published vocabularies, by the keys of their ids in transformers' config.json."""
 
 
-def export_checkpoint(
-    checkpoint: str | Path, to: str | Path, dtype: str | None = None, shard_bytes: int = SHARD_BYTES
-) -> None:
+def export_checkpoint(checkpoint: str | Path, to: str | Path, dtype: str | None = None) -> None:
     """Writes config, safetensors and tokenizer of a checkpoint.
 
     Host memory holds only a few blocks at a time.
@@ -52,7 +42,6 @@ def export_checkpoint(
         checkpoint: a workdir, ``WORKDIR/checkpoints/STEP``, a packaged model's name, or another Hugging Face folder.
         to: a folder without weights.
         dtype: ``float32``, ``bfloat16`` or ``float16`` for all weights but router biases; None keeps what is stored.
-        shard_bytes: size of a shard [bytes].
 
     Raises:
         UserError: the checkpoint cannot be read, the folder is taken, or the architecture has no Hugging Face name.
@@ -70,7 +59,7 @@ def export_checkpoint(
     ids = (tokenizer and tokenizer.bos, tokenizer and tokenizer.eos, _media_ids(tokenizer))
     values = write_config(opened.model, dtypes["embed"].name, *ids)  # first, since it may refuse the model
     to.mkdir(parents=True, exist_ok=True)
-    _write_weights(opened, specs, dtypes, to, shard_bytes)
+    _write_weights(opened, specs, dtypes, to)
     if tokenizer:
         tokenizer.save(to)
     if opened.model.vision.layers:
@@ -104,9 +93,7 @@ def _named_for_export(model: ModelConfig) -> dict[str, ParamSpec]:
     }
 
 
-def _write_weights(
-    opened: Opened, specs: dict[str, ParamSpec], dtypes: dict[str, np.dtype], to: Path, shard_bytes: int
-) -> None:
+def _write_weights(opened: Opened, specs: dict[str, ParamSpec], dtypes: dict[str, np.dtype], to: Path) -> None:
     parts: dict[str, list[tuple[str, Block]]] = {}  # tensor -> its blocks, with the weights that they come from
     for name, spec in specs.items():
         for block in blocks(spec):
@@ -114,16 +101,16 @@ def _write_weights(
     ordered = sorted(parts, key=_natural)
     sources = {tensor: blocks[0][0] for tensor, blocks in parts.items()}
     planned = [Planned(tensor, dtypes[sources[tensor]], hf_shape(specs[sources[tensor]])) for tensor in ordered]
-    shards = plan_shards(planned, shard_bytes)
+    shards = plan_shards(planned, SHARD_BYTES)
     files = shard_names(len(shards))
     total = sum(tensor.bytes for tensor in planned)
     with transfer("exporting", total) as advance:
         for file, shard in zip(files, shards, strict=True):
-            with write_shard(to / file, shard) as writer:
+            with write_shard(to / file, shard) as write:
                 for tensor in shard:
                     for name, block in sorted(parts[tensor.name], key=lambda part: part[1].start):
                         rows = to_rows(specs[name], _read(opened, name, specs[name], block)).astype(tensor.dtype)
-                        writer.write(rows)
+                        write(rows)
                         advance(rows.nbytes)
     if len(files) > 1:
         where = {tensor.name: file for file, shard in zip(files, shards, strict=True) for tensor in shard}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from k2jax.config.schema import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, VisionConfig, YarnConfig
+from k2jax.config.replace import replace_keys
+from k2jax.config.schema import GQAConfig, Llama3RopeConfig, ModelConfig, VisionConfig, YarnConfig
 from k2jax.convert.vision_config import read_vision, write_vision
 from k2jax.errors import UserError
 
@@ -32,7 +34,32 @@ _MLA_FIXED = {
 _DENSE_FIXED = {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False}
 
 
-class HuggingFaceConfig:
+# Fields of ModelConfig and the keys that hold their values, in both directions.
+_COMMON_KEYS = {
+    "layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "heads": "num_attention_heads",
+    "dense_ffn": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+    "vocab": "vocab_size",
+}
+_MLA_KEYS = {
+    "dense_layers": "first_k_dense_replace",
+    "mla.kv_lora_rank": "kv_lora_rank",
+    "mla.qk_nope_dim": "qk_nope_head_dim",
+    "mla.qk_rope_dim": "qk_rope_head_dim",
+    "mla.v_dim": "v_head_dim",
+    "moe.expert_ffn": "moe_intermediate_size",
+    "moe.experts": "n_routed_experts",
+    "moe.active_experts": "num_experts_per_tok",
+    "moe.expert_groups": "n_group",
+    "moe.active_groups": "topk_group",
+    "moe.routed_scaling": "routed_scaling_factor",
+    "moe.normalize_gates": "norm_topk_prob",
+}
+
+
+class HuggingFaceConfig(NamedTuple):
     """A parsed ``config.json`` of a Hugging Face folder.
 
     Attributes:
@@ -41,8 +68,9 @@ class HuggingFaceConfig:
         prefix: the prefix of the decoder's tensor names.
     """
 
-    def __init__(self, model: ModelConfig, quantization: dict | None, prefix: str):
-        self.model, self.quantization, self.prefix = model, quantization, prefix
+    model: ModelConfig
+    quantization: dict | None
+    prefix: str
 
 
 def read_config(folder: Path) -> HuggingFaceConfig:
@@ -95,63 +123,37 @@ def _mla_model(values: dict[str, Any]) -> ModelConfig:
     heads = int(values["num_attention_heads"])
     if values.get("num_key_value_heads", heads) != heads:
         raise UserError("num_key_value_heads differs from num_attention_heads, which MLA does not have")
-    return ModelConfig(
-        layers=int(values["num_hidden_layers"]),
-        dense_layers=int(values["first_k_dense_replace"]),
-        d_model=int(values["hidden_size"]),
-        heads=heads,
-        mla=MLAConfig(
-            q_lora_rank=None if values["q_lora_rank"] is None else int(values["q_lora_rank"]),
-            kv_lora_rank=int(values["kv_lora_rank"]),
-            qk_nope_dim=int(values["qk_nope_head_dim"]),
-            qk_rope_dim=int(values["qk_rope_head_dim"]),
-            v_dim=int(values["v_head_dim"]),
-        ),
-        dense_ffn=int(values["intermediate_size"]),
-        moe=MoEConfig(
-            expert_ffn=int(values["moe_intermediate_size"]),
-            experts=int(values["n_routed_experts"]),
-            active_experts=int(values["num_experts_per_tok"]),
-            shared_experts=int(values["n_shared_experts"] or 0),
-            expert_groups=int(values["n_group"]),
-            active_groups=int(values["topk_group"]),
-            routed_scaling=float(values["routed_scaling_factor"]),
-            normalize_gates=bool(values["norm_topk_prob"]),
-        ),
-        rope_theta=theta,
-        yarn=yarn,
-        **_common(values),
-    )
+    rank = values["q_lora_rank"]
+    fields = _read_fields(values, _COMMON_KEYS | _MLA_KEYS) | _optional_fields(values)
+    fields |= {"mla.q_lora_rank": None if rank is None else int(rank)}
+    fields |= {"moe.shared_experts": int(values["n_shared_experts"] or 0), "rope_theta": theta, "yarn": yarn}
+    return replace_keys(ModelConfig(), fields)
 
 
 def _dense_model(values: dict[str, Any], kind: str) -> ModelConfig:
     _check_fixed(values, _DENSE_FIXED | ({} if kind == "qwen2" else {"attention_bias": False}))
     theta, yarn, llama3 = _rope(values)
-    layers, heads = int(values["num_hidden_layers"]), int(values["num_attention_heads"])
-    return ModelConfig(
-        layers=layers,
-        dense_layers=layers,
-        d_model=int(values["hidden_size"]),
-        heads=heads,
-        attention="gqa",
-        gqa=GQAConfig(
-            kv_heads=int(values.get("num_key_value_heads") or heads),
-            head_dim=int(values.get("head_dim") or values["hidden_size"] // heads),
-            qkv_bias=kind == "qwen2",
-            qk_norm=kind == "qwen3",
-        ),
-        dense_ffn=int(values["intermediate_size"]),
-        rope_theta=theta,
-        yarn=yarn,
-        llama3_rope=llama3,
-        **_common(values),
+    fields = _read_fields(values, _COMMON_KEYS) | _optional_fields(values)
+    heads, width = fields["heads"], fields["d_model"]
+    gqa = GQAConfig(
+        kv_heads=int(values.get("num_key_value_heads") or heads),
+        head_dim=int(values.get("head_dim") or width // heads),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
     )
+    fields |= {"dense_layers": fields["layers"], "attention": "gqa", "gqa": gqa}
+    return replace_keys(ModelConfig(), fields | {"rope_theta": theta, "yarn": yarn, "llama3_rope": llama3})
 
 
-def _common(values: dict[str, Any]) -> dict[str, Any]:
+def _read_fields(values: dict[str, Any], keys: dict[str, str]) -> dict[str, Any]:
+    """Values of fields of ModelConfig from the keys that hold them, in the types of the fields."""
+    defaults = ModelConfig()
+    return {field: type(operator.attrgetter(field)(defaults))(values[key]) for field, key in keys.items()}
+
+
+def _optional_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Fields whose keys may be missing."""
     return {
-        "norm_eps": float(values["rms_norm_eps"]),
-        "vocab": int(values["vocab_size"]),
         "tied_head": bool(values.get("tie_word_embeddings", False)),
         "init_std": float(values.get("initializer_range", 0.02)),
     }
@@ -210,13 +212,8 @@ def write_config(
     """
     common = {
         "dtype": dtype,
-        "vocab_size": model.vocab,
-        "hidden_size": model.d_model,
-        "intermediate_size": model.dense_ffn,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
+        **_written_fields(model, _COMMON_KEYS),
         "hidden_act": "silu",
-        "rms_norm_eps": model.norm_eps,
         "initializer_range": model.init_std,
         "tie_word_embeddings": model.tied_head,
         "attention_bias": False,
@@ -235,19 +232,8 @@ def _mla_values(model: ModelConfig) -> dict[str, Any]:
         "model_type": "deepseek_v3",
         "num_key_value_heads": model.heads,
         "q_lora_rank": model.mla.q_lora_rank,
-        "kv_lora_rank": model.mla.kv_lora_rank,
-        "qk_nope_head_dim": model.mla.qk_nope_dim,
-        "qk_rope_head_dim": model.mla.qk_rope_dim,
-        "v_head_dim": model.mla.v_dim,
-        "moe_intermediate_size": model.moe.expert_ffn,
-        "n_routed_experts": model.moe.experts,
-        "num_experts_per_tok": model.moe.active_experts,
+        **_written_fields(model, _MLA_KEYS),
         "n_shared_experts": model.moe.shared_experts,
-        "n_group": model.moe.expert_groups,
-        "topk_group": model.moe.active_groups,
-        "routed_scaling_factor": model.moe.routed_scaling,
-        "norm_topk_prob": model.moe.normalize_gates,
-        "first_k_dense_replace": model.dense_layers,
         "moe_layer_freq": 1,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
@@ -269,6 +255,10 @@ def _dense_values(model: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": model.gqa.kv_heads,
         **({} if kind == "qwen2" else {"head_dim": model.gqa.head_dim}),
     }
+
+
+def _written_fields(model: ModelConfig, keys: dict[str, str]) -> dict[str, Any]:
+    return {key: operator.attrgetter(field)(model) for field, key in keys.items()}
 
 
 _ATTENTION_VALUES = {"mla": _mla_values, "gqa": _dense_values}

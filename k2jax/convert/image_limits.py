@@ -80,12 +80,7 @@ def _files(folder: Path) -> list[Path]:
 def _texts(vision: VisionConfig, limits: ProcessorLimits) -> dict[str, str]:
     """The files of both dialects, by their names."""
     images, frames = (min(limit.patches, limit.padded or limit.patches) for limit in limits)
-    common = {
-        "image_mean": _HALVES,
-        "image_std": _HALVES,
-        "patch_size": vision.patch,
-        "merge_size": MERGE,
-    }
+    common = {"image_mean": _HALVES, "image_std": _HALVES, "patch_size": vision.patch, "merge_size": MERGE}
     published = {
         **_fixed(vision),
         "in_patch_limit": images,

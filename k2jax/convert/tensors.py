@@ -7,11 +7,10 @@ their offset. Nothing is ever unpickled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from k2jax.errors import UserError
+from k2jax.files.atomic import replacing
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -164,50 +164,24 @@ def shard_names(count: int) -> list[str]:
     return [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
-class ShardWriter:
-    """Writes one safetensors file front to back; it appears under its name only when it is complete."""
-
-    def __init__(self, path: Path, tensors: list[Planned]):
-        self._path, self._partial = path, path.with_suffix(".partial")
-        entries, offset = {}, 0
-        for tensor in tensors:
-            entries[tensor.name] = {
-                "dtype": _CODES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [offset, offset + tensor.bytes],
-            }
-            offset += tensor.bytes
-        header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
-        header += b" " * (-len(header) % 8)  # readers may map the data, which should be aligned
-        self._size = 8 + len(header) + offset
-        self._file = open(self._partial, "wb")  # noqa: SIM115, closed by commit and abandon
-        self._file.write(len(header).to_bytes(8, "little") + header)
-
-    def write(self, rows: np.ndarray) -> None:
-        """Appends rows of the current tensor."""
-        self._file.write(np.ascontiguousarray(rows).tobytes())
-
-    def commit(self) -> None:
-        """Closes the file and gives it its name."""
-        assert self._file.tell() == self._size, "fewer or more rows were written than planned"
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._partial.replace(self._path)
-
-    def abandon(self) -> None:
-        """Removes the unfinished file."""
-        self._file.close()
-        self._partial.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
-def write_shard(path: Path, tensors: list[Planned]) -> Iterator[ShardWriter]:
-    """Opens a ShardWriter that commits at the end and removes its file on an error."""
-    writer = ShardWriter(path, tensors)
-    try:
-        yield writer
-        writer.commit()
-    except BaseException:
-        writer.abandon()
-        raise
+def write_shard(path: Path, tensors: list[Planned]) -> Iterator[Callable[[np.ndarray], None]]:
+    """Writes one safetensors file front to back; it appears under its name only when it is complete.
+
+    Yields:
+        A function that appends rows of the current tensor.
+    """
+    entries, offset = {}, 0
+    for tensor in tensors:
+        entries[tensor.name] = {
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.bytes],
+        }
+        offset += tensor.bytes
+    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    header += b" " * (-len(header) % 8)  # readers may map the data, which should be aligned
+    with replacing(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        yield lambda rows: file.write(np.ascontiguousarray(rows).tobytes())
+        assert file.tell() == 8 + len(header) + offset, "fewer or more rows were written than planned"

@@ -15,10 +15,10 @@ from k2jax.data.chat_rendering import tokenised_chats, tokenised_trajectories
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import Shards, open_shards
-from k2jax.data.sources import CorruptRecords, describe, documents
+from k2jax.data.sources import CorruptRecords, at_least_one, describe, documents, refuse_skipped
 from k2jax.data.split import adjusted_threshold, threshold_for
 from k2jax.data.split_writer import SplitWriter
-from k2jax.data.tokenised import Reader, at_least_one, tokenised_texts
+from k2jax.data.tokenised import Reader, tokenised_texts
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
@@ -69,12 +69,7 @@ def prepare_shards(
         _build_folder(folder, job, report, threshold)
 
     shards = open_shards(get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds))
-    skipped = shards.manifest["skipped"]
-    if skipped["count"] and config.on_corrupt == "fail":
-        raise UserError(
-            f"source {name!r} has {skipped['count']} corrupt records, the first in {skipped['first'][0]}; "
-            "repair them, or set data.on_corrupt=skip"
-        )
+    refuse_skipped(name, shards.manifest["skipped"], config.on_corrupt)
     return shards
 
 
@@ -85,7 +80,7 @@ def _reader(name: str, config: DataConfig, tokenizer: Tokenizer) -> Reader:
         return lambda report: tokenised_texts(name, documents(name, source, report), tokenizer)
     tokenised = tokenised_chats if source.kind == "chat" else tokenised_trajectories
     read = functools.partial(tokenised, name, config, tokenizer)
-    return lambda report: at_least_one(name, source, read(report), report)
+    return lambda report: at_least_one(name, source, read(report), report, "conversations")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,10 +161,15 @@ def checked(
     Raises:
         UserError: it does not fit a row, has nothing to train on, or holds a token outside the vocabulary.
     """
+    check_sequence(ids, trained, longest)
+    if (wrong := outside_vocabulary(ids, tokenizer)) is not None:
+        raise UserError(f"the token {wrong}, which the vocabulary of {tokenizer.vocab_size:,} does not have")
+    return Tokenised(marked(ids, trained), size, document_hash(prompt.astype("<i4").tobytes()))
+
+
+def check_sequence(ids: np.ndarray, trained: np.ndarray, longest: int) -> None:
+    """Raises UserError where a sequence does not fit a row of ``longest`` tokens, or has nothing to train on."""
     if len(ids) > longest:
         raise UserError(f"{len(ids):,} tokens, more than the {longest:,} of config.data.sequence_length")
     if not trained[1:].any():  # nothing predicts the first token
         raise UserError("nothing that the assistant wrote")
-    if (wrong := outside_vocabulary(ids, tokenizer)) is not None:
-        raise UserError(f"the token {wrong}, which the vocabulary of {tokenizer.vocab_size:,} does not have")
-    return Tokenised(marked(ids, trained), size, document_hash(prompt.astype("<i4").tobytes()))

@@ -14,7 +14,6 @@ import grain
 import numpy as np
 
 from k2jax.batch import PackedBatch, pack_row, stack_rows
-from k2jax.config.fields import check_fields
 from k2jax.config.schema import SourceConfig
 from k2jax.data.packing import bits_per_byte
 from k2jax.data.processes import end_with
@@ -69,12 +68,9 @@ class DataLoader:
             vision_share: shares of tokens of the sources with images; None leaves all to the weights.
 
         Raises:
-            UserError: if a weight is not positive, there are no rows, or the data do not suffice for all steps.
+            UserError: if the data do not suffice for all steps, or rows of patches for the images of one.
         """
-        check_shares(sources)
         self._names = sorted(sources)
-        if batch_size < 1:
-            raise UserError(f"train.batch_size is {batch_size}: a batch needs at least one row")
         self._local_rows = range(batch_size) if local_rows is None else local_rows
         self._batch_size, self._steps, self._seed, self._images = batch_size, steps, seed, images
         self._length, self._workers = next(iter(rows.values())).length, workers
@@ -280,14 +276,6 @@ class HeldOut:
 def _shows_images(rows: SplitRows) -> bool:
     """Whether rows have images: only those of text say how their documents begin."""
     return not hasattr(rows, "beginning")
-
-
-def check_shares(sources: Mapping[str, SourceConfig]) -> None:
-    """Raises UserError unless there is a source and every weight and limit is valid."""
-    if not sources:
-        raise UserError("data.sources is empty: name at least one source")
-    for name, source in sources.items():
-        check_fields(source, f"data.sources.{name}")
 
 
 def _limit(max_epochs: float, rows: int) -> int | None:

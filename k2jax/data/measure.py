@@ -14,9 +14,8 @@ GZIP_FORMAT = 31  # zlib's code for a gzip header and the largest window
 class TextMeasure:
     """Measures the concatenation of UTF-8 texts in one streaming pass, in constant memory."""
 
-    def __init__(self, compressed_at_most: int = COMPRESSED_AT_MOST):
-        """Starts with an empty text; gzip and xz read only the first ``compressed_at_most`` bytes of it."""
-        self._limit = compressed_at_most
+    def __init__(self):
+        """Starts with an empty text; gzip and xz read only the first ``COMPRESSED_AT_MOST`` bytes of it."""
         self._counts = np.zeros(256, np.int64)
         self._seen = 0
         self._gzip = zlib.compressobj(9, zlib.DEFLATED, GZIP_FORMAT)
@@ -26,7 +25,7 @@ class TextMeasure:
     def add(self, text: bytes) -> None:
         """Appends a text."""
         self._counts += np.bincount(np.frombuffer(text, np.uint8), minlength=256)
-        head = text[: self._limit - self._seen]
+        head = text[: COMPRESSED_AT_MOST - self._seen]
         self._seen += len(head)
         self._gzip_bytes += len(self._gzip.compress(head))
         self._xz_bytes += len(self._xz.compress(head))

@@ -22,8 +22,7 @@ class RowSource:
     """
 
     def __init__(self, stream: TokenStream, sequence_length: int):
-        """Raises UserError if a row, or the whole split, is too short for a token and its target."""
-        check_length(sequence_length)
+        """Raises UserError if the whole split is too short for a token and its target."""
         if stream.tokens < 2:
             raise UserError(f"a split holds {stream.tokens} tokens: it needs at least 2, a token and its target")
         self.stream, self.length = stream, sequence_length
@@ -56,12 +55,6 @@ class RowSource:
         """The first tokens of document ``number``, beginning-of-document token included, at most ``tokens``."""
         first, end = (int(offset) for offset in self.stream.offsets[number : number + 2])
         return self.stream.read(first, min(first + tokens, end))
-
-
-def check_length(sequence_length: int) -> None:
-    """Raises UserError if a row is too short for a token and its target."""
-    if sequence_length < 2:
-        raise UserError(f"data.sequence_length is {sequence_length}: a row needs at least 2 tokens")
 
 
 def bits_per_byte(nll: float, targets: int, split_targets: int, split_bytes: int) -> float:

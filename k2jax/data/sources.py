@@ -5,19 +5,19 @@ The order depends on the files alone. An unusable record is reported with its fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import glob
 import itertools
 import os
 from pathlib import Path
 import sysconfig
-from typing import get_args
+from typing import Any, TypeVar
 
-from k2jax.config.fields import check_fields
 from k2jax.config.schema import OnCorrupt, SourceConfig
 from k2jax.errors import UserError
 from k2jax.files import readers as records
 
+Item = TypeVar("Item")
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 LINES_SHOWN = 10
 SUFFIXES = {
@@ -41,8 +41,6 @@ class CorruptRecords:
 
     def __init__(self, on_corrupt: OnCorrupt = "skip", log: Callable[[str], None] | None = None):
         """Starts without records; ``on_corrupt`` is ``skip`` or ``fail``, and ``log`` receives the first lines."""
-        if on_corrupt not in get_args(OnCorrupt):
-            raise UserError(f"data.on_corrupt is {on_corrupt!r}: it must be {' or '.join(get_args(OnCorrupt))}")
         self.count, self.shown = 0, []
         self._fail, self._log = on_corrupt == "fail", log or (lambda line: None)
 
@@ -63,8 +61,23 @@ class CorruptRecords:
             self._log("more records are skipped; the manifest lists their number and the first hundred")
 
 
+def refuse_skipped(name: str, skipped: Mapping[str, Any], on_corrupt: OnCorrupt) -> None:
+    """Raises UserError where a source that is in the cache has corrupt records, and ``on_corrupt`` is ``fail``.
+
+    Args:
+        name: of the source.
+        skipped: their ``count`` and the ``first`` of them, from its manifest.
+        on_corrupt: of the configuration.
+    """
+    if skipped["count"] and on_corrupt == "fail":
+        raise UserError(
+            f"source {name!r} has {skipped['count']} corrupt records, the first in {skipped['first'][0]}; "
+            "repair them, or set data.on_corrupt=skip"
+        )
+
+
 def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterator[tuple[str, str]]:
-    """Yields ``(document name, text)`` of a source, always in the same order and without empty documents.
+    """Pairs ``(document name, text)`` of a source, always in the same order and without empty documents.
 
     Args:
         name: name of the source in the configuration, for error messages.
@@ -79,16 +92,25 @@ def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterat
     else:
         read = {"jsonl": records.jsonl, "parquet": records.parquet}.get(source.kind, records.whole_file)
         named_texts = (document for file in files(name, source) for document in read(file, source.field, report))
-    nonempty = ((where, text) for where, text in named_texts if text)
-    limited = itertools.islice(nonempty, source.max_documents or None)
+    return at_least_one(name, source, ((where, text) for where, text in named_texts if text), report, "documents")
+
+
+def at_least_one(
+    name: str, source: SourceConfig, items: Iterator[Item], report: CorruptRecords, what: str
+) -> Iterator[Item]:
+    """The items of a source, at most ``max_documents`` of them.
+
+    Raises:
+        UserError: there is none; ``what`` says of what.
+    """
+    limited = itertools.islice(items, source.max_documents or None)
     first = next(limited, None)
     if first is None:
         why = "nothing but empty text"
         if report.count:
             why = f"{report.count} records were skipped, the first in {report.shown[0]}"
-        raise UserError(f"source {name!r} has no documents in {source.path or source.kind}: {why}")
-    yield first
-    yield from limited
+        raise UserError(f"source {name!r} has no {what} in {source.path or source.kind}: {why}")
+    return itertools.chain([first], limited)
 
 
 def describe(name: str, source: SourceConfig) -> dict:
@@ -117,9 +139,8 @@ def files(name: str, source: SourceConfig) -> list[Path]:
     """Lists the files of a source, sorted by path.
 
     Raises:
-        UserError: if the kind is unknown, or there are no files.
+        UserError: if there are no files.
     """
-    check_fields(source, f"data.sources.{name}")
     if source.kind == "stdlib":
         return _stdlib_files()
     if not source.path:
@@ -135,10 +156,10 @@ def files(name: str, source: SourceConfig) -> list[Path]:
         paths = [Path(p) for p in glob.glob(str(path), recursive=True)]
     paths = sorted((Path(os.path.abspath(p)) for p in paths if p.is_file()), key=Path.as_posix)
     if not paths:
-        empty = (
-            f"holds no {', '.join(f'*{suffix}' for suffix in suffixes)} files" if any(suffixes) else "holds no files"
+        kinds = ", ".join(f"*{suffix}" for suffix in suffixes if suffix)
+        why = (
+            f"holds no {f'{kinds} ' if kinds else ''}files" if path.is_dir() else "does not exist and matches no files"
         )
-        why = empty if path.is_dir() else "does not exist and matches no files"
         raise UserError(f"source {name!r}: {path} {why}")
     return paths
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.config.schema import SourceConfig
 from k2jax.data.sources import CorruptRecords
 from k2jax.data.split import document_hash
 from k2jax.errors import UserError
@@ -64,22 +62,6 @@ def outside_vocabulary(ids: np.ndarray, tokenizer: Tokenizer) -> int | None:
     """The first id that the vocabulary does not have, for which a model has no embedding; None where it has all."""
     wrong = ids[(ids < 0) | (ids >= min(tokenizer.vocab_size, 2**31))]  # tokens are read as int32
     return int(wrong[0]) if len(wrong) else None
-
-
-def at_least_one(
-    name: str, source: SourceConfig, records: Iterator[Tokenised], report: CorruptRecords
-) -> Iterator[Tokenised]:
-    """The records, at most ``max_documents`` of them.
-
-    Raises:
-        UserError: there is none.
-    """
-    limited = itertools.islice(records, source.max_documents or None)
-    first = next(limited, None)
-    if first is None:
-        why = f": {report.count} records were skipped, the first in {report.shown[0]}" if report.count else ""
-        raise UserError(f"source {name!r} has no conversations in {source.path}{why}")
-    return itertools.chain([first], limited)
 
 
 def _batches(named_texts: Iterator[tuple[str, str]]) -> Iterator[list[str]]:

@@ -12,7 +12,7 @@ from k2jax.config.fields import check_fields
 from k2jax.config.schema import CONVERSATIONS, IMAGE_SOURCES, DataConfig, VisionConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.conversation_rows import ConversationRows
-from k2jax.data.loader import DataLoader, HeldOut, check_shares
+from k2jax.data.loader import DataLoader, HeldOut
 from k2jax.data.manifest import HELD_OUT, TRAIN
 from k2jax.data.packing import RowSource
 from k2jax.data.shards import Shards
@@ -24,7 +24,6 @@ from k2jax.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from k2jax.data.images.batches import ImageBatches
     from k2jax.data.images.corpus import VisualCorpus
-    from k2jax.data.images.image_rows import VisualRows
     from k2jax.data.images.placement import PatchRows
     from k2jax.data.loader import SplitRows
 
@@ -96,11 +95,12 @@ def prepare_data(
             shards are damaged, or the data do not suffice for all steps.
     """
     check_fields(config, "data")  # Reject invalid values before the long work.
-    check_shares(config.sources)
+    if not config.sources:
+        raise UserError("data.sources is empty: name at least one source")
     options = {"builder": builder, "wait_seconds": wait_seconds, "log": log}
     tokenizer = tokenizer or prepare_tokenizer(config, **options)
     shards = {name: _prepare_source(name, config, tokenizer, images, **options) for name in sorted(config.sources)}
-    batches = _image_batches(images) if images else None
+    batches = _image_batches(images)
     loader = DataLoader(
         {name: _rows(config, name, source, TRAIN) for name, source in shards.items()},
         config.sources,
@@ -135,23 +135,20 @@ def _prepare_source(
 
 
 def _rows(config: DataConfig, name: str, source: Shards | VisualCorpus, split: str) -> SplitRows:
-    """Rows of a split, by the kind of its source."""
+    """Rows of a split, by the kind of its source; held-out images are never augmented."""
     kind = config.sources[name].kind
     if kind in IMAGE_SOURCES:
-        return _visual_rows(config, source, split)
+        from k2jax.data.images.image_rows import VisualRows
+
+        augment = config.images.augment if split == TRAIN else 0.0
+        return VisualRows(source.split(split), config.sequence_length, patches=config.images.patches, augment=augment)
     stream = source.train if split == TRAIN else source.held_out
     return (ConversationRows if kind in CONVERSATIONS else RowSource)(stream, config.sequence_length)
 
 
-def _visual_rows(config: DataConfig, source: VisualCorpus, split: str) -> VisualRows:
-    """Rows with images; held-out ones are never augmented."""
-    from k2jax.data.images.image_rows import VisualRows
-
-    augment = config.images.augment if split == TRAIN else 0.0
-    return VisualRows(source.split(split), config.sequence_length, patches=config.images.patches, augment=augment)
-
-
-def _image_batches(images: ImageShape) -> ImageBatches:
+def _image_batches(images: ImageShape | None) -> ImageBatches | None:
+    if images is None:
+        return None
     from k2jax.data.images.batches import ImageBatches
 
     return ImageBatches(images.rows, images.vision, images.local_rows)

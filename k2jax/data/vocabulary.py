@@ -6,7 +6,6 @@ from collections.abc import Callable
 import heapq
 from pathlib import Path
 
-from k2jax.config.fields import check_fields
 from k2jax.config.schema import DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
 from k2jax.data.sources import CorruptRecords, describe, documents
@@ -21,11 +20,7 @@ READ_FACTOR = 16  # A source is sampled from its first READ_FACTOR * train_bytes
 
 
 def prepare_tokenizer(
-    config: DataConfig,
-    *,
-    builder: bool = True,
-    wait_seconds: float = 3600.0,
-    log: Callable[[str], None] | None = None,
+    config: DataConfig, *, builder: bool = True, wait_seconds: float = 3600.0, log: Callable[[str], None] | None = None
 ) -> Tokenizer:
     """Returns the configured tokenizer; ``kind=bpe`` is trained on first use, on training documents only.
 
@@ -36,10 +31,9 @@ def prepare_tokenizer(
         log: receives a line when training starts.
 
     Raises:
-        UserError: if the kind is unknown, or the file or a source is unusable.
+        UserError: if the file or a source is unusable.
     """
     settings = config.tokenizer
-    check_fields(settings, "data.tokenizer")
     if settings.kind == "bytes":
         return byte_tokenizer(MEDIA_TOKENS if settings.media else ())
     if settings.kind == "file":

@@ -11,11 +11,7 @@ import zlib
 
 import numpy as np
 
-from k2jax.drawings import charts as synthetic_charts
-from k2jax.drawings import code as synthetic_code
-from k2jax.drawings import screens as synthetic_screens
-from k2jax.drawings import shapes as synthetic_shapes
-from k2jax.drawings import text as synthetic_text
+from k2jax.drawings import charts, code, screens, shapes, text
 from k2jax.drawings.canvas import LEAST_LINE, LEAST_SIDE, Split, VisualSample
 from k2jax.errors import UserError
 
@@ -37,16 +33,16 @@ class PictureKind(NamedTuple):
 # Where coordinates are a label, they move with the picture. Words, descriptions and tallies follow the order of
 # reading, and a polygon the order of its corners, which flips and turns would change; code names exact colours.
 PICTURE_KINDS: dict[str, PictureKind] = {
-    "read": PictureKind(synthetic_text.read, (LEAST_SIDE, LEAST_LINE)),
-    "describe": PictureKind(synthetic_shapes.describe),
-    "count": PictureKind(synthetic_shapes.count),
-    "locate": PictureKind(synthetic_shapes.locate, permitted=("flip", "turn", "shrink", "light")),
-    "point": PictureKind(synthetic_shapes.point, permitted=("flip", "turn", "shrink", "light")),
-    "outline": PictureKind(synthetic_shapes.outline, permitted=("shrink", "light")),
-    "chart": PictureKind(synthetic_charts.chart, synthetic_charts.LEAST_CHART),
-    "table": PictureKind(synthetic_text.table, synthetic_text.LEAST_TABLE),
-    "code": PictureKind(synthetic_code.code, permitted=()),
-    "click": PictureKind(synthetic_screens.click, synthetic_screens.LEAST_SCREEN),
+    "read": PictureKind(text.read, (LEAST_SIDE, LEAST_LINE)),
+    "describe": PictureKind(shapes.describe),
+    "count": PictureKind(shapes.count),
+    "locate": PictureKind(shapes.locate, permitted=("flip", "turn", "shrink", "light")),
+    "point": PictureKind(shapes.point, permitted=("flip", "turn", "shrink", "light")),
+    "outline": PictureKind(shapes.outline, permitted=("shrink", "light")),
+    "chart": PictureKind(charts.chart, charts.LEAST_CHART),
+    "table": PictureKind(text.table, text.LEAST_TABLE),
+    "code": PictureKind(code.code, permitted=()),
+    "click": PictureKind(screens.click, screens.LEAST_SCREEN),
 }
 KINDS = tuple(PICTURE_KINDS)
 BASIC_KINDS = ("read", "describe", "count", "locate")

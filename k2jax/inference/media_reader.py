@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from k2jax.client import PromptTooLongError
-from k2jax.data.images.frames import Clip, frame_numbers, listed_clip
+from k2jax.data.images.frames import Clip, read_frames
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.reading import FILE_LIMITS, ImageError, ReadLimits, decode_data_url, is_data_url, read_image
@@ -123,27 +123,25 @@ class _Reading:
         return part
 
     def _span(self, kind: Any, chunks: list[PatchChunk], times: tuple[float, ...] = ()) -> MediaSpan:
-        most = self._reader.limits.patches
-        if most is not None:
+        limit = self._reader.limits.patches
+        if limit is not None:
             self._patches |= {content_digest(chunk): chunk.patches for chunk in chunks}
-            if (patches := sum(self._patches.values())) > most:
+            if (patches := sum(self._patches.values())) > limit:
                 raise PromptTooLongError(
-                    f"images of {patches:,} patches, more than the {most:,} of config.data.images.patches"
+                    f"images of {patches:,} patches, more than the {limit:,} of config.data.images.patches"
                 )
         self._chunks += chunks
         return MediaSpan(kind, tuple(chunk.features for chunk in chunks), times)
 
     def _clip(self, urls: Any, rate: Any) -> Clip:
         """The sampled frames of a video; the others are not decoded."""
-        numbers = frame_numbers(urls, rate)
-        self._check_count(len(numbers))  # before the first is decoded
-        return listed_clip([self._image(urls[number]) for number in numbers], numbers, rate)
+        return read_frames(urls, rate, lambda url, _: self._image(url), before=self._check_count)
 
     def _check_count(self, new: int) -> None:
-        most = self._reader.limits.images
-        if self._images + new > most:
+        limit = self._reader.limits.images
+        if self._images + new > limit:
             raise PromptTooLongError(
-                f"a conversation may have {most:,} images and frames of video, not {self._images + new:,}"
+                f"a conversation may have {limit:,} images and frames of video, not {self._images + new:,}"
             )
 
     def _image(self, url: Any) -> Image.Image:

@@ -44,11 +44,7 @@ def jobset(spec: LaunchSpec) -> dict[str, Any]:
         "kind": "JobSet",
         "metadata": metadata,
         "spec": {
-            "failurePolicy": {
-                "maxRestarts": spec.max_restarts,
-                "restartStrategy": "BlockingRecreate",
-                "rules": [rule],
-            },
+            "failurePolicy": {"maxRestarts": spec.max_restarts, "restartStrategy": "BlockingRecreate", "rules": [rule]},
             "replicatedJobs": [slices],
         },
     }

@@ -7,57 +7,17 @@ ids that the model sampled, and are never encoded again from text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chatml import CHATML_TOKENS, ChatML
+from k2jax.text.common_chat import ChatFormat
 from k2jax.text.compact_chat import CompactChat
 from k2jax.text.kimi_chat import KIMI_TOKENS, KimiChat
 from k2jax.text.messages import THINK_BEGIN, THINK_END, Message, without_old_reasoning
 from k2jax.text.plain_chat import PlainChat
 from k2jax.text.thinking_chat import KimiThinkingChat
 from k2jax.text.tokenizer import Tokenizer
-
-
-class ChatFormat(Protocol):
-    """The chat format of a family of models.
-
-    Attributes:
-        default_system: text of the system message that is added to a conversation without one; empty for none.
-        end: id that ends a message; sampling stops there.
-        after_end: ids between the end of a message and the next message.
-        generation_prompt: ids that begin a message of the assistant, and after which the model samples an answer.
-        direct_prompt: the same for an answer without reasoning; equal to it in formats without reasoning.
-        thinks: whether an answer begins with reasoning.
-    """
-
-    default_system: str
-    end: int
-    after_end: list[int]
-    generation_prompt: list[int]
-    direct_prompt: list[int]
-    thinks: bool
-
-    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Returns the ids that declare tools to the model, at the beginning of a conversation."""
-
-    def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Returns the text that ``declare_tools`` encodes, whose length a server limits."""
-
-    def render(self, message: Message, calls_before: int = 0) -> list[int]:
-        """Returns the ids of a message without its ``end``; ``calls_before`` is the number of earlier tool calls."""
-
-    def answer_prompt(self, message: Message) -> list[int]:
-        """Returns the ids of a rendered answer that the model is given and does not write."""
-
-    def closing(self, role: str) -> list[int]:
-        """Returns the ids that end a message of this role: ``end``, or none where the format has no mark there."""
-
-    def check_order(self, roles: Sequence[str]) -> None:
-        """Raises UserError if the format has no conversation whose messages have these roles, in this order."""
-
-    def count_calls(self, ids: Iterable[int]) -> int:
-        """Returns the number of tool calls that begin in these ids."""
 
 
 class ChatBuilder:
@@ -187,13 +147,8 @@ def render_history(
     return builder
 
 
-def chat_format(tokenizer: Tokenizer, default_system: str | None = None) -> ChatFormat:
+def chat_format(tokenizer: Tokenizer) -> ChatFormat:
     """Returns the chat format whose special tokens a vocabulary has: Kimi K2.5's, Kimi K2's, else ChatML.
-
-    Args:
-        tokenizer: the vocabulary.
-        default_system: text of the system message that is added to a conversation without one; None for the format's
-            default (ChatML and Kimi K2.5's have none).
 
     Raises:
         UserError: it has the special tokens of neither.
@@ -202,7 +157,7 @@ def chat_format(tokenizer: Tokenizer, default_system: str | None = None) -> Chat
     formats = ((thinking_tokens, KimiThinkingChat), (KIMI_TOKENS, KimiChat), (CHATML_TOKENS, ChatML))
     for names, kind in formats:
         if all(tokenizer.has_special(name) for name in names):
-            return kind(tokenizer) if default_system is None else kind(tokenizer, default_system)
+            return kind(tokenizer)
     raise UserError(
         f"the tokenizer has no chat format: it lacks the special tokens of Kimi K2 ({' '.join(KIMI_TOKENS)}) and of "
         f"ChatML ({' '.join(CHATML_TOKENS)}); use a chat model's tokenizer, or train with config.data.chat_format plain"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from k2jax.errors import UserError
-from k2jax.text.common_chat import CommonChat
+from k2jax.text.common_chat import ChatFormat
 from k2jax.text.messages import Message, content_text, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
@@ -14,11 +14,11 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 _NO_TOOLS = "this model's chat format (ChatML) has no tools; omit them or use a Kimi K2 tokenizer"
 
 
-class ChatML(CommonChat):
+class ChatML(ChatFormat):
     """ChatML: ``<|im_start|>user``, a line break, the content, ``<|im_end|>``, a line break. It has no tools."""
 
-    def __init__(self, tokenizer: Tokenizer, default_system: str = ""):
-        super().__init__(tokenizer, tokenizer.special_id("<|im_end|>"), default_system)
+    def __init__(self, tokenizer: Tokenizer):
+        super().__init__(tokenizer, tokenizer.special_id("<|im_end|>"))
         self.after_end = tokenizer.encode("\n")
         self._start = tokenizer.special_id("<|im_start|>")
         self.generation_prompt = self.direct_prompt = [self._start, *tokenizer.encode("assistant\n")]

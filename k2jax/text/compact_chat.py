@@ -13,7 +13,7 @@ import json
 from typing import Any
 
 from k2jax.files.bounded_json import parse_bounded_json
-from k2jax.text.common_chat import CommonChat
+from k2jax.text.common_chat import ChatFormat
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, function_of, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ from k2jax.text.tokenizer import Tokenizer
 CALL_MARK = "!"
 
 
-class CompactChat(CommonChat):
+class CompactChat(ChatFormat):
     """Messages without roles: what the model did not write is framed, and what it writes only ends.
 
     Tools are not declared: a model learns them from demonstrations.

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from k2jax.text.common_chat import CommonChat
+from k2jax.text.common_chat import ChatFormat
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, function_of, text_field, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
-KIMI_SYSTEM = "You are Kimi, an AI assistant created by Moonshot AI."
 KIMI_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
 
 
-class KimiChat(CommonChat):
+class KimiChat(ChatFormat):
     """Kimi K2: ``<|im_user|>user<|im_middle|>…<|im_end|>``, with declared tools first and calls in a section."""
 
-    def __init__(self, tokenizer: Tokenizer, default_system: str = KIMI_SYSTEM):
-        super().__init__(tokenizer, tokenizer.special_id("<|im_end|>"), default_system)
+    default_system = "You are Kimi, an AI assistant created by Moonshot AI."
+
+    def __init__(self, tokenizer: Tokenizer):
+        super().__init__(tokenizer, tokenizer.special_id("<|im_end|>"))
         self.generation_prompt = self.direct_prompt = self._head("<|im_assistant|>", "assistant")
 
     def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:

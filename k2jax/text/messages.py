@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 from typing import Any
 
@@ -22,6 +22,19 @@ def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
             f"a chat message contains an unpaired surrogate, which is not valid text: {abbreviate(text)}"
         ) from None
     return tokenizer.encode(text)
+
+
+def with_parts(messages: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+    """The messages with every part of their content, or their text, changed by a function; no message is checked."""
+    changed = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list | tuple):
+            message = {**message, "content": [change(part) for part in content]}
+        elif isinstance(content, str):
+            message = {**message, "content": change(content)}
+        changed.append(message)
+    return changed
 
 
 def content_text(message: Message) -> str:

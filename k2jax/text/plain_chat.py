@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from k2jax.errors import UserError
-from k2jax.text.common_chat import CommonChat
+from k2jax.text.common_chat import ChatFormat
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -14,7 +14,7 @@ from k2jax.text.tokenizer import Tokenizer
 _ORDER = ("user", "assistant")
 
 
-class PlainChat(CommonChat):
+class PlainChat(ChatFormat):
     """Each turn is the beginning-of-document token, the user's text, the assistant's, and the end-of-document token.
 
     Nothing stands between the two texts, so that questions and answers alternate.

@@ -18,9 +18,10 @@ class KimiThinkingChat(KimiChat):
     """
 
     thinks = True
+    default_system = ""
 
-    def __init__(self, tokenizer: Tokenizer, default_system: str = ""):
-        super().__init__(tokenizer, default_system)
+    def __init__(self, tokenizer: Tokenizer):
+        super().__init__(tokenizer)
         self.generation_prompt = [*self.generation_prompt, tokenizer.special_id(THINK_BEGIN)]
         self._think_end = tokenizer.special_id(THINK_END)
         self.direct_prompt = [*self.generation_prompt, self._think_end]

@@ -103,14 +103,7 @@ def demonstrations(
         UserError: there is no such filter.
     """
     for trajectory, row in demonstrated_paths(trajectories, filters):
-        yield {
-            "tokens": row.tokens.tolist(),
-            "mask": row.mask.tolist(),
-            "task": trajectory.task,
-            "domain": trajectory.domain,
-            "key": list(trajectory.key),
-            "reward": None if trajectory.reward is None else trajectory.reward.value,
-        }
+        yield {"tokens": row.tokens.tolist(), "mask": row.mask.tolist(), **trajectory.about}
 
 
 class DemonstratedPath(NamedTuple):

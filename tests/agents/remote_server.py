@@ -32,16 +32,13 @@ def listed(url, key=KEY):
                 os.environ[VARIABLE] = before
 
 
-def served(use, offer=None, **options):
-    """What a coroutine function returns that gets the address of a listed server, and the server."""
-
-    async def run():
-        server = EnvironmentServer(EnvironmentMaker(), KEY, offer or Offer(), **options)
-        async with serving(server) as url:
-            with listed(url):
-                return await use(url, server)
-
-    return asyncio.run(run())
+@contextlib.asynccontextmanager
+async def served(offer=None, **options):
+    """The address of a listed server, and the server."""
+    server = EnvironmentServer(EnvironmentMaker(), KEY, offer or Offer(), **options)
+    async with serving(server) as url:
+        with listed(url):
+            yield url, server
 
 
 async def until(true):

@@ -8,7 +8,6 @@ import pytest
 from k2jax.agents import Task
 from k2jax.agents.environment import OUTCOME, Services
 from k2jax.agents.environments.files import OUTPUTS, FilesEnvironment, NamedFilesEnvironment
-from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import verifiers
 from k2jax.agents.sandbox import SandboxError, SandboxSpec
@@ -25,6 +24,7 @@ from k2jax.tasks.file_answers.dataset import FilesAsExpected, texts_left
 from k2jax.tasks.tau2.toolset import _is_called
 from k2jax.trajectory import Reward
 from tests.agents.test_verdicts import CountingPool, FakeBackend, finished
+from tests.agents.tool_episodes import called, results
 from tests.tasks.test_code import block, judged, trajectory
 
 FULL = "for f in /work /tmp /dev/shm; do dd if=/dev/zero of=$f/big bs=1M; done"
@@ -46,28 +46,6 @@ CELLS = {
 }
 
 
-def called(name, arguments):
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {"id": "1", "type": "function", "function": {"name": name, "arguments": text}}
-
-
-def results(tools, calls, metadata=()):
-    """What an environment shows of calls, one after the other."""
-    task = Task("t", "d", ({"role": "user", "content": "?"},), "v", tools=tools, metadata=dict(metadata))
-
-    async def run():
-        backend = make_backend()
-        environment = ToolEnvironment(Services(lambda: backend))
-        try:
-            await environment.reset(task, 0)
-            steps = [await environment.step({"tool_calls": [call]}) for call in calls]
-            return [step.observation.messages[0]["content"] for step in steps]
-        finally:
-            await environment.close()
-
-    return asyncio.run(run())
-
-
 def test_texts_and_arguments_of_any_kind_are_answered(tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"address": "a", "title": "t", "text": "x"}))
@@ -82,13 +60,13 @@ def test_texts_and_arguments_of_any_kind_are_answered(tmp_path):
     calls += [called("edit", {"command": "view", "path": "a", "first": 1.0, "last": 1e300}), called("\ud800" * 99, {})]
     calls += [called("browse", {"address": "a", "part": part}) for part in (1.0, 1e300, 10**4000)]
     calls += [{"id": "1", "function": {"name": "shell", "arguments": [1]}}, {"id": "1", "function": None}]
-    shown = results(tools, calls)
+    shown = results(tools, *calls)
     assert len(shown) == len(calls) and shown[-7].startswith("1\ta")
 
 
 def test_cells_that_ruin_their_interpreter_are_answered():
     calls = [called("python", {"code": code}) for text in CELLS.values() for code in (text, "1+1")]
-    shown = results(("python timeout=5",), calls)
+    shown = results(("python timeout=5",), *calls)
     assert shown[1:-1:2] == ["2"] * (len(CELLS) - 1)  # the last has an interpreter left, which can do nothing
 
 
@@ -105,7 +83,8 @@ RUINS = {
 def test_tools_answer_in_a_sandbox_that_the_agent_has_ruined(ruin):
     create = {"command": "create", "path": "a", "text": "x" * 9000}
     calls = [called("shell", {"command": RUINS[ruin]}), called("python", {"code": "1+1"}), called("edit", create)]
-    shown = results(("shell timeout=2", "python timeout=5", "edit"), [*calls, calls[1]], {SOURCE: "import os\n"})
+    tools, source = ("shell timeout=2", "python timeout=5", "edit"), {SOURCE: "import os\n"}
+    shown = results(tools, *calls, calls[1], metadata=source)
     assert shown[1] == shown[3] == "2" or shown[1].startswith("Error: the interpreter cannot be started")
 
 
@@ -129,10 +108,10 @@ def test_what_an_agent_has_ruined_has_an_outcome(ruin):
 
 def test_a_source_that_never_runs_is_the_tasks_fault_and_one_that_the_agent_has_broken_is_not():
     with pytest.raises(SandboxError, match="source cannot be run"):
-        results(("python",), [called("python", {"code": "1"})], {SOURCE: "raise ValueError"})
+        results(("python",), ("python", {"code": "1"}), metadata={SOURCE: "raise ValueError"})
     source = "import os\nif os.path.exists('/work/flag'): raise ValueError\n"
     breaking = called("python", {"code": "open('/work/flag', 'w'); os._exit(0)"})
-    shown = results(("python",), [breaking, called("python", {"code": "1"})], {SOURCE: source})
+    shown = results(("python",), breaking, ("python", {"code": "1"}), metadata={SOURCE: source})
     assert shown[1].startswith("Error: the interpreter cannot be started")
 
 

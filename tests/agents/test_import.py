@@ -18,11 +18,13 @@ seconds = time.process_time() - began
 megabytes = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024
 print(json.dumps([seconds, megabytes, [name for name in ("jax", "starlette", "httpx") if name in sys.modules]]))
 """
-AGENTS = "k2jax.agents.registry, k2jax.agents.episode"
 MODULES = {
     "worker": ("k2jax.agents.verifier_pool.supervisor", ""),
-    "environments": (f"{AGENTS}, k2jax.agents.scorer, k2jax.agents.environments.single_turn", ""),
-    "tasks": (f"{AGENTS}, k2jax.tasks.characters.dataset", ""),
+    "environments and tasks": (
+        "k2jax.agents.registry, k2jax.agents.episode, k2jax.agents.scorer, k2jax.agents.environments.single_turn, "
+        "k2jax.tasks.characters.dataset",
+        "",
+    ),
     "pictures": ("k2jax.tasks.pictures.dataset, k2jax.tasks.pictures.verifier", "import PIL.Image, PIL.ImageDraw"),
     "gateway": ("k2jax.agents.gateway.app", "import starlette.applications, starlette.responses, starlette.routing"),
 }

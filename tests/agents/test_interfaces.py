@@ -4,16 +4,15 @@ import asyncio
 
 import pytest
 
-from k2jax.agents import Environment, Task, Verifier
-from k2jax.agents.environment import EnvironmentMaker, Observation, Services, Step
+from k2jax.agents import Environment, Task
+from k2jax.agents.environment import EnvironmentMaker, Observation, Step
 from k2jax.agents.environments.serve_offer import Offer
-from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.registry import environments, toolsets
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.agents.toolsets import Toolset
 from k2jax.agents.toolsets.types import declared, parameters_of
 from k2jax.errors import UserError
-from tests.agents.tool_episodes import compact_client, episode
+from tests.agents.tool_episodes import compact_client, episode, results
 
 TASK = Task("t", "d", ({"role": "user", "content": "hi"},), "", environment="bare")
 
@@ -78,17 +77,7 @@ def test_an_environment_without_a_folder_is_no_place_for_a_black_box_agent():
 
 
 def test_a_toolset_needs_tools_and_call_and_has_the_rest_from_its_class():
-    task = Task("t", "d", TASK.instruction, "", environment="tools", tools=("greeting",))
-
-    async def played():
-        environment = ToolEnvironment(Services())
-        await environment.reset(task, 0)
-        call = {"id": "1", "type": "function", "function": {"name": "greet", "arguments": "{}"}}
-        step = await environment.step({"role": "assistant", "content": "", "tool_calls": [call]})
-        await environment.close()
-        return step.observation.messages[0]["content"]
-
-    assert asyncio.run(played()) == "hello"
+    assert results(("greeting",), ("greet", {})) == ["hello"]
 
 
 def test_a_server_asks_its_operator_for_what_a_task_chooses_of_a_toolset():
@@ -96,7 +85,3 @@ def test_a_server_asks_its_operator_for_what_a_task_chooses_of_a_toolset():
     with pytest.raises(UserError, match="does not offer the toolset 'choosy folder=/etc'"):
         Offer(["bare"], ["choosy"]).check(task)
     Offer(["bare"], ["choosy folder=/etc"]).check(task)
-
-
-def test_a_verifier_has_a_sandbox_of_the_default_kind_unless_it_says_more():
-    assert Verifier.spec == SandboxSpec() and not hasattr(Verifier, "needs_sandbox")

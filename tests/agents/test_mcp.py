@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from pathlib import Path
 import shlex
 import socket
@@ -11,13 +10,11 @@ from mcp.server.mcpserver import MCPServer
 import pytest
 import uvicorn
 
-from k2jax.agents.environment import Services
-from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import toolsets
 from k2jax.errors import UserError
-from tests.agents.sandbox.backends import backend, survivors
-from tests.agents.tool_episodes import task
+from tests.agents.sandbox.backends import survivors
+from tests.agents.tool_episodes import results, shown
 
 SERVER = (Path(__file__).parent / "mcp_line_server.py").read_text(encoding="utf-8")
 LINES = f"mcp command={shlex.quote(shlex.join(['python', '-I', '-S', '-c', SERVER]))}"
@@ -46,25 +43,10 @@ async def http_server():
         await serving
 
 
-async def results(environment, tools, *steps):
-    """The texts of one call after another in an episode with tools."""
-    try:
-        await environment.reset(task(tools=tools), 0)
-        texts = []
-        for name, arguments in steps:
-            call = {"id": "0", "function": {"name": name, "arguments": json.dumps(arguments)}}
-            step = await environment.step({"role": "assistant", "content": "", "tool_calls": [call]})
-            texts.append(step.observation.messages[0]["content"])
-        return texts
-    finally:
-        await environment.close()
-
-
 def test_tools_of_a_server_over_http_are_called_beside_others():
     async def run():
         async with http_server() as url:
-            return await results(
-                ToolEnvironment(),
+            return await shown(
                 (f"mcp url={url}", "calculator"),
                 ("divide", {"a": 7, "b": 2}),
                 ("calc", {"operation": "1+1"}),
@@ -79,26 +61,20 @@ def test_tools_of_a_server_over_http_are_called_beside_others():
 
 
 def test_a_server_in_a_sandbox_speaks_over_its_input_and_output_and_ends_with_the_episode():
-    environment = ToolEnvironment(Services(lambda: backend("bubblewrap")))
-    steps = [("shout", {"text": "hey"}), ("fail", {"text": ""}), ("shout", {})]
-    texts = asyncio.run(results(environment, (LINES,), *steps))
+    texts = results((LINES,), ("shout", {"text": "hey"}), ("fail", {"text": ""}), ("shout", {}))
     assert texts[:2] == ["HEY /work", "Error: it failed"] and "'text' is a required property" in texts[2]
     assert not survivors("bubblewrap")
 
 
-def test_a_server_that_ends_is_a_failure_of_the_infrastructure():
-    environment = ToolEnvironment(Services(lambda: backend("bubblewrap")))
+def test_a_server_that_ends_or_is_not_there_is_a_failure_of_the_infrastructure():
     with pytest.raises(EnvironmentFailedError, match="MCP server"):
-        asyncio.run(results(environment, (LINES,), ("exit", {"text": ""})))
+        results((LINES,), ("exit", {"text": ""}))
     with pytest.raises(EnvironmentFailedError, match="cannot be used"):
-        asyncio.run(results(environment, ("mcp command='python -c pass' timeout=5",)))
-
-
-def test_a_server_that_cannot_be_reached_is_a_failure_of_the_infrastructure():
+        results(("mcp command='python -c pass' timeout=5",))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(EnvironmentFailedError, match=f"{port}/mcp' cannot be used"):
-        asyncio.run(results(ToolEnvironment(), (f"mcp url=http://127.0.0.1:{port}/mcp timeout=5",)))
+        results((f"mcp url=http://127.0.0.1:{port}/mcp timeout=5",))
 
 
 @pytest.mark.parametrize("text", ["mcp", "mcp url=http://x command=y"])

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 
-import aiohttp
 import pytest
 
 from k2jax.agents import Observation, Step
@@ -18,7 +17,7 @@ from k2jax.agents.registry import environments, oracles
 from k2jax.agents.scripted import null_policy, play, said
 from k2jax.config.schema import TaskConfig
 from k2jax.errors import UserError
-from tests.agents.remote_server import BEARER, KEY, listed, served, until
+from tests.agents.remote_server import KEY, listed, served, until
 
 
 class Wayward(Environment):
@@ -59,36 +58,31 @@ def task_at(url, does="", timeout=5.0):
     return remote(task, url, timeout)
 
 
-def test_an_episode_on_a_server_is_the_same_as_here():
+async def test_an_episode_on_a_server_is_the_same_as_here():
     tasks = load_tasks("tool_use", ("count=4",))
 
-    async def use(url, server):
+    async with served() as (url, server):
         there = [task.with_choices(TaskConfig(components=(f"remote url={url}",))) for task in tasks]
         assert {task.environment for task in there} == {"remote"}
         far = [await play(task, EnvironmentMaker().make(task), oracles.get("tool_use"), 3) for task in there]
         near = [await play(task, EnvironmentMaker().make(task), oracles.get("tool_use"), 3) for task in tasks]
         await until(lambda: server.sessions == 0)
-        return far, near
-
-    far, near = served(use)
     for one, other in zip(far, near, strict=True):
         assert (one.status, one.answer) == (other.status, other.answer) == ("finished", other.answer)
         assert [node.message for node in one.nodes] == [node.message for node in other.nodes]
 
 
-def test_declarations_of_tools_reach_the_model_and_mistakes_of_the_user_stay_his():
+async def test_declarations_of_tools_reach_the_model_and_mistakes_of_the_user_stay_his():
     (task,) = load_tasks("tool_use", ("count=1", "kinds=calc1"))
 
-    async def use(url, server):
+    async with served() as (url, _):
         environment = RemoteEnvironment()
         await environment.reset(remote(task, url), 0)
         names = [tool["function"]["name"] for tool in environment.tools]
         with pytest.raises(UserError, match="no toolset 'calk'"):
             await environment.reset(remote(dataclasses.replace(task, tools=("calk",)), url), 0)
         await environment.close()
-        return names
-
-    assert served(use) == ["calc"]
+        assert names == ["calc"]
 
 
 @pytest.mark.parametrize(
@@ -99,20 +93,17 @@ def test_declarations_of_tools_reach_the_model_and_mistakes_of_the_user_stay_his
         ("flood", {}, "bytes is too long"),
     ],
 )
-def test_failures_on_the_server_are_infrastructure_errors_and_its_environment_is_closed(does, options, message):
-    async def use(url, server):
+async def test_failures_on_the_server_are_infrastructure_errors_and_its_environment_is_closed(does, options, message):
+    async with served(Offer(OFFER), **options) as (url, server):
         episode = await play(task_at(url, does), RemoteEnvironment(), null_policy)
         await until(lambda: server.sessions == 0 and Wayward.open == 0)
-        return episode
-
-    episode = served(use, Offer(OFFER), **options)
     assert (
         episode.status == "masked" and episode.error.startswith("EnvironmentFailedError") and message in episode.error
     )
 
 
-def test_a_reply_that_takes_too_long_ends_the_connection():
-    async def use(url, server):
+async def test_a_reply_that_takes_too_long_ends_the_connection():
+    async with served(Offer(OFFER), timeout=1.0) as (url, _):
         environment = RemoteEnvironment()
         await environment.reset(task_at(url, "sleep", timeout=0.3), 0)
         with pytest.raises(EnvironmentFailedError, match=r"no reply within 0\.3 s"):
@@ -120,10 +111,8 @@ def test_a_reply_that_takes_too_long_ends_the_connection():
         with pytest.raises(EnvironmentFailedError, match="is closed"):
             await environment.step(said(""))
 
-    served(use, Offer(OFFER), timeout=1.0)
 
-
-def test_a_server_that_is_full_or_gone_is_an_infrastructure_error_and_places_come_free():
+async def test_a_server_that_is_full_or_gone_is_an_infrastructure_error_and_places_come_free():
     async def use(url, server):
         first, second = RemoteEnvironment(), RemoteEnvironment()
         await first.reset(task_at(url), 0)
@@ -134,40 +123,15 @@ def test_a_server_that_is_full_or_gone_is_an_infrastructure_error_and_places_com
         await second.reset(task_at(url), 0)
         return second, url
 
-    async def run():
-        server = EnvironmentServer(EnvironmentMaker(), KEY, Offer(OFFER), limit=1)
-        async with serving(server) as url:
-            with listed(url):
-                environment, url = await use(url, server)
-        with pytest.raises(EnvironmentFailedError, match="connection to the environment"):
-            await environment.step(said(""))
-        with listed(url), pytest.raises(EnvironmentFailedError, match="no environment at"):
-            await environment.reset(task_at(url), 0)
-        await environment.close()
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    "reply",
-    ["", "[]", "{}", '{"step": {}, "tools": []}',
-     '{"step": {"observation": [1], "info": {}}, "tools": []}',
-     '{"step": {"observation": [], "terminated": true, "truncated": false, "info": []}, "tools": []}',
-     "[" * 100_000],
-)  # fmt: skip
-def test_a_reply_that_is_none_is_an_infrastructure_error(reply):
-    with pytest.raises(EnvironmentFailedError, match="reply is none"):
-        asyncio.run(RemoteEnvironment()._read(reply))
-
-
-def test_web_pages_are_refused():
-    async def use(url, server):
-        async with aiohttp.ClientSession() as session:
-            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-                await session.ws_connect(url, headers={"Origin": "https://example.org", **BEARER})
-        return refused.value.status
-
-    assert served(use) == 403
+    server = EnvironmentServer(EnvironmentMaker(), KEY, Offer(OFFER), limit=1)
+    async with serving(server) as url:
+        with listed(url):
+            environment, url = await use(url, server)
+    with pytest.raises(EnvironmentFailedError, match="connection to the environment"):
+        await environment.step(said(""))
+    with listed(url), pytest.raises(EnvironmentFailedError, match="no environment at"):
+        await environment.reset(task_at(url), 0)
+    await environment.close()
 
 
 def test_steps_are_read_as_they_are_written_and_wrong_addresses_refused():

@@ -33,21 +33,21 @@ def nothing_listed(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
-def answered(handle, use):
+async def running(handle, use):
     """What a coroutine function returns that gets the address of an HTTP server, whose requests ``handle`` answers."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return await use(f"ws://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
 
-    async def run():
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", handle)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            return await use(f"ws://127.0.0.1:{runner.addresses[0][1]}")
-        finally:
-            await runner.cleanup()
 
-    return asyncio.run(run())
+def answered(handle, use):
+    return asyncio.run(running(handle, use))
 
 
 def test_a_task_leads_to_no_address_that_the_user_has_not_listed():
@@ -77,21 +77,15 @@ def test_a_listed_server_leads_to_no_other_one_and_its_key_goes_nowhere_else():
         requests.append(dict(request.headers))
         return web.Response(text="internal")
 
+    async def follow(url):
+        with listed(url), pytest.raises(EnvironmentFailedError, match="no environment at"):
+            await RemoteEnvironment().reset(a_task(url), 0)
+
     async def use(target):
         async def redirect(request):
             raise web.HTTPFound(target.replace("ws:", "http:") + "/latest/meta-data")
 
-        async def follow(url):
-            with listed(url), pytest.raises(EnvironmentFailedError, match="no environment at"):
-                await RemoteEnvironment().reset(a_task(url), 0)
-
-        application = web.Application()
-        application.router.add_get("/", redirect)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        await follow(f"ws://127.0.0.1:{runner.addresses[0][1]}")
-        await runner.cleanup()
+        await running(redirect, follow)
 
     answered(internal, use)
     assert not requests
@@ -122,13 +116,11 @@ def test_the_key_is_in_no_task_no_message_and_no_error(caplog):
     assert not any(KEY in text for text in (task.to_json(), request, repr(failure.value), caplog.text))
 
 
-def test_a_wrong_key_is_the_user_s_mistake_and_is_not_shown():
-    async def use(url, server):
+async def test_a_wrong_key_is_the_user_s_mistake_and_is_not_shown():
+    async with served() as (url, _):
         with listed(url, key="another-key"), pytest.raises(UserError, match="need another key") as mistake:
             await RemoteEnvironment().reset(a_task(url), 0)
-        return str(mistake.value)
-
-    assert "another-key" not in served(use)
+        assert "another-key" not in str(mistake.value)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +151,9 @@ def test_a_task_says_no_odd_time(timeout):
 
 STEP = {"observation": [], "terminated": False, "truncated": False, "info": {}}
 REPLIES = [
+    "", "[]", "{}", '{"step": {}, "tools": []}', "[" * 100_000,
+    '{"step": {"observation": [1], "info": {}}, "tools": []}',
+    '{"step": {"observation": [], "terminated": true, "truncated": false, "info": []}, "tools": []}',
     "[" + "[]," * 200_000 + "[]]",
     '{"step":' * 3000 + "1" + "}" * 3000,
     json.dumps({"step": STEP | {"info": [[[]]]}, "tools": []}),
@@ -173,7 +168,7 @@ REPLIES = [
     json.dumps({"step": [], "tools": []}),
     json.dumps({"error": "x"}),
     json.dumps({"error": {"kind": "user"}}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: reply[:30])
@@ -255,11 +250,9 @@ def test_large_replies_of_many_values_take_no_more_memory_than_their_text(tmp_pa
     assert int(done.stdout) < 200, f"{done.stdout} MiB"
 
 
-def test_an_answer_that_cannot_be_sent_is_an_infrastructure_error():
-    async def use(url, server):
+async def test_an_answer_that_cannot_be_sent_is_an_infrastructure_error():
+    async with served() as (url, _):
         environment = RemoteEnvironment()
         await environment.reset(remote(a_task(), url), 0)
         with pytest.raises(EnvironmentFailedError, match="cannot be sent"):
             await environment.step({**said(""), "content": "x" * (9 << 20)})
-
-    served(use)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 from pathlib import Path
@@ -72,14 +73,15 @@ def step_of(**action):
     return json.dumps({"method": "step", "action": {"role": "assistant", "content": "", **action}})
 
 
-def conversation(use, offer=None, **options):
-    """What a coroutine function returns that gets a WebSocket with the key, and the server."""
-
-    async def connected(url, server):
-        async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=BEARER) as socket:
-            return await use(socket, server)
-
-    return served(connected, offer, **options)
+@contextlib.asynccontextmanager
+async def conversation(offer=None, **options):
+    """A WebSocket with the key, and the server."""
+    async with (
+        served(offer, **options) as (url, server),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url, headers=BEARER) as socket,
+    ):
+        yield socket, server
 
 
 async def ask(socket, text):
@@ -87,26 +89,20 @@ async def ask(socket, text):
     return json.loads((await socket.receive(timeout=20)).data)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Authorization": "Bearer "},
-        {"Authorization": f"Bearer {KEY}x"},
-        {"Authorization": KEY},
-        {"Authorization": f"Basic {KEY}"},
-        {"Cookie": f"key={KEY}"},
-    ],
+STRANGERS = (
+    *(({"Authorization": value}, 401) for value in ("Bearer ", f"Bearer {KEY}x", KEY, f"Basic {KEY}")),
+    ({}, 401),
+    ({"Cookie": f"key={KEY}"}, 401),
+    ({"Origin": "https://example.org", **BEARER}, 403),
 )
-def test_without_the_key_nobody_has_a_session_not_even_on_this_machine(headers):
-    async def use(url, server):
-        async with aiohttp.ClientSession() as session:
-            for query in ("", f"?key={KEY}"):
-                with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-                    await session.ws_connect(url + "/" + query, headers=headers)
-                assert refused.value.status == 401 and server.sessions == 0
 
-    served(use)
+
+async def test_without_the_key_nobody_has_a_session_not_even_on_this_machine_and_no_web_page_has_one():
+    async with served() as (url, server), aiohttp.ClientSession() as session:
+        for (headers, status), query in itertools.product(STRANGERS, ("", f"?key={KEY}")):
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await session.ws_connect(url + "/" + query, headers=headers)
+            assert refused.value.status == status and server.sessions == 0, headers
     with pytest.raises(ValueError, match="needs a key"):
         EnvironmentServer(EnvironmentMaker(), "")
 
@@ -198,16 +194,13 @@ def test_what_the_operator_names_is_offered_with_these_options_alone():
         Offer((), ("serch corpus=x",))
 
 
-def test_what_is_not_offered_is_a_mistake_of_the_client_and_its_session_goes_on(tmp_path):
+async def test_what_is_not_offered_is_a_mistake_of_the_client_and_its_session_goes_on(tmp_path):
     secret = tmp_path / "secret.jsonl"
     secret.write_text(json.dumps({"address": "a", "title": "t", "text": "SECRET"}))
 
-    async def use(socket, server):
+    async with conversation() as (socket, _):
         refused = await ask(socket, reset_of(a_task(tools=(f"search corpus={secret}",))))
         begun = await ask(socket, reset_of(a_task()))
-        return refused, begun
-
-    refused, begun = conversation(use)
     assert refused["error"]["kind"] == "user" and "does not offer" in refused["error"]["message"]
     assert begun["step"]["observation"]
 
@@ -227,15 +220,13 @@ MALFORMED = [
 ]  # fmt: skip
 
 
-def test_what_is_no_request_gets_an_error_and_its_session_goes_on(caplog):
-    async def use(socket, server):
+async def test_what_is_no_request_gets_an_error_and_its_session_goes_on(caplog):
+    async with conversation() as (socket, _):
         for text in MALFORMED:
             assert set((await ask(socket, text))["error"]) == {"kind", "message"}, text[:80]
         assert (await ask(socket, reset_of(a_task())))["step"]["observation"]
         calls = called_all([("calc", {"a": 1, "b": 2, "operation": "+"})] * 300)
-        return await ask(socket, json.dumps({"method": "step", "action": calls}))
-
-    reply = conversation(use)
+        reply = await ask(socket, json.dumps({"method": "step", "action": calls}))
     assert reply["error"] == {
         "kind": "infrastructure",
         "message": "InfrastructureError: an answer with 300 calls of tools is too long for a remote environment",
@@ -271,10 +262,10 @@ async def closed_within(reader, seconds):
     return True
 
 
-def test_a_client_without_the_key_has_little_time_and_few_bytes(monkeypatch):
+async def test_a_client_without_the_key_has_little_time_and_few_bytes(monkeypatch):
     monkeypatch.setattr(serve_connections, "HEAD_SECONDS", 0.3)
 
-    async def use(url, server):
+    async with served() as (url, _):
         port = int(url.rpartition(":")[2])
         half = [b"", b"G", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
                 b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n"]  # fmt: skip
@@ -285,13 +276,11 @@ def test_a_client_without_the_key_has_little_time_and_few_bytes(monkeypatch):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         monkeypatch.setattr(serve_connections, "HEAD_SECONDS", 60)
         writer.write(b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % number for number in range(5000)))
-        return ended, await closed_within(reader, 0.3)
-
-    assert served(use) == ([True] * 5, True)
+        assert (ended, await closed_within(reader, 0.3)) == ([True] * 5, True)
 
 
-def test_connections_without_the_key_are_few_and_the_oldest_makes_room():
-    async def use(url, server):
+async def test_connections_without_the_key_are_few_and_the_oldest_makes_room():
+    async with served() as (url, _):
         port = int(url.rpartition(":")[2])
         opened = [
             await asyncio.open_connection("127.0.0.1", port) for _ in range(serve_connections.MOST_WITHOUT_KEY + 9)
@@ -301,25 +290,20 @@ def test_connections_without_the_key_are_few_and_the_oldest_makes_room():
         observation = await _begun(environment, remote(a_task(), url))
         for _, writer in opened:
             writer.close()
-        return ended, observation
-
-    ended, observation = served(use)
     assert ended == [True] * 9 + [False] * serve_connections.MOST_WITHOUT_KEY and observation.messages
 
 
-def test_pings_are_answered_while_a_step_runs(slow):
-    async def use(url, server):
+async def test_pings_are_answered_while_a_step_runs(slow):
+    async with served(slow) as (url, _):
         options = {"headers": BEARER, "heartbeat": 0.2}
         async with aiohttp.ClientSession() as session, session.ws_connect(url, **options) as socket:
             await ask(socket, reset_of(a_task(environment="slow", tools=())))
-            return await ask(socket, step_of(seconds=0.8))
-
-    assert served(use, slow)["step"]
+            assert (await ask(socket, step_of(seconds=0.8)))["step"]
 
 
 @pytest.mark.parametrize("leave", ["close", "ask again", "send bytes", "flood"])
-def test_a_client_that_leaves_or_does_not_wait_ends_its_step_and_its_session(leave, slow):
-    async def use(socket, server):
+async def test_a_client_that_leaves_or_does_not_wait_ends_its_step_and_its_session(leave, slow):
+    async with conversation(slow) as (socket, server):
         await ask(socket, reset_of(a_task(environment="slow", tools=())))
         await socket.send_str(step_of(seconds=60))
         await until(lambda: server.sessions == 1)
@@ -335,21 +319,17 @@ def test_a_client_that_leaves_or_does_not_wait_ends_its_step_and_its_session(lea
                 await socket.send_str("x" * (4 * MEBI))
         await until(lambda: server.sessions == 0 and Slow.open == 0)
 
-    conversation(use, slow)
 
-
-def test_what_is_no_text_ends_a_session():
-    async def use(socket, server):
+async def test_what_is_no_text_ends_a_session():
+    async with conversation() as (socket, server):
         await socket.send_bytes(b"\0" * 9)
         await until(lambda: server.sessions == 0)
 
-    conversation(use)
 
-
-def test_a_client_that_reads_no_reply_loses_its_session(monkeypatch, slow):
+async def test_a_client_that_reads_no_reply_loses_its_session(monkeypatch, slow):
     monkeypatch.setattr("k2jax.agents.environments.serve.MESSAGE_SECONDS", 0.3)
 
-    async def use(url, server):
+    async with served(slow) as (url, server):
         reader, writer = await _handshake(url)
         reader._limit = 1  # asyncio stops to read
         writer.write(_frame(reset_of(a_task(environment="slow", tools=())).encode()))
@@ -357,15 +337,13 @@ def test_a_client_that_reads_no_reply_loses_its_session(monkeypatch, slow):
         writer.write(_frame(step_of(characters=7 * MEBI).encode()))
         await until(lambda: server.sessions == 0 and Slow.open == 0)
         writer.transport.abort()
-        return server._room.free
-
-    assert served(use, slow) == 128 * MEBI
+        assert server._room.free == 128 * MEBI
 
 
-def test_large_messages_take_turns_and_who_stalls_in_one_is_left(monkeypatch):
+async def test_large_messages_take_turns_and_who_stalls_in_one_is_left(monkeypatch):
     monkeypatch.setattr(serve_connections, "MESSAGE_SECONDS", 0.4)
 
-    async def use(url, server):
+    async with served() as (url, _):
         stalled = []
         for _ in range(serve_connections.MOST_LARGE + 1):
             reader, writer = await _handshake(url)
@@ -378,41 +356,34 @@ def test_large_messages_take_turns_and_who_stalls_in_one_is_left(monkeypatch):
             assert time.monotonic() - began < 0.25
             large = a_task(metadata={"x": "y" * MEBI})
             assert (await ask(socket, reset_of(large)))["step"]
-        return await asyncio.gather(*(closed_within(reader, 2) for reader in stalled))
-
-    assert served(use) == [True] * (serve_connections.MOST_LARGE + 1)
+        assert all(await asyncio.gather(*(closed_within(reader, 2) for reader in stalled)))
 
 
-def test_tasks_of_all_clients_share_a_memory_which_comes_free_again():
+async def test_tasks_of_all_clients_share_a_memory_which_comes_free_again():
     large = reset_of(a_task(metadata={"x": "y" * 100_000}))
-
-    async def use(url, server):
+    room = memory_of(large) * 5 // 2
+    async with served(memory=room) as (url, server):
         async with aiohttp.ClientSession() as session:
             first, second, third = [await session.ws_connect(url, headers=BEARER) for _ in range(3)]
             for socket in (first, first, second):
                 assert (await ask(socket, large))["step"]
-            full = await ask(third, large)
+            error = (await ask(third, large))["error"]
+            assert error["kind"] == "infrastructure" and "no memory is left" in error["message"]
             await first.close()
             await until(lambda: server.sessions == 2)
             assert (await ask(third, large))["step"]
         await until(lambda: server.sessions == 0)
-        return full["error"], server._room.free
-
-    room = memory_of(large) * 5 // 2
-    error, free = served(use, memory=room)
-    assert error["kind"] == "infrastructure" and "no memory is left" in error["message"] and free == room
+        assert server._room.free == room
 
 
-def test_many_resets_leave_one_environment(slow):
-    async def use(socket, server):
+async def test_many_resets_leave_one_environment(slow):
+    async with conversation(slow) as (socket, server):
         for _ in range(50):
             await ask(socket, reset_of(a_task(environment="slow", tools=())))
         assert Slow.open == 1
         await socket.close()
         await until(lambda: server.sessions == 0 and Slow.open == 0)
-        return server._room.free
-
-    assert conversation(use, slow) == 128 * MEBI
+        assert server._room.free == 128 * MEBI
 
 
 async def _handshake(url):

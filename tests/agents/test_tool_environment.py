@@ -2,8 +2,8 @@
 
 import asyncio
 import dataclasses
-import json
 from pathlib import Path
+import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +13,7 @@ import six
 
 from k2jax.agents import Budget
 from k2jax.agents.environment import Services
+from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.registry import toolsets
 from k2jax.agents.sandbox import SandboxError
@@ -21,7 +22,7 @@ from k2jax.agents.toolsets.store import StoreTools
 from k2jax.errors import UserError
 from k2jax.trajectory import verify
 from tests.agents.sandbox.backends import NAMESPACES, backend, new_backend
-from tests.agents.tool_episodes import BYTES, COMPACT, compact_client, episode, kimi_client, task
+from tests.agents.tool_episodes import BYTES, COMPACT, compact_client, episode, kimi_client, results, task
 
 SOLUTION = {0: "!get a", 1: "!get b", 2: "!calc 12+30", 3: "42"}
 
@@ -138,6 +139,8 @@ def test_a_task_that_needs_a_sandbox_says_so_where_there_is_none():
         episode(compact_client(solve), task(tools=("shell",)))
     with pytest.raises(UserError, match="no toolset 'shall'; did you mean 'shell'"):
         episode(compact_client(solve), task(tools=("shall",)))
+    with pytest.raises(UserError, match="'t' needs a tool with a sandbox, such as shell"):
+        results((), environment=FilesEnvironment())
     with pytest.raises(UserError, match="its environment 'single_turn' has no tools"):
         wrong = dataclasses.replace(task(), environment="single_turn")
         from k2jax.agents.environments.single_turn import SingleTurn
@@ -145,40 +148,33 @@ def test_a_task_that_needs_a_sandbox_says_so_where_there_is_none():
         episode(compact_client(solve), wrong, SingleTurn())
 
 
-def calls(*steps, tools=("python timeout=2", "shell timeout=2", "edit"), backend_name="bubblewrap", **options):
-    """Takes steps in one environment with a sandbox, and returns the results' texts."""
+SANDBOXED = ("python timeout=2", "shell timeout=2", "edit")
 
-    async def run():
-        environment = ToolEnvironment(Services(lambda: backend(backend_name)))
-        try:
-            await environment.reset(task(tools=tools, **options), 0)
-            results = []
-            for name, arguments in steps:
-                call = {"id": "0", "function": {"name": name, "arguments": json.dumps(arguments)}}
-                step = await environment.step({"role": "assistant", "content": "", "tool_calls": [call]})
-                results.append(step.observation.messages[0]["content"])
-            return results
-        finally:
-            await environment.close()
 
-    return asyncio.run(run())
+def cells(*codes, tools=SANDBOXED, name="bubblewrap", **options):
+    """What cells of code show."""
+    environment = ToolEnvironment(Services(lambda: backend(name)))
+    return results(tools, *(("python", {"code": code}) for code in codes), environment=environment, **options)
 
 
 def test_the_interpreter_keeps_its_variables_shows_values_and_survives_errors():
-    results = calls(
-        ("python", {"code": "x = 41\nprint('hi')\nx + 1"}),
-        ("python", {"code": "def f():\n    return 1 / 0\nf()"}),
-        ("python", {"code": "import os\nos.system('echo from a program'); raise SystemExit"}),
-        ("python", {"code": "x + 2"}),
-        ("python", {"code": "x +"}),
-        ("python", {"code": "os._exit(3)"}),
-        ("python", {"code": "x"}),
+    shown = cells(
+        "x = 41\nprint('hi')\nx + 1",
+        "def f():\n    return 1 / 0\nf()",
+        "import os\nos.system('echo from a program'); raise SystemExit",
+        "x + 2",
+        "x +",
+        "os._exit(3)",
+        "x",
+        "while True: pass",
+        "6 * 7",
     )
-    assert results[0] == "hi\n42" and results[3] == "43"
-    assert results[1].startswith('  File "<code>", line 3') and results[1].count("File") == 2
-    assert results[1].endswith("ZeroDivisionError: division by zero") and "from a program" in results[2]
-    assert results[4].endswith("SyntaxError: invalid syntax")
-    assert "variables are lost" in results[5] and results[6].endswith("NameError: name 'x' is not defined")
+    assert shown[0] == "hi\n42" and shown[3] == "43"
+    assert shown[1].startswith('  File "<code>", line 3') and shown[1].count("File") == 2
+    assert shown[1].endswith("ZeroDivisionError: division by zero") and "from a program" in shown[2]
+    assert shown[4].endswith("SyntaxError: invalid syntax")
+    assert "variables are lost" in shown[5] and shown[6].endswith("NameError: name 'x' is not defined")
+    assert shown[7:] == ["[the interpreter was killed after 2 s; its variables are lost]", "42"]
 
 
 USE_NUMPY = "import numpy as np\nfrom PIL import Image\nnp.asarray(Image.new('L', (3, 2))).shape"
@@ -188,39 +184,32 @@ THREADS = "import os\nlen(os.listdir('/proc/self/task'))"
 @pytest.mark.parametrize("name", NAMESPACES)
 def test_cells_import_the_packages_that_are_named_and_no_others(name):
     tools = ("python packages=pillow+numpy",)
-    cells = (
-        USE_NUMPY,
-        "import scipy",
-        "import k2jax",
-        "float(np.ones(200) @ np.ones((200, 200)) @ np.ones(200))",
-        THREADS,
-    )
-    results = calls(*(("python", {"code": code}) for code in cells), tools=tools, backend_name=name)
-    assert results[0] == "(2, 3)" and results[3:] == ["40000.0", "1"]
-    assert all("ModuleNotFoundError" in result for result in results[1:3])
-    [without] = calls(("python", {"code": USE_NUMPY}), tools=("python",), backend_name=name)
+    product = "float(np.ones(200) @ np.ones((200, 200)) @ np.ones(200))"
+    shown = cells(USE_NUMPY, "import scipy", "import k2jax", product, THREADS, tools=tools, name=name)
+    assert shown[0] == "(2, 3)" and shown[3:] == ["40000.0", "1"]
+    assert all("ModuleNotFoundError" in result for result in shown[1:3])
+    [without] = cells(USE_NUMPY, tools=("python",), name=name)
     assert without.endswith("ModuleNotFoundError: No module named 'numpy'")
 
 
 def test_cells_cannot_change_the_packages_of_the_host():
     source, file = Path(np.__file__), "/packages/0/numpy/__init__.py"
     kept = source.read_bytes()
-    cells = (
+    shown = cells(
         f"open({file!r}, 'rb').read() == {kept!r}",
         f"open({file!r}, 'a')",
         "open('/packages/0/more.py', 'w')",
         "[line.split()[3][:3] for line in open('/proc/self/mounts') if line.split()[1] == '/packages/0/numpy']",
+        tools=("python packages=numpy",),
     )
-    results = calls(*(("python", {"code": code}) for code in cells), tools=("python packages=numpy",))
-    assert results[0] == "True" and results[3] == "['ro,']"
-    assert all("Read-only file system" in result or "Permission denied" in result for result in results[1:3])
+    assert shown[0] == "True" and shown[3] == "['ro,']"
+    assert all("Read-only file system" in result or "Permission denied" in result for result in shown[1:3])
     assert source.read_bytes() == kept and not (source.parents[1] / "more.py").exists()
 
 
 def test_source_of_a_task_may_begin_with_the_future_where_packages_are_shown():
     source = {"python_source": "from __future__ import annotations\nstart = 4"}
-    cell = ("python", {"code": "import numpy\nint(numpy.sqrt(start))"})
-    assert calls(cell, tools=("python packages=numpy",), metadata=source) == ["2"]
+    assert cells("import numpy\nint(numpy.sqrt(start))", tools=("python packages=numpy",), metadata=source) == ["2"]
 
 
 def test_of_a_package_only_what_is_its_own_is_shown():
@@ -251,13 +240,9 @@ def test_an_interpreter_needs_a_sandbox_in_which_programs_stay():
     asyncio.run(environment.close())
 
 
-def test_a_cell_that_hangs_costs_its_time_limit_and_the_next_one_works():
-    results = calls(("python", {"code": "while True: pass"}), ("python", {"code": "6 * 7"}))
-    assert results == ["[the interpreter was killed after 2 s; its variables are lost]", "42"]
-
-
 def test_shell_and_edit_share_the_files_of_one_sandbox():
-    results = calls(
+    shown = results(
+        SANDBOXED,
         ("edit", {"command": "create", "path": "a.txt", "text": "one\ntwo\nthree\n"}),
         ("edit", {"command": "replace", "path": "a.txt", "old": "two", "new": "2"}),
         ("shell", {"command": "cat a.txt; echo oops >&2; exit 3"}),
@@ -268,11 +253,14 @@ def test_shell_and_edit_share_the_files_of_one_sandbox():
         ("edit", {"command": "view", "path": "a.txt", "first": 9}),
         ("edit", {"command": "create", "path": "b.txt"}),
     )
-    assert results[1] == "replaced in a.txt at line 2"
-    assert results[2] == "one\n2\nthree\noops\n[exit code 3]"
-    assert results[3:5] == ["2\t2\n3\tthree", "a.txt"]
-    assert "occurs 3 times" in results[5] and results[6].startswith("Error: /etc/passwd cannot be read")
-    assert "has 3 lines" in results[7] and "needs the argument 'text'" in results[8]
+    assert shown[1] == "replaced in a.txt at line 2"
+    assert shown[2] == "one\n2\nthree\noops\n[exit code 3]"
+    assert shown[3:5] == ["2\t2\n3\tthree", "a.txt"]
+    assert "occurs 3 times" in shown[5] and shown[6].startswith("Error: /etc/passwd cannot be read")
+    assert "has 3 lines" in shown[7] and "needs the argument 'text'" in shown[8]
+    begun = time.monotonic()
+    late = results(("shell timeout=0.5",), ("shell", {"command": "echo before; sleep 60"}))
+    assert late == ["before\n[killed after 0.5 s]"] and time.monotonic() - begun < 9
 
 
 def test_what_was_said_in_the_compact_format_is_rendered_as_it_was_sampled():

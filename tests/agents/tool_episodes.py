@@ -4,11 +4,13 @@ import asyncio
 import json
 
 from k2jax.agents import Task
+from k2jax.agents.environment import Services
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.text import byte_tokenizer, chat_format, configured_chat
+from tests.agents.sandbox.backends import backend
 from tests.text import kimi
 
 BYTES = byte_tokenizer()
@@ -30,6 +32,31 @@ def episode(client, task, environment=None, *, chat=COMPACT, tokenizer=BYTES, ma
     return asyncio.run(
         run_episode(task, client, chat, tokenizer, environment, key=KEY, seed=7, sampling=sampling, **options)
     )
+
+
+async def shown(tools, *steps, environment=None, **fields):
+    """The texts of one call after another in an episode: each a name and arguments, or as a model writes it."""
+    opened = environment or ToolEnvironment(Services(lambda: backend("bubblewrap")))
+    try:
+        await opened.reset(task(tools=tools, **fields), 0)
+        texts = []
+        for step in steps:
+            call = called(*step) if isinstance(step, tuple) else step
+            taken = await opened.step({"role": "assistant", "content": "", "tool_calls": [call]})
+            texts.append(taken.observation.messages[0]["content"])
+        return texts
+    finally:
+        await opened.close()
+
+
+def results(tools, *steps, **options):
+    """See ``shown``."""
+    return asyncio.run(shown(tools, *steps, **options))
+
+
+def called(name, arguments):
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": "1", "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def compact_client(say):

@@ -1,12 +1,16 @@
-"""Hugging Face folders written by transformers and by hand."""
+"""Hugging Face folders written by transformers and by hand; torch and transformers load where they are needed."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.numpy import save_file
-import torch
-import transformers
+
+if TYPE_CHECKING:
+    import torch
 
 SMALL = {"vocab_size": 97, "hidden_size": 48, "num_attention_heads": 4, "max_position_embeddings": 512}
 MLA = SMALL | {
@@ -40,8 +44,11 @@ MODELS = {
 }  # fmt: skip
 
 
-def network(name: str, dtype: torch.dtype = torch.float32, **changes) -> torch.nn.Module:
-    """A tiny random model in which nothing is left at zero or one; ``changes`` to its configuration."""
+def network(name: str, dtype: torch.dtype | None = None, **changes) -> torch.nn.Module:
+    """A tiny random model, float32 by default, without a zero or a one; ``changes`` to its configuration."""
+    import torch
+    import transformers
+
     family, values = MODELS[name]
     values = values | changes
     torch.manual_seed(0)
@@ -51,11 +58,13 @@ def network(name: str, dtype: torch.dtype = torch.float32, **changes) -> torch.n
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if key.endswith(("norm.weight", ".bias", "e_score_correction_bias")):
                 tensor.add_(0.1 * torch.randn_like(tensor))
-    return model.to(dtype).eval()
+    return model.to(dtype or torch.float32).eval()
 
 
 def logits(model: torch.nn.Module, tokens: np.ndarray) -> np.ndarray:
     """Float32 logits of int tokens ``[B, S]``."""
+    import torch
+
     with torch.no_grad():
         return model(torch.tensor(tokens)).logits.float().numpy()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from k2jax.convert.gguf_file import read_gguf
-from k2jax.errors import UserError
+from tests.refusal import refused
 
 METADATA = {
     "words": ["", "a", "Ġbc", "日本語"],
@@ -70,13 +70,12 @@ def test_rows_in_an_order_of_their_own_are_those_rows(written, chunk, monkeypatc
 def test_a_file_that_is_cut_off_is_one_line(written, part):
     raw = written.read_bytes()
     cut = written.with_name("cut.gguf")
-    cut.write_bytes(raw[: int(len(raw) * part)])
-    with pytest.raises(UserError, match="fetch it again") as error:
+    cut.write_bytes(raw[: int((len(raw) - 32) * part)])  # fewer than 32 bytes at the end are padding
+    with refused("fetch it again"):
         read_gguf(cut)
-    assert "\n" not in str(error.value)
 
 
 def test_another_file_is_one_line(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"PK\x03\x04" + bytes(100))
-    with pytest.raises(UserError, match="is not a whole GGUF file of version 2 or 3"):
+    with refused("is not a whole GGUF file of version 2 or 3"):
         read_gguf(tmp_path / "model.gguf")

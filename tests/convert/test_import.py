@@ -1,8 +1,9 @@
 """An import streams, survives being killed, and never takes a folder that is somebody's."""
 
 import json
+import math
 import re
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from k2jax.model import model_specs
 from k2jax.params import abstract, initialize, named_specs
 from k2jax.text.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
 from tests.convert.folders import network
-from tests.memory import run_measured
+from tests.refusal import refused
 from tests.train.tiny import tiny
 
 
@@ -37,21 +38,28 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_orbax_restores_what_was_streamed(folder, tmp_path):
+@pytest.fixture(scope="module")
+def imported(folder, tmp_path_factory):
+    """The workdir of an import, which is only read."""
+    run = tmp_path_factory.mktemp("imported") / "run"
+    import_folder(folder, run)
+    return run
+
+
+def test_orbax_restores_what_was_streamed(folder, imported):
     """The layout is orbax's own: its restore gives the arrays, in the dtype asked for."""
-    import_folder(folder, tmp_path / "run")
     model, params = k2jax.from_pretrained(folder)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float32, sharding=device), abstract(model_specs(model.config))
     )
-    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
-    assert checkpoints.steps() == [0]
+    assert Checkpoints(imported, read_only=True).steps() == [0]
     arguments = ocp.checkpoint_utils.construct_restore_args(shapes)
-    restored = ocp.PyTreeCheckpointer().restore(
-        tmp_path / "run" / "checkpoints" / "0" / "params", item=shapes, restore_args=arguments
-    )
+    step = imported / "checkpoints" / "0"
+    restored = ocp.PyTreeCheckpointer().restore(step / "params", item=shapes, restore_args=arguments)
     jax.tree.map(np.testing.assert_array_equal, restored, params)
+    reader = ParamsReader(step, ["embed"])
+    assert reader.dtype("embed") == np.float32 and reader.shape("embed") == (97, 48)
 
 
 @pytest.mark.parametrize("elements", [40, 1500])
@@ -72,14 +80,16 @@ def test_blocks_cover_every_element_once(folder):
         assert (counts == 1).all(), name
 
 
-def test_the_tokenizer_comes_along_both_ways(folder, tmp_path):
-    import_folder(folder, tmp_path / "run")
-    export_checkpoint(tmp_path / "run", tmp_path / "back")
+def test_the_tokenizer_comes_along_both_ways_and_no_other_takes_its_place(imported, tmp_path):
+    export_checkpoint(imported, tmp_path / "back")
     wanted = byte_tokenizer()
-    for path in (tmp_path / "run" / "tokenizer", tmp_path / "back"):
+    for path in (imported / "tokenizer", tmp_path / "back"):
         assert load_tokenizer(path).fingerprint == wanted.fingerprint
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"]) == (wanted.bos, wanted.eos)
+    train_bpe(["some text, some more text"] * 10, 270).save(tmp_path / "other")
+    with refused("with a tokenizer of its own"):
+        give_tokenizer(tmp_path / "other", imported)
 
 
 def test_an_import_without_a_tokenizer_can_be_given_one(tmp_path, capsys):
@@ -91,11 +101,11 @@ def test_an_import_without_a_tokenizer_can_be_given_one(tmp_path, capsys):
     size = sum(path.stat().st_size for path in (tmp_path / "hf").glob("*.safetensors"))
     told = re.search(r"imported ([\d.]+) kB into", said)
     assert float(told[1]) == pytest.approx(size / 1000, rel=0.2)  # the file has names and shapes as well
-    with pytest.raises(UserError, match="cannot read the tokenizer"):
+    with refused("cannot read the tokenizer"):
         k2jax.load_tokenizer(run)
     larger = train_bpe(["some text, some more text, and other words"] * 10, 290)
     larger.save(tmp_path / "larger")
-    with pytest.raises(UserError, match=f"{larger.vocab_size} tokens, the model only {fitting.vocab_size}"):
+    with refused(f"{larger.vocab_size} tokens, the model only {fitting.vocab_size}"):
         give_tokenizer(tmp_path / "larger", run)
     fitting.save(tmp_path / "fitting")
     for path in (tmp_path / "fitting" / "tokenizer.json", tmp_path / "fitting"):  # the second changes nothing
@@ -103,31 +113,22 @@ def test_an_import_without_a_tokenizer_can_be_given_one(tmp_path, capsys):
         assert k2jax.load_tokenizer(run).fingerprint == fitting.fingerprint
 
 
-def test_another_tokenizer_is_not_put_in_place_of_the_one_that_is_there(folder, tmp_path):
-    import_folder(folder, tmp_path / "run")
-    train_bpe(["some text, some more text"] * 10, 270).save(tmp_path / "other")
-    with pytest.raises(UserError, match="with a tokenizer of its own"):
-        give_tokenizer(tmp_path / "other", tmp_path / "run")
-
-
-def test_a_folder_is_exported_like_a_run(folder, tmp_path):
+def test_a_folder_is_exported_like_a_run(folder, imported, tmp_path):
     """In another dtype, say; the tokenizer comes along."""
     export_checkpoint(folder, tmp_path / "half", dtype="bfloat16")
-    import_folder(folder, tmp_path / "run")
-    export_checkpoint(tmp_path / "run", tmp_path / "wanted", dtype="bfloat16")
+    export_checkpoint(imported, tmp_path / "wanted", dtype="bfloat16")
     names = sorted(path.name for path in (tmp_path / "half").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "wanted").iterdir()) and "tokenizer.json" in names
     for name in names:
         assert (tmp_path / "half" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes(), name
 
 
-def test_a_taken_folder_is_refused(folder, tmp_path):
-    import_folder(folder, tmp_path / "run")
-    with pytest.raises(UserError, match="holds a run already"):
-        import_folder(folder, tmp_path / "run")
-    export_checkpoint(tmp_path / "run", tmp_path / "back")
-    with pytest.raises(UserError, match="holds weights already"):
-        export_checkpoint(tmp_path / "run", tmp_path / "back")
+def test_a_taken_folder_is_refused(folder, imported, tmp_path):
+    with refused("holds a run already"):
+        import_folder(folder, imported)
+    (tmp_path / "some.safetensors").touch()
+    with refused("holds weights already"):
+        export_checkpoint(imported, tmp_path)
 
 
 def test_killed_and_repeated_it_completes(folder, tmp_path):
@@ -144,7 +145,7 @@ def test_killed_and_repeated_it_completes(folder, tmp_path):
     deadline = time.monotonic() + 120
     while (not done.exists() or done.read_text().count("\n") < 5) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     written = set(done.read_text().splitlines())
     assert len(written) >= 5 and not (tmp_path / "run" / "checkpoints").exists()
@@ -190,28 +191,37 @@ def test_parameters_of_a_run_are_read_by_workdir_or_by_step(tmp_path):
         model, params = k2jax.from_pretrained(path)
         assert model.config == config.model
         jax.tree.map(np.testing.assert_array_equal, params, trees[step])
-    with pytest.raises(UserError, match=r"no checkpoint .*/3; there are steps \[1, 2\]"):
+    with refused(r"no checkpoint .*/3; there are steps \[1, 2\]"):
         k2jax.from_pretrained(tmp_path / "checkpoints" / "3")
     half = k2jax.from_pretrained(tmp_path, dtype=jnp.bfloat16)
     assert half[0].dtype == jnp.bfloat16 and half[1]["embed"].dtype == jnp.bfloat16
 
 
-def test_a_damaged_array_is_one_line(folder, tmp_path):
-    import_folder(folder, tmp_path / "run")
+def test_a_damaged_array_is_one_line(imported, tmp_path):
+    shutil.copytree(imported, tmp_path / "run")
     for file in (tmp_path / "run" / "checkpoints" / "0" / "params" / "d").iterdir():
         file.write_bytes(b"")
-    with pytest.raises(UserError, match="checkpoints/0 is damaged"):
+    with refused("checkpoints/0 is damaged"):
         k2jax.from_pretrained(tmp_path / "run")
 
 
 def test_host_memory_does_not_grow_with_the_model(tmp_path):
-    """A folder of 1.2 GB, one tensor of it 0.4 GB, imports within 0.5 GB more than an import of nothing."""
-    small, large = (peak_of_import(tmp_path / name, vocab) for name, vocab in (("small", 1000), ("large", 800_000)))
-    assert large - small < 0.5e9, (small, large)
+    """A folder of 0.8 GB, one tensor of it 0.4 GB, imports within 0.5 GB more than an import of next to nothing."""
+    folders = [write_sparse(tmp_path / str(vocab), vocab) for vocab in (1000, 800_000)]
+    code = """
+import sys
+from k2jax.convert.importing import import_folder
+for folder in sys.argv[1:]:
+    import_folder(folder, folder + "/run")
+    print([line for line in open("/proc/self/status") if line.startswith("VmHWM:")])
+"""
+    done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=True)
+    small, large = (1024 * int(kilobytes) for kilobytes in re.findall(r"VmHWM:\\t +(\d+) kB", done.stdout))
+    assert 0 < large - small < 0.5e9, (small, large)
 
 
-def peak_of_import(folder, vocab):
-    """Peak resident bytes of importing a folder whose embedding and head have ``vocab`` rows of 128 float32."""
+def write_sparse(folder, vocab):
+    """A folder of zeros whose embedding and head have ``vocab`` rows of 128 float32; returns its path."""
     network_config = {
         "model_type": "llama", "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1,
         "num_attention_heads": 2, "rms_norm_eps": 1e-6, "vocab_size": vocab, "rope_theta": 1e4,
@@ -221,26 +231,16 @@ def peak_of_import(folder, vocab):
     layer = "model.layers.0."
     shapes = {"model.embed_tokens.weight": [vocab, 128], "lm_head.weight": [vocab, 128], "model.norm.weight": [128]}
     shapes |= {layer + f"self_attn.{x}_proj.weight": [128, 128] for x in "qkvo"}
-    shapes |= {layer + f"mlp.{x}_proj.weight": [64, 128] for x in ("gate", "up")} | {
-        layer + "mlp.down_proj.weight": [128, 64]
-    }
+    shapes |= {layer + f"mlp.{x}_proj.weight": [64, 128] for x in ("gate", "up")}
+    shapes |= {layer + "mlp.down_proj.weight": [128, 64]}
     shapes |= {layer + f"{x}_layernorm.weight": [128] for x in ("input", "post_attention")}
     header, offset = {}, 0
     for name, shape in shapes.items():
-        size = 4 * int(np.prod(shape))
+        size = 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()
     with open(folder / "model.safetensors", "wb") as file:  # a sparse file: zeros that take no disk
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + offset)
-    code = "import sys; from k2jax.convert.importing import import_folder; import_folder(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, str(folder), str(folder / "run")]
-    _, peak = run_measured(command, folder / "peak", check=True)
-    return peak
-
-
-def test_reader_names_the_dtype(folder, tmp_path):
-    import_folder(folder, tmp_path / "run")
-    reader = ParamsReader(tmp_path / "run" / "checkpoints" / "0", ["embed"])
-    assert reader.dtype("embed") == np.float32 and reader.shape("embed") == (97, 48)
+    return str(folder)

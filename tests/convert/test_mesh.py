@@ -1,40 +1,56 @@
 """Weights read straight onto a mesh: the same numbers, and nothing read that no device of the process holds."""
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
-import transformers
 
 import k2jax
-from k2jax.checkpoint import run_config
+from k2jax.checkpoint import Checkpoints, run_config
 from k2jax.checkpoint.streaming import ParamsReader
-from k2jax.config import replace_keys
+from k2jax.config import replace_keys, to_json
+from k2jax.config.schema import Config
 from k2jax.convert import mapping
-from k2jax.convert.importing import import_folder
+from k2jax.convert.exporting import export_checkpoint
+from k2jax.convert.hf_config import _parse
 from k2jax.convert.loading import _gather
 from k2jax.convert.source import open_folder
-from k2jax.errors import UserError
+from k2jax.model import model_specs
+from k2jax.params import initialize
 from k2jax.train.init_from import pretrained_params
 from k2jax.train.program import Program
 from tests.convert.folders import MLA
+from tests.refusal import refused
+
+HF = MLA | {"model_type": "deepseek_v3", "vocab_size": 96, "rms_norm_eps": 1e-6, "rope_theta": 1e4}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A tiny deepseek_v3 folder: 8 experts, 2 expert layers, a vocabulary that divides."""
-    path = tmp_path_factory.mktemp("hf")
-    config = transformers.DeepseekV3Config(**MLA | {"vocab_size": 96}, pad_token_id=None)
-    transformers.DeepseekV3ForCausalLM(config).save_pretrained(path)
+def workdir(tmp_path_factory):
+    """A run of a tiny model: 8 experts, 2 expert layers, a vocabulary that divides."""
+    path = tmp_path_factory.mktemp("run")
+    config = Config(model=_parse(HF).model)
+    (path / "config.json").write_text(to_json(config))
+    checkpoints = Checkpoints(path)
+    params = initialize(model_specs(config.model), jax.random.key(0), 0.02)
+    checkpoints.save(0, params, {"count": jnp.int32(0)}, {})
+    checkpoints.close()
     return path
 
 
 @pytest.fixture(scope="module")
-def imported(folder, tmp_path_factory):
-    """(workdir that holds the folder's import, its weights on one device)."""
-    workdir = tmp_path_factory.mktemp("imported") / "run"
-    import_folder(folder, workdir)
-    return workdir, k2jax.from_pretrained(folder)[1]
+def whole(workdir):
+    """The weights of the run on one device."""
+    return k2jax.from_pretrained(workdir)[1]
+
+
+@pytest.fixture(scope="module")
+def folder(workdir, tmp_path_factory):
+    """The run as a Hugging Face folder."""
+    path = tmp_path_factory.mktemp("hf")
+    export_checkpoint(workdir, path)
+    return path
 
 
 def assert_equal_trees(got, expected):
@@ -44,10 +60,9 @@ def assert_equal_trees(got, expected):
 
 @pytest.mark.devices(4)
 @pytest.mark.parametrize("source", [pytest.param("folder", marks=pytest.mark.slow), "workdir"])
-def test_a_mesh_gets_the_numbers_that_one_device_gets(folder, imported, source):
-    workdir, whole = imported
+def test_a_mesh_gets_the_numbers_that_one_device_gets(request, whole, source):
     mesh = jax.make_mesh((2, 2), ("expert", "tensor"))
-    _, params = k2jax.from_pretrained(folder if source == "folder" else workdir, mesh=mesh)
+    _, params = k2jax.from_pretrained(request.getfixturevalue(source), mesh=mesh)
     w13 = params["moe"]["experts"]["w13"]
     assert w13.sharding.spec == PartitionSpec(None, "expert", None, None, "tensor")
     assert [shard.data.shape for shard in w13.addressable_shards] == [(2, 4, 48, 2, 16)] * 4
@@ -73,9 +88,9 @@ def pipeline(workdir, **changes):
 
 
 @pytest.mark.devices(4)
-def test_a_pipeline_starts_from_the_weights_of_one_device(imported, reads):
+def test_a_pipeline_starts_from_the_weights_of_one_device(workdir, whole, reads):
     """Each device reads its part alone."""
-    workdir, whole = imported
+    reads.clear()
     program = Program(pipeline(workdir))
     params, _ = pretrained_params(workdir, program.layout)
     placed = jax.tree.map(lambda x, to: x.sharding.is_equivalent_to(to, x.ndim), params, program.shardings.params)
@@ -86,10 +101,9 @@ def test_a_pipeline_starts_from_the_weights_of_one_device(imported, reads):
 
 
 @pytest.mark.devices(4)
-def test_weights_of_another_model_are_refused_before_any_is_read(imported, reads):
-    workdir, _ = imported
+def test_weights_of_another_model_are_refused_before_any_is_read(workdir, reads):
     line = r"is another model: dense/attention/kv_a is \(1, 48, 24\) there, \(1, 44, 24\) in the config"
-    with pytest.raises(UserError, match=line):
+    with refused(line):
         pretrained_params(workdir, Program(pipeline(workdir, **{"model.d_model": 44})).layout)
     assert not reads
 

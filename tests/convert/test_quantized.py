@@ -9,7 +9,7 @@ import pytest
 
 from k2jax.convert.quantized import logical_tensors
 from k2jax.convert.tensors import read_folder
-from k2jax.errors import UserError
+from tests.refusal import refused
 
 INT4 = {
     "quant_method": "compressed-tensors",
@@ -61,10 +61,7 @@ def test_fp8_by_hand(tmp_path):
     scales = struct.pack("<4f", 0.5, 3.0, 5.0, 0.25)
     stored = write(
         tmp_path,
-        [
-            ("x.weight", "F8_E4M3", [rows, columns], codes.tobytes()),
-            ("x.weight_scale_inv", "F32", [2, 2], scales),
-        ],
+        [("x.weight", "F8_E4M3", [rows, columns], codes.tobytes()), ("x.weight_scale_inv", "F32", [2, 2], scales)],
     )
     tensor = logical_tensors(stored, FP8)["x.weight"]
     expected = np.ones((rows, columns), np.float32)
@@ -125,5 +122,5 @@ def scale_only(tmp_path, **changes):
     ],
 )
 def test_what_does_not_fit_is_one_line(tmp_path, stored, config, words):
-    with pytest.raises(UserError, match=words):
+    with refused(words):
         logical_tensors(stored(tmp_path), config)

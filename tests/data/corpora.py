@@ -32,8 +32,18 @@ def text_folder(folder, texts):
 
 def jsonl_file(path, texts):
     """Writes each text as a line; returns the source that reads the file."""
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return SourceConfig(kind="jsonl", path=str(path))
+    return SourceConfig(kind="jsonl", path=write_records(path, [{"text": text} for text in texts]))
+
+
+def write_records(path, records):
+    """Writes JSON values as lines; returns the path as a configuration has it."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def asked(question, answer):
+    """A record of a question and its answer, each a text or a list of parts."""
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def data_config(cache, sources, **fields):
@@ -46,6 +56,17 @@ def words(count, seed=0):
     """``count`` distinct short texts."""
     rng = np.random.default_rng(seed)
     return [f"{seed}-{i} " + "".join(rng.choice(list("abc é\n"), rng.integers(1, 40))) for i in range(count)]
+
+
+def stored(stream):
+    """The texts of a split of bytes, checking that each lies between bos and eos."""
+    texts = []
+    for i in range(stream.documents):
+        bos, *ids, eos = stream.read(int(stream.offsets[i]), int(stream.offsets[i + 1])).tolist()
+        assert (bos, eos) == (0, 1) and not {0, 1} & set(ids)
+        texts.append(bytes(i - 2 for i in ids).decode())
+        assert stream.document_bytes[i] == len(ids)
+    return texts
 
 
 def equal(a, b):

@@ -3,6 +3,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import shutil
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,13 +12,13 @@ import pytest
 
 from k2jax.data import build_shards, tokenised
 from k2jax.data.build_shards import prepare_shards
-from k2jax.data.manifest import write_manifest
+from k2jax.data.manifest import read_manifest, write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import TokenStream, open_shards
 from k2jax.data.split_writer import SplitWriter
-from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer
-from tests.data.corpora import data_config, jsonl_file, text_folder, words
+from tests.data.corpora import data_config, jsonl_file, stored, text_folder, words
+from tests.refusal import refused
 
 BYTES = byte_tokenizer()
 
@@ -30,17 +31,6 @@ def prepared(tmp_path, texts, **fields):
 def existing(tmp_path, **fields):
     """Configuration of the shards that ``prepared`` wrote."""
     return data_config(tmp_path / "cache", {"s": text_folder(tmp_path / "corpus", [])}, **fields)
-
-
-def stored(stream):
-    """The texts of a split, checking that each lies between bos and eos."""
-    texts = []
-    for i in range(stream.documents):
-        bos, *ids, eos = stream.read(int(stream.offsets[i]), int(stream.offsets[i + 1])).tolist()
-        assert (bos, eos) == (0, 1) and not {0, 1} & set(ids)
-        texts.append(bytes(i - 2 for i in ids).decode())
-        assert stream.document_bytes[i] == len(ids)
-    return texts
 
 
 def cache_folder(tmp_path):
@@ -94,7 +84,7 @@ def test_copies_land_on_one_side_and_both_sides_have_documents(tmp_path_factory,
     source = jsonl_file(folder / "x.jsonl", texts)
     config = data_config(folder / "cache", {"s": source}, held_out=fraction)
     if len(set(texts)) == 1:
-        with pytest.raises(UserError, match="all with the same text: training and validation need at least two"):
+        with refused("all with the same text: training and validation need at least two"):
             prepare_shards("s", config, BYTES)
         return
     shards = prepare_shards("s", config, BYTES)
@@ -104,7 +94,7 @@ def test_copies_land_on_one_side_and_both_sides_have_documents(tmp_path_factory,
 
 
 def test_one_document_is_not_enough(tmp_path):
-    with pytest.raises(UserError, match=r"has one document: .*cut the text into several files"):
+    with refused(r"has one document: .*cut the text into several files"):
         prepared(tmp_path, ["only one"])
     assert list((tmp_path / "cache" / "shards").iterdir()) == []
 
@@ -126,40 +116,38 @@ def test_shards_are_built_once_and_again_when_files_or_settings_change(tmp_path,
 
 def test_corrupt_records_in_the_cache_still_fail_when_asked_to(tmp_path):
     prepared(tmp_path, [*words(10), b"\xff"])
-    with pytest.raises(UserError, match=r"'s' has 1 corrupt records, the first in .*0010\.txt"):
+    with refused(r"'s' has 1 corrupt records, the first in .*0010\.txt"):
         prepare_shards("s", existing(tmp_path, on_corrupt="fail"), BYTES)
 
 
-DAMAGE = {
-    "train/tokens-00000.bin": [("truncated", "bytes long instead of"), ("altered", "altered"), ("gone", "missing")],
-    "held_out/offsets.npy": [("truncated", "bytes long instead of"), ("altered", "altered"), ("gone", "missing")],
-    "train/blocks.npy": [("truncated", "bytes long instead of"), ("altered", "altered"), ("gone", "missing")],
-    "manifest.json": [("truncated", "not readable as JSON"), ("gone", "missing")],
-}
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder of shards, which is only read."""
+    folder = tmp_path_factory.mktemp("built")
+    prepared(folder, words(10))
+    return cache_folder(folder)
 
 
-@pytest.mark.parametrize(("name", "how", "message"), [(n, *d) for n, damages in DAMAGE.items() for d in damages])
-def test_damaged_files_are_named_with_the_folder_to_delete(tmp_path, name, how, message):
-    prepared(tmp_path, words(10))
-    folder = cache_folder(tmp_path)
+@pytest.fixture
+def folder(built, tmp_path):
+    """A copy of the folder, to damage it."""
+    return shutil.copytree(built, tmp_path / "copy")
+
+
+def refused_folder(folder, message):
+    with refused(message) as error:
+        open_shards(folder)
+    assert f"delete the folder {folder} " in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["train/tokens-00000.bin", "held_out/offsets.npy", "train/blocks.npy"])
+def test_damaged_files_are_named_with_the_folder_to_delete(folder, name):
     content = (folder / name).read_bytes()
-    if how == "gone":
-        (folder / name).unlink()
-    else:
-        changed = content[:-3] if how == "truncated" else content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
-        (folder / name).write_bytes(changed)
-    with pytest.raises(UserError, match=message) as error:
-        prepare_shards("s", existing(tmp_path), BYTES)
-    assert str(folder / name) in str(error.value)
-    assert f"delete the folder {folder} " in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_manifest_of_another_format_is_refused(tmp_path):
-    prepared(tmp_path, words(10))
-    path = cache_folder(tmp_path) / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
-    with pytest.raises(UserError, match="of format '1', not 2"):
-        open_shards(path.parent)
+    altered = content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
+    for changed, message in ((content[:-3], "bytes long instead of"), (altered, "altered"), (None, "missing")):
+        (folder / name).unlink() if changed is None else (folder / name).write_bytes(changed)
+        assert str(folder / name) in refused_folder(folder, message)
 
 
 def edited(manifest, keys, value):
@@ -188,31 +176,24 @@ EDITS = [
 
 
 @pytest.mark.parametrize(("keys", "value", "message"), EDITS)
-def test_a_manifest_is_not_believed(tmp_path, keys, value, message):
+def test_a_manifest_is_not_believed(folder, keys, value, message):
     """An edit is seen by the manifest's checksum, and where somebody has mended that as well, by the other files."""
-    manifest = prepared(tmp_path, words(10)).manifest
-    folder, changed = cache_folder(tmp_path), edited(manifest, keys, value)
-    sealed = json.loads((folder / "manifest.json").read_text())["sha256"]
-    (folder / "manifest.json").write_text(json.dumps(changed | {"sha256": sealed}))
-    refused(folder, r"manifest\.json is altered")
+    sealed = json.loads((folder / "manifest.json").read_text())
+    changed = edited(read_manifest(folder), keys, value)
+    (folder / "manifest.json").write_text(json.dumps(changed | {"sha256": sealed["sha256"]}))
+    refused_folder(folder, r"manifest\.json is altered")
     write_manifest(folder, changed)
-    refused(folder, message)
+    refused_folder(folder, message)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\xff{}", b"[]", b"null", b"7", b"{}", b'{"format": 2}', b"[" * 100_000, b'{"format": 1%s}' % (b"0" * 9999)],
-)
-def test_a_file_that_is_no_manifest_is_one_line(tmp_path, content):
-    prepared(tmp_path, words(10))
-    (cache_folder(tmp_path) / "manifest.json").write_bytes(content)
-    refused(cache_folder(tmp_path), r"manifest\.json is (not|altered)")
+NO_MANIFESTS = [b"", b"\xff{}", b"[]", b"null", b"7", b"{}", b'{"format": 2}', b"[" * 100_000]
+NO_MANIFESTS += [b'{"format": 1%s}' % (b"0" * 9999), b'{"format": 1}', None]
 
 
-def refused(folder, message):
-    with pytest.raises(UserError, match=message) as error:
-        open_shards(folder)
-    assert f"delete the folder {folder} " in str(error.value) and "\n" not in str(error.value)
+def test_what_is_no_manifest_is_one_line(folder):
+    for content in NO_MANIFESTS:
+        (folder / "manifest.json").unlink() if content is None else (folder / "manifest.json").write_bytes(content)
+        refused_folder(folder, r"manifest\.json is (not|altered|missing|of format '1', not 2)")
 
 
 class LeavesItsVocabulary:
@@ -228,12 +209,12 @@ class LeavesItsVocabulary:
         return [np.where(ids == 2 + ord("~"), self._wrong, ids.astype(np.int64)) for ids in BYTES.encode_batch(texts)]
 
 
-@pytest.mark.parametrize("wrong", [258, 2**16 + 5, 2**32 - 1, -1])
-def test_ids_outside_the_vocabulary_are_never_written(tmp_path, wrong):
+def test_ids_outside_the_vocabulary_are_never_written(tmp_path):
     config = data_config(tmp_path / "cache", {"s": text_folder(tmp_path / "corpus", [*words(10), "a ~ b"])})
-    with pytest.raises(UserError, match=rf"source 's': the tokenizer gave the id {wrong} .*outside \[0, 258\)"):
-        prepare_shards("s", config, LeavesItsVocabulary(wrong))
-    assert list((tmp_path / "cache" / "shards").iterdir()) == []
+    for wrong in (258, 2**16 + 5, 2**32 - 1, -1):
+        with refused(rf"source 's': the tokenizer gave the id {wrong} .*outside \[0, 258\)"):
+            prepare_shards("s", config, LeavesItsVocabulary(wrong))
+        assert list((tmp_path / "cache" / "shards").iterdir()) == []
     prepare_shards("s", config, LeavesItsVocabulary(257))
 
 

@@ -4,14 +4,20 @@ from pathlib import Path
 import sys
 import types
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from k2jax.agents.dataset import load_tasks
 from k2jax.config.schema import SourceConfig
 from k2jax.data.sources import CorruptRecords, describe, documents, files
-from k2jax.errors import UserError
-from tests.data.corpora import jsonl_file, text_folder
+from k2jax.files.readers import huggingface
+from tests.data.corpora import jsonl_file, text_folder, write_records
+from tests.data.images.counting import HITS
+from tests.refusal import refused
+
+COLUMNS = {"text": "string", "answer": "string", "image": "image"}
 
 
 def read(source, on_corrupt="skip"):
@@ -20,10 +26,9 @@ def read(source, on_corrupt="skip"):
     return [text for _, text in documents("s", source, report)], report.shown
 
 
-def refused(source, message, on_corrupt="skip"):
-    with pytest.raises(UserError, match=message) as error:
+def refuses(source, message, on_corrupt="skip"):
+    with refused(message) as error:
         read(source, on_corrupt)
-    assert "\n" not in str(error.value)
     return str(error.value)
 
 
@@ -56,7 +61,7 @@ def test_a_text_file_that_is_not_utf8_is_reported_with_its_position(tmp_path):
     texts, reports = read(source)
     assert texts == ["good", "better"]
     assert reports == [f"{tmp_path}/0001.txt, line 2, byte 10: not UTF-8"]
-    refused(source, r"corrupt record in .*0001.txt, line 2, byte 10", "fail")
+    refuses(source, r"corrupt record in .*0001.txt, line 2, byte 10", "fail")
 
 
 BAD_LINES = [
@@ -79,13 +84,12 @@ def test_a_bad_line_of_json_is_reported_with_its_position(tmp_path, line, why):
     texts, (report,) = read(source)
     assert texts == ["é", "after"]
     assert report.startswith(f"{path}, line 3, byte 16: ") and why in report
-    assert refused(source, "corrupt record", "fail").startswith(f"corrupt record in {path}, line 3, byte 16: ")
+    assert refuses(source, "corrupt record", "fail").startswith(f"corrupt record in {path}, line 3, byte 16: ")
 
 
 def test_jsonl_folders_and_fields(tmp_path):
-    (tmp_path / "b.jsonl").write_text('{"body": "two"}\n')
-    (tmp_path / "a.jsonl").write_text('{"body": "one"}\n')
-    (tmp_path / "notes.txt").write_text("no")
+    for name, text in (("b.jsonl", "two"), ("a.jsonl", "one"), ("notes.txt", "no")):
+        write_records(tmp_path / name, [{"body": text}])
     assert read(SourceConfig(kind="jsonl", path=str(tmp_path), field="body")) == (["one", "two"], [])
 
 
@@ -99,7 +103,7 @@ def test_parquet_rows(tmp_path):
     texts, reports = read(source)
     assert texts == ["a", "é", "d"]
     assert reports == [f"{tmp_path}/x.parquet, row 1: field 'text' is null, not a string"]
-    refused(source, "x.parquet, row 1", "fail")
+    refuses(source, "x.parquet, row 1", "fail")
 
 
 def test_parquet_text_that_is_not_utf8(tmp_path):
@@ -141,17 +145,9 @@ def test_a_hugging_face_data_set(tmp_path, monkeypatch):
     jsonl_file(tmp_path / "d" / "train.jsonl", ["one", "", "two é"])
     source = SourceConfig(kind="huggingface", path=str(tmp_path / "d"))
     assert read(source) == (["one", "two é"], [])
-    wrong = refused(dataclasses.replace(source, split="nowhere"), "cannot load the data set .*, split nowhere: ")
+    wrong = refuses(dataclasses.replace(source, split="nowhere"), "cannot load the data set .*, split nowhere: ")
     assert "train" in wrong
-    _, reports = read_all_skipped(dataclasses.replace(source, field="body"))
-    assert reports[0] == f"{source.path}, split train, row 0: no field 'body', only 'text'"
-
-
-def read_all_skipped(source):
-    report = CorruptRecords()
-    with pytest.raises(UserError, match="has no documents") as error:
-        list(documents("s", source, report))
-    return str(error.value), report.shown
+    refuses(dataclasses.replace(source, field="body"), "split train, row 0: no field 'body', only 'text'")
 
 
 def test_a_connection_that_breaks_off_is_never_the_end_of_the_corpus(monkeypatch):
@@ -162,29 +158,52 @@ def test_a_connection_that_breaks_off_is_never_the_end_of_the_corpus(monkeypatch
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=stream))
     source = SourceConfig(kind="huggingface", path="org/name", subset="small")
-    refused(source, r"data set org/name \(small\), split train broke off at row 1: reset$")
+    refuses(source, r"data set org/name \(small\), split train broke off at row 1: reset$")
+
+
+def test_columns_of_a_hugging_face_data_set_are_not_opened(tmp_path, monkeypatch, port):
+    """The paths and URLs in them are data."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows, reasons = tmp_path / "rows", []
+    rows.mkdir()
+    types = [f"  - {{name: {name}, dtype: {kind}}}" for name, kind in COLUMNS.items()]
+    (rows / "README.md").write_text("\n".join(["---", "dataset_info:", "  features:", *types, "---\n"]))
+    url = f"http://127.0.0.1:{port}"
+    for split, numbers in (("train", (0, 1)), ("test", (2,))):
+        records = [{"text": str(n), "answer": "1", "image": f"{url}/{n}.png"} for n in numbers]
+        write_records(rows / f"{split}.jsonl", records)
+
+    def column(field):
+        report = lambda where, why: reasons.append(why)  # noqa: E731
+        return [text for _, text in huggingface(str(rows), "", "train", field, report)]
+
+    assert (column("text"), column("image"), column("none")) == (["0", "1"], [], [])
+    assert reasons == 2 * ["field 'image' is dict, not a string"] + 2 * [
+        "no field 'none', only 'text', 'answer', 'image'"
+    ]
+    tasks = load_tasks("math", (f"hub={rows}", "question=text", "answer=answer"))
+    assert [task.id for task in tasks] == ["1", "2"] and not HITS
 
 
 @pytest.mark.parametrize(("kind", "package"), [("parquet", "pyarrow"), ("huggingface", "datasets")])
 def test_a_missing_package_names_its_extra(tmp_path, monkeypatch, kind, package):
     (tmp_path / "x.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, package, None)
-    refused(SourceConfig(kind=kind, path=str(tmp_path)), rf'needs {package}, .*pip install "k2jax\[data\]"')
+    refuses(SourceConfig(kind=kind, path=str(tmp_path)), rf'needs {package}, .*pip install "k2jax\[data\]"')
 
 
 def test_sources_that_are_not_there(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "blank.txt").write_text("")
-    refused(SourceConfig(kind="text", path=str(tmp_path / "no")), "'s': .*/no does not exist")
-    refused(SourceConfig(kind="text", path=str(tmp_path / "*.rst")), r"\*.rst does not exist and matches no files")
-    refused(SourceConfig(kind="text", path=str(tmp_path / "empty")), "empty holds no files")
-    refused(SourceConfig(kind="jsonl", path=str(tmp_path)), r"holds no \*.jsonl files")
-    refused(SourceConfig(kind="text"), r"set data.sources.s.path")
-    refused(SourceConfig(kind="huggingface"), r"set data.sources.s.path")
-    refused(SourceConfig(kind="csv"), "kind is 'csv'; there are .*stdlib, synthetic_images, text")
-    refused(SourceConfig(kind="text", path=str(tmp_path / "blank.txt")), "has no documents in .*blank.txt: nothing")
+    refuses(SourceConfig(kind="text", path=str(tmp_path / "no")), "'s': .*/no does not exist")
+    refuses(SourceConfig(kind="text", path=str(tmp_path / "*.rst")), r"\*.rst does not exist and matches no files")
+    refuses(SourceConfig(kind="text", path=str(tmp_path / "empty")), "empty holds no files")
+    refuses(SourceConfig(kind="jsonl", path=str(tmp_path)), r"holds no \*.jsonl files")
+    refuses(SourceConfig(kind="text"), r"set data.sources.s.path")
+    refuses(SourceConfig(kind="huggingface"), r"set data.sources.s.path")
+    refuses(SourceConfig(kind="text", path=str(tmp_path / "blank.txt")), "has no documents in .*blank.txt: nothing")
     bad = text_folder(tmp_path / "bad", [b"\xff", b"\xfe"])
-    refused(bad, r"has no documents .*: 2 records were skipped, the first in .*0000.txt, line 1, byte 0: not UTF-8")
+    refuses(bad, r"has no documents .*: 2 records were skipped, the first in .*0000.txt, line 1, byte 0: not UTF-8")
 
 
 def test_only_the_first_skipped_records_are_printed_and_all_are_counted(tmp_path):
@@ -193,8 +212,6 @@ def test_only_the_first_skipped_records_are_printed_and_all_are_counted(tmp_path
     source = text_folder(tmp_path, [b"\xff"] * 150 + ["good"])
     assert len(list(documents("s", source, report))) == 1
     assert (report.count, len(report.shown), len(lines)) == (150, 100, 11)
-    with pytest.raises(UserError, match="on_corrupt is 'ignore'"):
-        CorruptRecords("ignore")
 
 
 def test_a_description_changes_with_files_and_settings(tmp_path):

@@ -5,9 +5,9 @@ from k2jax.config.schema import TokenizerConfig
 from k2jax.data import vocabulary
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.vocabulary import prepare_tokenizer, training_sample
-from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer
-from tests.data.corpora import data_config, text_folder, words
+from tests.data.corpora import data_config, stored, text_folder, words
+from tests.refusal import refused
 
 
 def config_of(tmp_path, corpora, train_bytes=10**6, **fields):
@@ -16,23 +16,11 @@ def config_of(tmp_path, corpora, train_bytes=10**6, **fields):
     return data_config(tmp_path / "cache", sources, tokenizer=tokenizer, **fields)
 
 
-def training_texts(config):
-    """Training documents that are stored, by source."""
-    streams = {name: prepare_shards(name, config, byte_tokenizer()).train for name in config.sources}
-    return {
-        name: [
-            bytes((s.read(int(s.offsets[i]) + 1, int(s.offsets[i + 1]) - 1) - 2).tolist()).decode()
-            for i in range(s.documents)
-        ]
-        for name, s in streams.items()
-    }
-
-
 @pytest.mark.parametrize("held_out", [0.0, 0.3, 0.99])
 def test_the_tokenizer_learns_from_all_training_documents_and_no_others(tmp_path, held_out):
     config = config_of(tmp_path, {"a": words(30, seed=1), "b": words(5, seed=2)}, held_out=held_out)
-    stored = training_texts(config)
-    assert sorted(training_sample(config)) == sorted(stored["a"] + stored["b"])
+    texts = [text for name in "ab" for text in stored(prepare_shards(name, config, byte_tokenizer()).train)]
+    assert sorted(training_sample(config)) == sorted(texts)
 
 
 def test_a_sample_takes_equal_shares_and_what_small_sources_leave(tmp_path):
@@ -78,9 +66,8 @@ def test_a_damaged_tokenizer_of_the_cache_is_named_with_the_folder_to_delete(tmp
     prepare_tokenizer(config)
     (folder,) = (tmp_path / "cache" / "tokenizers").iterdir()
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace("a", "b", 1))
-    with pytest.raises(UserError, match=f"delete the folder {folder} to have its tokenizer trained again") as error:
+    with refused(f"delete the folder {folder} to have its tokenizer trained again: {folder}/tokenizer.json"):
         prepare_tokenizer(config)
-    assert str(folder / "tokenizer.json") in str(error.value) and "\n" not in str(error.value)
 
 
 def test_other_kinds(tmp_path):
@@ -90,7 +77,5 @@ def test_other_kinds(tmp_path):
     assert prepare_tokenizer(config(kind="bytes")).vocab_size == 258
     byte_tokenizer().save(tmp_path)
     assert prepare_tokenizer(config(kind="file", path=str(tmp_path))).fingerprint == byte_tokenizer().fingerprint
-    with pytest.raises(UserError, match=r"set data\.tokenizer\.path"):
+    with refused(r"set data\.tokenizer\.path"):
         prepare_tokenizer(config(kind="file"))
-    with pytest.raises(UserError, match=r"tokenizer\.kind is 'words'; there are bpe, bytes, file"):
-        prepare_tokenizer(config(kind="words"))

@@ -1,4 +1,4 @@
-"""Command lines of the golden tests; ``python -m tests.cluster.golden`` writes anew what they print."""
+"""Command lines of the golden tests; ``python -m tests.pods.golden`` writes anew what they print."""
 
 from pathlib import Path
 import subprocess
@@ -14,7 +14,6 @@ SAME = (
     "--dry_run",
 )
 CASES = {
-    "vm_v5e_one_host": ("--tpu=v5e-8", "--zone=us-west4-a", "--name=first-run"),
     "vm_v5p_two_slices": (
         *("--tpu=v5p-2048", "--slices=2", "--zone=us-east5-a", "--capacity=spot", "--max_restarts=20"),
         *("--config.train.micro_batches=1", "--config.data.cache_dir=it's $HOME"),
@@ -24,13 +23,10 @@ CASES = {
         *("--capacity=reserved", "--reservation=my-reservation", "--service_account=trainer"),
         *("--config.train.micro_batches=2", "--config.data.cache_dir=$(HOME)"),
     ),
-    "jobset_tpu7x_two_slices": (
-        *("--backend=jobset", "--tpu=tpu7x:4x4x8", "--slices=2", "--zone=us-central1", "--cluster=my-cluster"),
-        *("--capacity=flex", "--env=LIBTPU_INIT_ARGS=", "--grace_seconds=300", "--config.train.micro_batches=4"),
-    ),
     "xpk_v6e": (
         *("--backend=xpk", "--tpu=v6e-256", "--slices=4", "--zone=us-east5-b", "--cluster=my-cluster"),
-        *("--config.train.micro_batches=2", "--config.data.cache_dir=it's $HOME"),
+        *("--config.train.micro_batches=2", "--config.data.cache_dir=it's $HOME", "--capacity=flex"),
+        *("--env=LIBTPU_INIT_ARGS=", "--grace_seconds=300"),
     ),
 }
 

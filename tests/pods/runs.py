@@ -53,11 +53,7 @@ def run(**changes) -> LaunchSpec:
 
 def expand(text, environment):
     """Kubernetes' ``$(NAME)`` in commands and environments, after its documentation: ``$$`` is an escaped ``$``."""
-    return re.sub(
-        r"\$\$|\$\(([^()]*)\)",
-        lambda m: "$" if m[0] == "$$" else environment.get(m[1], m[0]),
-        text,
-    )
+    return re.sub(r"\$\$|\$\(([^()]*)\)", lambda m: "$" if m[0] == "$$" else environment.get(m[1], m[0]), text)
 
 
 TOOLS = ["bash", "cat", "cp", "grep", "head", "mktemp", "printf", "rm", "sed", "sort", "tail", "touch", "wc"]

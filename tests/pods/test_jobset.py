@@ -86,15 +86,10 @@ def test_pods_are_the_slices_hosts_on_its_nodes():
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     assert manifest["metadata"]["annotations"] == jobset(run())["metadata"]["annotations"] == exclusive
     assert "annotations" not in jobset(run(tpu="v6e:2x2"))["metadata"]
+    flex = pod_of(jobset(run(capacity="flex")))["nodeSelector"]
+    assert flex["cloud.google.com/gke-flex-start"] == "true" and len(pod_of(jobset(run()))["nodeSelector"]) == 2
     eight = jobset(run(tpu="v6e:2x4"))["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert eight["parallelism"] == eight["completions"] == 2  # nodes of four chips, though VMs have eight
-
-
-def test_capacities_choose_nodes():
-    selector = pod_of(jobset(run(capacity="reserved", reservation="mine")))["nodeSelector"]
-    assert selector["cloud.google.com/reservation-name"] == "mine"
-    assert pod_of(jobset(run(capacity="flex")))["nodeSelector"]["cloud.google.com/gke-flex-start"] == "true"
-    assert len(pod_of(jobset(run()))["nodeSelector"]) == 2
 
 
 def test_the_bucket_is_mounted_where_the_workdir_points():

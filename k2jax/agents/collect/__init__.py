@@ -2,7 +2,7 @@
 
 In reading order: ``collection`` (what the command runs), ``manager`` (the scheduling process) and ``lease_table`` (its
 state machine, without clocks), ``worker`` and ``episodes`` (what a worker does with a lease), ``launchers`` (where
-workers run), ``queue_file`` (tasks), ``journal`` (ends), ``spawned_tasks`` (sub-episodes).
+workers run), ``queue_file`` (tasks), ``journal`` (ends).
 
 Below: ``wire`` and ``wire_messages`` (what processes say to each other), ``engine_socket`` (an engine in another
 process), ``routing`` (which of several engines), ``admission`` (how many episodes at a time), ``event_loop``,

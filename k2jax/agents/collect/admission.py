@@ -14,37 +14,30 @@ import contextlib
 from k2jax.agents.collect.engine_socket import EngineSocketClient
 from k2jax.agents.collect.wire_messages import EngineLoad
 
+DECREASE = 0.7
+"""Factor of the limit at every observation of pressure."""
+PRESSURE = 0.95
+"""Share of the pages in use from which on there is pressure."""
+
 
 class Admission:
     """The limit of concurrent episodes.
 
     Args:
         start: first limit.
-        least: lower bound.
-        most: upper bound.
+        minimum: lower bound.
+        maximum: upper bound.
         increase: added by every observation without pressure while the limit is reached.
-        decrease: factor at every observation of pressure.
-        pressure: share of the pages in use from which on there is pressure.
 
     Attributes:
         limit: how many episodes may run now.
     """
 
-    def __init__(
-        self,
-        start: int,
-        *,
-        least: int = 1,
-        most: int = 1 << 30,
-        increase: int = 1,
-        decrease: float = 0.7,
-        pressure: float = 0.95,
-    ):
-        if not (1 <= least <= start <= most and increase >= 1 and 0 < decrease < 1 and 0 < pressure <= 1):
-            raise ValueError("admission needs 1 <= least <= start <= most, increase >= 1, and shares below 1")
+    def __init__(self, start: int, *, minimum: int = 1, maximum: int = 1 << 30, increase: int = 1):
+        if not (1 <= minimum <= start <= maximum and increase >= 1):
+            raise ValueError("admission needs 1 <= least <= start <= most and increase >= 1")
         self._limit = float(start)
-        self._least, self._most, self._increase = least, most, increase
-        self._decrease, self._pressure = decrease, pressure
+        self._minimum, self._maximum, self._increase = minimum, maximum, increase
 
     @property
     def limit(self) -> int:
@@ -59,11 +52,11 @@ class Admission:
             running: episodes that run.
             preempted: whether a sequence had to give its pages back since the last observation.
         """
-        if preempted or pages >= self._pressure:
+        if preempted or pages >= PRESSURE:
             if running <= self.limit:  # or the last decrease has not taken effect: episodes that run are not stopped
-                self._limit = max(self._least, self._limit * self._decrease)
+                self._limit = max(self._minimum, self._limit * DECREASE)
         elif running >= self.limit:
-            self._limit = min(self._most, self._limit + self._increase)
+            self._limit = min(self._maximum, self._limit + self._increase)
 
 
 class EngineLoads:

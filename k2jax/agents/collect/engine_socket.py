@@ -15,7 +15,7 @@ from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import (
     NUMBER,
     EngineLoad,
-    EngineSaid,
+    EngineMessage,
     RequestFault,
     SentImage,
     pack_completion,
@@ -80,14 +80,14 @@ class EngineSocketClient(Client):
         if on_token is not None:
             raise UserError("an engine behind a socket does not report single tokens; leave on_token out")
         request = lambda number: pack_request(number, prompt, sampling, resume, media)  # noqa: E731
-        return await self._ask(EngineSaid.REQUEST, request)
+        return await self._ask(EngineMessage.REQUEST, request)
 
     async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
         """Log-probabilities of given tokens; see ``Client.score``, and ``generate`` for its errors."""
         check_scored(ids, start)
-        return await self._ask(EngineSaid.SCORE, lambda number: pack_score(number, ids, start, media))
+        return await self._ask(EngineMessage.SCORE, lambda number: pack_score(number, ids, start, media))
 
-    async def _ask(self, kind: EngineSaid, request: Callable[[int], bytes]) -> Any:
+    async def _ask(self, kind: EngineMessage, request: Callable[[int], bytes]) -> Any:
         """The answer to a request, which is made of its number."""
         connection = await self.connect()
         number = next(self._numbers)
@@ -100,7 +100,7 @@ class EngineSocketClient(Client):
         try:
             return await done
         except asyncio.CancelledError:
-            connection.send(EngineSaid.CANCEL, NUMBER.pack(number))
+            connection.send(EngineMessage.CANCEL, NUMBER.pack(number))
             raise
         finally:
             self._waiting.pop(number, None)
@@ -136,16 +136,16 @@ class EngineSocketClient(Client):
             await asyncio.sleep(0.1)
 
     def _on_frame(self, kind: int, body: bytes) -> None:
-        if kind == EngineSaid.COMPLETION:
+        if kind == EngineMessage.COMPLETION:
             number, completion = unpack_completion(body)
             self._settle(number, completion, None)
-        elif kind == EngineSaid.SCORES:
+        elif kind == EngineMessage.SCORES:
             scores = np.frombuffer(body, "<f4", offset=NUMBER.size)
             self._settle(*NUMBER.unpack_from(body), scores, None)
-        elif kind == EngineSaid.ERROR:
+        elif kind == EngineMessage.ERROR:
             number, fault, text = unpack_error(body)
             self._settle(number, None, _ERRORS[fault](text))
-        elif kind == EngineSaid.PRESSURE:
+        elif kind == EngineMessage.PRESSURE:
             self.load = EngineLoad.unpack(body)
             self.on_load(self.load)
 
@@ -184,7 +184,6 @@ class EngineServer:
         self._client, self._load, self._interval = client, load, interval
         self._media = media
         self._connections: set[_Served] = set()
-        self.requests = 0
 
     async def serve(self, path: str | Path, ready: Callable[[], None] = lambda: None) -> None:
         """Listens until it is cancelled."""
@@ -195,26 +194,26 @@ class EngineServer:
             while True:
                 await asyncio.sleep(self._interval)
                 if self._load is not None:
-                    told = self._load().pack()
+                    load = self._load().pack()
                     for served in self._connections:
-                        served.connection.send(EngineSaid.PRESSURE, told)
+                        served.connection.send(EngineMessage.PRESSURE, load)
 
     def _connected(self) -> FrameConnection:
         served = _Served(self)
         self._connections.add(served)
         return served.connection
 
-    async def answer(self, kind: int, body: bytes) -> tuple[EngineSaid, bytes]:
+    async def answer(self, kind: int, body: bytes) -> tuple[EngineMessage, bytes]:
         """The frame that answers a request."""
-        if kind == EngineSaid.SCORE:
+        if kind == EngineMessage.SCORE:
             asked = unpack_score(body)
             scores = await self._client.score(asked.ids.tolist(), asked.start, self._placed(asked.images))
-            return EngineSaid.SCORES, NUMBER.pack(asked.number) + np.ascontiguousarray(scores, "<f4").tobytes()
+            return EngineMessage.SCORES, NUMBER.pack(asked.number) + np.ascontiguousarray(scores, "<f4").tobytes()
         request = unpack_request(body)
         del body  # tens of thousands of requests wait here
         options = {"resume": request.resume, "media": self._placed(request.images)}
         completion = await self._client.generate(request.prompt.tolist(), request.sampling, **options)
-        return EngineSaid.COMPLETION, pack_completion(request.number, completion)
+        return EngineMessage.COMPLETION, pack_completion(request.number, completion)
 
     def _placed(self, images: Sequence[SentImage]) -> tuple[Any, ...]:
         if images and self._media is None:
@@ -236,19 +235,18 @@ class _Served:
 
     def _on_frame(self, kind: int, body: bytes) -> None:
         (number,) = NUMBER.unpack_from(body)
-        if kind in (EngineSaid.REQUEST, EngineSaid.SCORE):
-            self._server.requests += 1
+        if kind in (EngineMessage.REQUEST, EngineMessage.SCORE):
             answering = asyncio.ensure_future(self._answer(number, kind, body))
             self._running[number] = answering
             answering.add_done_callback(lambda _: self._running.pop(number))
-        elif kind == EngineSaid.CANCEL and number in self._running:
+        elif kind == EngineMessage.CANCEL and number in self._running:
             self._running[number].cancel()
 
     async def _answer(self, number: int, kind: int, body: bytes) -> None:
         try:
             self.connection.send(*await self._server.answer(kind, body))
         except (UserError, InfrastructureError, RuntimeError) as error:
-            self.connection.send(EngineSaid.ERROR, pack_error(number, error))
+            self.connection.send(EngineMessage.ERROR, pack_error(number, error))
 
     def _on_end(self) -> None:
         self._server.forget(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import contextlib
 import os
 import time
@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from k2jax.agents.collect.engine_socket import EngineSocketClient
-from k2jax.agents.collect.routing import Policy, RoutedClient, Router
+from k2jax.agents.collect.routing import RoutedClient, Router
 from k2jax.agents.collect.wire_messages import Key
 from k2jax.agents.collect.worker import Waits, made_by
-from k2jax.agents.environment import Environment, EnvironmentMaker, Message, Observation, Services, Step
+from k2jax.agents.environment import Environment, EnvironmentMaker
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey, spawned_seed
 from k2jax.agents.registry import environments, toolsets
-from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.spawning import Spawner
@@ -41,7 +40,6 @@ class EpisodeRunner:
         seed: of the run.
         sampling: of each class of tasks, the fields of ``Sampling`` by name.
         engines: paths of the sockets of engines with the same weights, or none.
-        routing: which of several engines gets a request.
         url: of an OpenAI-compatible server that takes token ids, or empty.
         model: its name on the server.
         token_cap: tokens after which an episode pauses and its worker takes the oldest one; 0 is no cap.
@@ -62,7 +60,6 @@ class EpisodeRunner:
         seed: int,
         sampling: Mapping[str, Mapping[str, Any]],
         engines: Sequence[str] = (),
-        routing: Policy = "cache_aware",
         url: str = "",
         model: str = "",
         token_cap: int = 0,
@@ -78,7 +75,7 @@ class EpisodeRunner:
         self._chat = configured_chat(self._tokenizer, chat)
         self._seed, self._token_cap = seed, token_cap
         self._sampling = {kind: Sampling(**fields) for kind, fields in sampling.items()}
-        self._engines, self._routing, self._url, self._model = engines, routing, url, model
+        self._engines, self._url, self._model = engines, url, model
         self._images = images
         self._scoring = None if scoring is None else {"sandbox": sandbox, **scoring}
         self._media: MediaReader | None = None
@@ -109,7 +106,8 @@ class EpisodeRunner:
         """See ``Runner.run``."""
         episode = EpisodeKey("train", *key)
         client = _TimedClient(self._subagents if spawner.path else self._client)
-        environment = _TimedEnvironment(self._environments.make(task))
+        environment, clock = self._environments.make(task), _Stopwatch()
+        clock.follow(environment)
         trajectory = await run_episode(
             task,
             client,
@@ -128,14 +126,14 @@ class EpisodeRunner:
         if self._scorer is not None and task.verifier and trajectory.status in ("finished", "truncated"):
             await self._prepare_scoring(task)
             await self._scorer.judge(task, trajectory)
-        return trajectory, Waits(client.seconds, environment.seconds, time.monotonic() - began)
+        return trajectory, Waits(client.clock.seconds, clock.seconds, time.monotonic() - began)
 
     async def _open_client(self) -> Client:
         if self._engines:
             clients = [EngineSocketClient(path) for path in self._engines]
             for client in clients:
                 self._opened.push_async_callback(client.close)
-            return RoutedClient(clients, Router(len(clients), self._routing)) if len(clients) > 1 else clients[0]
+            return RoutedClient(clients, Router(len(clients))) if len(clients) > 1 else clients[0]
         key = os.environ.get("OPENAI_API_KEY")
         client = HTTPClient(self._url, self._model, api_key=key, version=0)  # its weights do not change
         return await self._opened.enter_async_context(client)
@@ -148,66 +146,40 @@ class EpisodeRunner:
                 self._with_sandbox = True
 
 
+class _Stopwatch:
+    """Knows how long one episode has waited for something [s]."""
+
+    def __init__(self):
+        self.seconds, self._runs = 0.0, False
+
+    async def timed(self, waiting: Awaitable[Any]) -> Any:
+        """What is waited for; what that waits for itself counts once."""
+        if self._runs:
+            return await waiting
+        self._runs, began = True, time.monotonic()
+        try:
+            return await waiting
+        finally:
+            self._runs = False
+            self.seconds += time.monotonic() - began
+
+    def follow(self, environment: Environment) -> None:
+        """Times what an episode calls of its environment, which no other episode has."""
+        for name in ("reset", "step", "close", "open_workspace", "collect"):
+            setattr(environment, name, self._timing(getattr(environment, name)))
+
+    def _timing(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        return lambda *arguments, **options: self.timed(method(*arguments, **options))
+
+
 class _TimedClient(Client):
-    """A client that knows how long one episode has waited for it."""
+    """A client, which all episodes share, for one of them."""
 
     def __init__(self, client: Client):
-        self._client, self.seconds = client, 0.0
+        self._client, self.clock = client, _Stopwatch()
 
     async def generate(self, prompt: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
-        return await self._timed(self._client.generate(prompt, sampling, **options))
+        return await self.clock.timed(self._client.generate(prompt, sampling, **options))
 
     async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
-        return await self._timed(self._client.score(ids, start, media))
-
-    async def _timed(self, waiting: Awaitable[Any]) -> Any:
-        began = time.monotonic()
-        try:
-            return await waiting
-        finally:
-            self.seconds += time.monotonic() - began
-
-
-class _TimedEnvironment(Environment):
-    """An environment that knows how long its episode has waited for it."""
-
-    def __init__(self, environment: Environment):
-        self._environment, self.seconds = environment, 0.0
-
-    @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
-        return self._environment.tools
-
-    @property
-    def folder(self) -> str:  # type: ignore[override]
-        return self._environment.folder
-
-    @property
-    def services(self) -> Services:  # type: ignore[override]
-        return self._environment.services
-
-    @services.setter
-    def services(self, services: Services) -> None:
-        self._environment.services = services
-
-    async def reset(self, task: Task, seed: int) -> Observation:
-        return await self._timed(self._environment.reset(task, seed))
-
-    async def step(self, action: Message) -> Step:
-        return await self._timed(self._environment.step(action))
-
-    async def close(self) -> None:
-        await self._timed(self._environment.close())
-
-    async def open_workspace(self, task: Task, needs: SandboxSpec) -> Sandbox:
-        return await self._timed(self._environment.open_workspace(task, needs))
-
-    async def collect(self) -> Mapping[str, Any]:
-        return await self._timed(self._environment.collect())
-
-    async def _timed(self, waiting: Awaitable[Any]) -> Any:
-        began = time.monotonic()
-        try:
-            return await waiting
-        finally:
-            self.seconds += time.monotonic() - began
+        return await self.clock.timed(self._client.score(ids, start, media))

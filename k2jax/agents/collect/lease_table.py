@@ -84,14 +84,13 @@ class LeaseTable:
     Attributes:
         leases: all that are held, by number; those of cancelled tasks too, until their workers give them back.
         running: how many tasks are leased and have not ended.
-        ended: how many tasks have ended.
     """
 
     def __init__(self, attempts: int = 3, losses: int = 16):
         if attempts < 1 or losses < 1:
             raise ValueError("a task needs at least one attempt")
         self.leases: dict[int, Lease] = {}
-        self.running = self.ended = 0
+        self.running = 0
         self._attempts, self._losses = attempts, losses
         self._entries: dict[Hashable, _Entry] = {}
         self._queue: list[tuple[Order, int, Hashable]] = []
@@ -104,18 +103,10 @@ class LeaseTable:
         """How many tasks have not ended."""
         return len(self._entries)
 
-    def held_by(self, worker: Hashable) -> int:
-        """How many leases a worker holds."""
-        return len(self._held[worker])
-
-    def workers(self) -> list[Hashable]:
-        """All workers that have joined and are not lost."""
-        return list(self._free)
-
     def join(self, worker: Hashable, capacity: int) -> None:
-        """A worker is ready for so many leases at a time."""
+        """A worker is ready for ``capacity`` leases at a time."""
         if worker in self._free:
-            raise ValueError(f"the worker {worker!r} is here already")
+            raise ValueError(f"the worker {worker!r} already exists")
         self._free[worker], self._held[worker] = capacity, set()
 
     def add(self, task: Hashable, order: Order) -> None:
@@ -177,7 +168,7 @@ class LeaseTable:
         return self._again(lease.task, reason if entry.failures >= self._attempts else None)
 
     def pause(self, number: int, place: Hashable) -> list[Ended]:
-        """A worker gives a lease back: its task goes on from ``place`` after ``wake``."""
+        """A worker gives a lease back: its task continues from ``place`` after ``wake``."""
         lease = self._released(number)
         if lease is None:
             return []
@@ -215,7 +206,7 @@ class LeaseTable:
 
     def _add(self, task: Hashable, order: Order, parent: Hashable | None) -> None:
         if task in self._entries:
-            raise ValueError(f"the task {task!r} is here already")
+            raise ValueError(f"the task {task!r} already exists")
         entry = self._entries[task] = _Entry(order, parent)
         self._push(task, entry)
 
@@ -264,7 +255,6 @@ class LeaseTable:
         siblings = self._entries[entry.parent].children if entry.parent in self._entries else None
         if siblings is not None:
             siblings.discard(task)
-        self.ended += 1
         lease = None if entry.lease is None else self.leases[entry.lease]
         self.running -= lease is not None
         return [*ends, Ended(task, end, result, reason, lease)]

@@ -27,9 +27,9 @@ from k2jax.agents.collect.wire_messages import (
     Key,
     LeaseOrder,
     LeaseReport,
-    Said,
     StartedEnd,
     StartOrder,
+    WorkerMessage,
 )
 from k2jax.agents.collect.worker import JOB
 from k2jax.errors import UserError
@@ -38,7 +38,7 @@ from k2jax.files.atomic import write_atomic
 GRANTS = 256
 """Leases that are given in one turn of the event loop."""
 _DEAD_ON_ARRIVAL = 3
-"""So many workers in a row that die before they are ready end the run."""
+"""Number of workers in a row whose death before they are ready ends the run."""
 
 
 class _ConnectedWorker:
@@ -51,7 +51,7 @@ class _ConnectedWorker:
 
 
 class RolloutManager:
-    """Collects the trajectories of tasks in a folder; a folder whose collection was killed goes on.
+    """Collects the trajectories of tasks in a folder; a folder whose collection was killed continues.
 
     Example:
         >>> runner = "k2jax.agents.collect.episodes:EpisodeRunner"
@@ -65,7 +65,6 @@ class RolloutManager:
         options: of the maker, JSON values.
         workers: processes.
         capacity: coroutines of each.
-        attempts: failures of the infrastructure after which a task is masked.
         trace: receives what happens to leases; None for no trace.
         admission: how many tasks may run at a time; None for as many as the workers hold.
         launcher: starts workers, on this machine by default.
@@ -73,7 +72,7 @@ class RolloutManager:
     Attributes:
         emitted: keys of all tasks that have ended, in this process or an earlier one.
         probe: lateness of this process while it collects.
-        most_running: the most tasks that ran at a time.
+        max_running: the most tasks that ran at a time.
         lost_workers: workers that died.
         started: sub-episodes that tasks have started.
     """
@@ -86,7 +85,6 @@ class RolloutManager:
         options: Mapping[str, Any],
         workers: int = 2,
         capacity: int = 4096,
-        attempts: int = 3,
         admission: Admission | None = None,
         launcher: WorkerLauncher | None = None,
         trace: ChromeTrace | None = None,
@@ -95,13 +93,13 @@ class RolloutManager:
             raise UserError("a collection needs at least one worker, and each a capacity of at least one")
         self._folder, self._workers, self._capacity = Path(folder), workers, capacity
         self._job = {"runner": runner, "options": dict(options)}
-        self._table = LeaseTable(attempts)
+        self._table = LeaseTable()
         self._admission, self._trace, self._launcher = admission, trace, launcher or LocalLauncher()
         self._lines: dict[Key, int] = {}
         self._started: dict[tuple[int, ...], tuple[int, StartOrder]] = {}  # by name: the starter's shard
         self._processes: dict[int, _ConnectedWorker] = {}
         self._ends: asyncio.Queue[Emission | BaseException] = asyncio.Queue()
-        self._dead_on_arrival = self.lost_workers = self.most_running = self.started = 0
+        self._dead_on_arrival = self.lost_workers = self.max_running = self.started = 0
         self._pumping = self._closing = False
         self._hiring: set[asyncio.Task[None]] = set()
         self.probe = LagProbe()
@@ -198,32 +196,32 @@ class RolloutManager:
             self._ends.put_nowait(error)
 
     def _on_frame(self, worker: _ConnectedWorker, kind: int, body: bytes) -> None:
-        """Acts on a frame; an error ends the collection, where asyncio would end the connection and go on."""
+        """Acts on a frame; an error ends the collection, where asyncio would end the connection and continue."""
         try:
             self._act(worker, kind, body)
         except Exception as error:
             self._ends.put_nowait(error)
 
     def _act(self, worker: _ConnectedWorker, kind: int, body: bytes) -> None:
-        if kind == Said.READY:
+        if kind == WorkerMessage.READY:
             worker.ready, self._dead_on_arrival = True, 0
             self._table.join(worker.shard, self._capacity)
             if self._trace is not None:
                 self._trace.count(running=self.running, waiting=self.waiting)
-        elif kind == Said.DONE:
+        elif kind == WorkerMessage.DONE:
             self._done(LeaseReport.unpack(body))
-        elif kind == Said.RELEASED:
+        elif kind == WorkerMessage.RELEASED:
             self._hand_on(self._table.fail(*NUMBER.unpack(body), "the worker gave the lease back"))
-        elif kind == Said.FAILED:
+        elif kind == WorkerMessage.FAILED:
             reason = body[NUMBER.size :].decode(errors="replace")
             self._hand_on(self._table.fail(*NUMBER.unpack_from(body), reason))
-        elif kind == Said.START:
+        elif kind == WorkerMessage.START:
             self._start(worker, StartOrder.unpack(body))
-        elif kind == Said.DROP:
+        elif kind == WorkerMessage.DROP:
             lease, number = LEASE_AND_NUMBER.unpack(body)
             if lease in self._table.leases:
                 self._hand_on(self._table.cancel((*self._table.leases[lease].task, number)))
-        elif kind == Said.FATAL:
+        elif kind == WorkerMessage.FATAL:
             text = body[1:].decode(errors="replace")
             self._ends.put_nowait(UserError(text) if body[:1] == b"u" else RuntimeError(f"in a worker:\n{text}"))
         self._pump_soon()
@@ -268,7 +266,7 @@ class RolloutManager:
         for ended in ends:
             if ended.lease is not None:
                 worker = self._processes[ended.lease.worker]
-                worker.connection.send(Said.REVOKE, NUMBER.pack(ended.lease.number))
+                worker.connection.send(WorkerMessage.REVOKE, NUMBER.pack(ended.lease.number))
             if ended.task in self._started:
                 self._tell_starter(ended)
                 continue
@@ -290,8 +288,8 @@ class RolloutManager:
         shard, order = self._started.pop(ended.task)
         if ended.end != "cancelled" and shard in self._processes:
             place = ended.result.place if ended.end == "done" else None
-            told = StartedEnd(order.lease, order.number, place, ended.reason)
-            self._processes[shard].connection.send(Said.STARTED_END, told.pack())
+            message = StartedEnd(order.lease, order.number, place, ended.reason)
+            self._processes[shard].connection.send(WorkerMessage.STARTED_END, message.pack())
 
     def _pump_soon(self) -> None:
         if not self._pumping:
@@ -309,7 +307,7 @@ class RolloutManager:
             self._give(lease)
         else:
             self._pump_soon()
-        self.most_running = max(self.most_running, self._table.running)
+        self.max_running = max(self.max_running, self._table.running)
 
     def _give(self, lease: Lease) -> None:
         if lease.task in self._started:
@@ -317,6 +315,6 @@ class RolloutManager:
             order = LeaseOrder(lease.number, lease.task[:3], started.line, lease.paused, starter)
         else:
             order = LeaseOrder(lease.number, lease.task, self._lines[lease.task], lease.paused)
-        self._processes[lease.worker].connection.send(Said.LEASE, order.pack())
+        self._processes[lease.worker].connection.send(WorkerMessage.LEASE, order.pack())
         if self._trace is not None:
             self._trace.leased(lease.number, lease.worker)

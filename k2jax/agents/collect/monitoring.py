@@ -8,7 +8,7 @@ import heapq
 import json
 from pathlib import Path
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
 from k2jax.errors import UserError
@@ -89,24 +89,15 @@ _COUNTERS = {
 }
 
 
-class Monitored(Protocol):
-    """What metrics read of a ``RolloutManager``."""
-
-    running: int
-    waiting: int
-    lost_workers: int
-    probe: Any
-
-
 class RolloutMetrics:
     """Metrics of a collection, for a Prometheus registry.
 
     Args:
-        manager: whose numbers are shown.
+        manager: a ``RolloutManager``, whose numbers are shown.
         counts: totals by name, as ``CollectionProgress.record`` has them.
     """
 
-    def __init__(self, manager: Monitored, counts: Any):
+    def __init__(self, manager: Any, counts: Any):
         self._manager, self._counts = manager, counts
 
     def collect(self) -> Iterator[Any]:
@@ -120,12 +111,12 @@ class RolloutMetrics:
         yield GaugeMetricFamily("k2jax_rollout_running", "Episodes that workers have", manager.running)
         yield GaugeMetricFamily("k2jax_rollout_waiting", "Episodes that no worker has yet", manager.waiting)
         lag = manager.probe.lag
-        for name, value in (("p50", lag.p50), ("p99", lag.p99), ("most", lag.most)):
+        for name, value in (("p50", lag.p50), ("p99", lag.p99), ("most", lag.maximum)):
             meaning = "How late the scheduler is [s]"
             yield GaugeMetricFamily(f"k2jax_rollout_lag_{name}_seconds", meaning, value)
 
 
-def serve_metrics(manager: Monitored, counts: Any, port: int) -> None:
+def serve_metrics(manager: Any, counts: Any, port: int) -> None:
     """Serves the metrics on 127.0.0.1 from a thread of its own.
 
     Raises:
@@ -175,11 +166,11 @@ def _problems(folder: Path | str, emission: Emission) -> list[str]:
         "reward": (reward, emission.reward),
         "number of tokens": (trajectory.sampled_tokens, emission.tokens),
     }
-    wrong = [f"its {name} is {there}, the journal's {said}" for name, (there, said) in pairs.items() if there != said]
+    wrong = [f"its {name} is {own}, the journal's {entry}" for name, (own, entry) in pairs.items() if own != entry]
     return [*wrong, *verify(trajectory)]
 
 
-MOST_EVENTS = 200_000
+MAX_EVENTS = 200_000
 """Events that a trace keeps: browsers show no more."""
 
 
@@ -223,7 +214,7 @@ class ChromeTrace:
         write_atomic(path, json.dumps({"traceEvents": [*names, *self._events]}).encode())
 
     def _add(self, event: dict[str, Any]) -> None:
-        if len(self._events) < MOST_EVENTS:
+        if len(self._events) < MAX_EVENTS:
             self._events.append(event)
 
     def _now(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 import json
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,28 +42,14 @@ def write_tasks(folder: Path | str, tasks: Iterable[tuple[str, Task]]) -> None:
     write_atomic(path, data)
 
 
-def queued_samples(folder: Path | str, samples: int, step: int = 0) -> Iterator[QueuedTask]:
+def queued_samples(folder: Path | str, samples: int) -> Iterator[QueuedTask]:
     """``samples`` episodes of every task in the file, the first task's first."""
     offset = 0
     with open(Path(folder) / FILE, "rb") as file:
         for prompt, line in enumerate(file):
             for sample in range(samples):
-                yield QueuedTask((step, prompt, sample), offset)
+                yield QueuedTask((0, prompt, sample), offset)
             offset += len(line)
-
-
-class TaskReader:
-    """Reads tasks at the offsets of their lines; the last one stays in memory, since samples follow one another."""
-
-    def __init__(self, folder: Path | str):
-        self._file = os.open(Path(folder) / FILE, os.O_RDONLY)
-        self._last: tuple[int, WrittenTask] | None = None
-
-    def read(self, line: int) -> WrittenTask:
-        """The task of a line."""
-        if self._last is None or self._last[0] != line:
-            self._last = line, _read_line(self._file, line)
-        return self._last[1]
 
 
 class WrittenTask(NamedTuple):
@@ -87,21 +72,16 @@ class WrittenTask(NamedTuple):
         return (json.dumps(values, ensure_ascii=False) + "\n").encode()
 
 
-def read_started(folder: Path, line: int) -> WrittenTask:
-    """The started task at an offset of the file in a worker's folder."""
-    file = os.open(folder / FILE, os.O_RDONLY)
-    try:
-        return _read_line(file, line)
-    finally:
-        os.close(file)
+def read_task(folder: Path, line: int) -> WrittenTask:
+    """The task at an offset of a folder's file: of a collection's, or of the one in a worker's shard.
 
-
-def _read_line(file: int, offset: int) -> WrittenTask:
-    data = b""
-    while b"\n" not in data:
-        part = os.pread(file, 1 << 14, offset + len(data))
-        if not part:
-            raise UserError(f"the file of tasks has no line at byte {offset:,}")
-        data += part
-    values = json.loads(data[: data.index(b"\n")])
+    Raises:
+        UserError: no line is there.
+    """
+    with open(folder / FILE, "rb") as file:
+        file.seek(line)
+        data = file.readline()
+    if not data.endswith(b"\n"):
+        raise UserError(f"the file of tasks has no line at byte {line:,}")
+    values = json.loads(data)
     return WrittenTask(values["kind"], Task.from_json(values["task"]), tuple(values.get("path", ())))

@@ -1,7 +1,7 @@
 """What processes of a collection say to each other: the scheduler and its workers, and workers and engines.
 
-What the scheduler says and hears are fixed records, in which no token is. Requests and answers of an engine have token
-ids and log-probabilities as arrays, never as JSON; images travel as patches of pixels, since workers have no engine.
+What the scheduler says and hears are short records of JSON without tokens. Requests and answers of an engine have token
+ids and log-probabilities as arrays; images travel as patches of pixels, since workers have no engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import enum
 import json
 import math
 import struct
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -22,11 +22,10 @@ from k2jax.trajectory.types import Status
 
 Key = tuple[int, int, int]
 """(step, prompt, sample) of an episode."""
-_STATUSES = get_args(Status)
 
 
-class Said(enum.IntEnum):
-    """Kinds of frames."""
+class WorkerMessage(enum.IntEnum):
+    """Kinds of frames between the scheduler and a worker."""
 
     READY = 1  # worker: it may be given leases
     LEASE = 2  # scheduler: LeaseOrder
@@ -40,6 +39,10 @@ class Said(enum.IntEnum):
     DROP = 10  # worker: number of a lease, number of a task that it has started and waits for no more
 
 
+NUMBER = struct.Struct("<Q")
+LEASE_AND_NUMBER = struct.Struct("<QI")
+
+
 class RecordPlace(NamedTuple):
     """Where a trajectory lies: the shard of a worker, and the offset of its record."""
 
@@ -47,14 +50,35 @@ class RecordPlace(NamedTuple):
     offset: int
 
 
-class LeaseOrder(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The body of a frame: a JSON object of the fields, in which places and keys are lists."""
+
+    def pack(self) -> bytes:
+        """The bytes; ``unpack`` is the inverse."""
+        return json.dumps(vars(self)).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Reads a record."""
+        values = json.loads(data)
+        for name in ("place", "paused"):
+            if values.get(name) is not None:
+                values[name] = RecordPlace(*values[name])
+        if "key" in values:
+            values["key"] = tuple(values["key"])
+        return cls(**values)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeaseOrder(Record):
     """A lease as a worker gets it.
 
     Attributes:
         number: of the lease.
         key: of the episode.
         line: offset of the task's line in its file.
-        paused: where the episode goes on; None to begin.
+        paused: where the episode continues; None to begin.
         starter: shard of the worker whose file the line is in; None for the collection's tasks.
     """
 
@@ -64,22 +88,9 @@ class LeaseOrder(NamedTuple):
     paused: RecordPlace | None = None
     starter: int | None = None
 
-    def pack(self) -> bytes:
-        """The record; ``unpack`` is the inverse."""
-        shard, offset = (-1, 0) if self.paused is None else self.paused
-        starter = -1 if self.starter is None else self.starter
-        return _ORDER.pack(self.number, *self.key, self.line, shard, offset, starter)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> LeaseOrder:
-        """Reads a record."""
-        number, step, prompt, sample, line, shard, offset, starter = _ORDER.unpack(data)
-        paused = None if shard < 0 else RecordPlace(shard, offset)
-        return cls(number, (step, prompt, sample), line, paused, None if starter < 0 else starter)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LeaseReport:
+class LeaseReport(Record):
     """What became of a lease: an episode that is stored, with what a reader of progress wants to know of it.
 
     Attributes:
@@ -108,27 +119,9 @@ class LeaseReport:
     environment: float = 0.0
     scoring: float = 0.0
 
-    def pack(self) -> bytes:
-        """The record; ``unpack`` is the inverse."""
-        reward = math.nan if self.reward is None else self.reward
-        status = _STATUSES.index(self.status)
-        return _REPORT.pack(self.number, *self.place, status, reward, *(getattr(self, name) for name in _COUNTS))
 
-    @classmethod
-    def unpack(cls, data: bytes) -> LeaseReport:
-        """Reads a record."""
-        number, shard, offset, status, reward, *counts = _REPORT.unpack(data)
-        reward = None if math.isnan(reward) else reward
-        return cls(
-            number=number,
-            place=RecordPlace(shard, offset),
-            status=_STATUSES[status],
-            reward=reward,
-            **dict(zip(_COUNTS, counts, strict=True)),
-        )
-
-
-class StartOrder(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class StartOrder(Record):
     """A task that a running one has started.
 
     Attributes:
@@ -141,17 +134,9 @@ class StartOrder(NamedTuple):
     number: int
     line: int
 
-    def pack(self) -> bytes:
-        """The record; ``unpack`` is the inverse."""
-        return _START.pack(*self)
 
-    @classmethod
-    def unpack(cls, data: bytes) -> StartOrder:
-        """Reads a record."""
-        return cls(*_START.unpack(data))
-
-
-class StartedEnd(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class StartedEnd(Record):
     """The end of a started task.
 
     Attributes:
@@ -166,28 +151,6 @@ class StartedEnd(NamedTuple):
     place: RecordPlace | None
     reason: str = ""
 
-    def pack(self) -> bytes:
-        """The record; ``unpack`` is the inverse."""
-        shard, offset = (-1, 0) if self.place is None else self.place
-        return _STARTED_END.pack(self.lease, self.number, shard, offset) + self.reason.encode()
-
-    @classmethod
-    def unpack(cls, data: bytes) -> StartedEnd:
-        """Reads a record."""
-        lease, number, shard, offset = _STARTED_END.unpack_from(data)
-        place = None if shard < 0 else RecordPlace(shard, offset)
-        return cls(lease, number, place, data[_STARTED_END.size :].decode(errors="replace"))
-
-
-NUMBER = struct.Struct("<Q")
-LEASE_AND_NUMBER = struct.Struct("<QI")
-_START = struct.Struct("<QIQ")
-_STARTED_END = struct.Struct("<QIiQ")
-_ORDER = struct.Struct("<QqqqQiQi")
-_REPORT = struct.Struct("<QIQBdIIIdddd")
-_COUNTS = ("tokens", "turns", "calls", "seconds", "engine", "environment", "scoring")
-"""Of a report, in the order of its record."""
-
 
 _FINISHES = ("stop", "length", "cancelled")
 _REQUEST = struct.Struct("<QIIiI")  # number, bytes of the sampling, prompt and resumed tokens (-1: none), images
@@ -195,11 +158,10 @@ _SCORE = struct.Struct("<QIII")  # number, tokens, first that is scored, images
 _IMAGE = struct.Struct("<I3II16s")  # first token, grid, numbers of a patch, digest
 _COMPLETION = struct.Struct("<QBIIHH")  # number, finish, tokens, tokens with experts, expert layers, active experts
 _ERROR = struct.Struct("<QB")
-_PRESSURE = struct.Struct("<dIIQ")
 
 
-class EngineSaid(enum.IntEnum):
-    """Kinds of frames."""
+class EngineMessage(enum.IntEnum):
+    """Kinds of frames between a worker and an engine."""
 
     REQUEST = 1
     CANCEL = 2
@@ -210,7 +172,8 @@ class EngineSaid(enum.IntEnum):
     SCORES = 7  # engine: number, log-probabilities float32
 
 
-class EngineLoad(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class EngineLoad(Record):
     """How busy an engine is.
 
     Attributes:
@@ -224,15 +187,6 @@ class EngineLoad(NamedTuple):
     running: int
     waiting: int
     preemptions: int
-
-    def pack(self) -> bytes:
-        """The record; ``unpack`` is the inverse."""
-        return _PRESSURE.pack(*self)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> EngineLoad:
-        """Reads a record."""
-        return cls(*_PRESSURE.unpack(data))
 
 
 class SentImage(NamedTuple):
@@ -277,7 +231,7 @@ class EngineRequest(NamedTuple):
         number: of the request, on its connection.
         prompt: int32 ``[P]``.
         sampling: how tokens are chosen.
-        resume: the completion that goes on; None to begin.
+        resume: the completion that continues; None to begin.
         images: of the prompt.
     """
 
@@ -294,21 +248,21 @@ def pack_request(
     """A request; ``unpack_request`` is the inverse."""
     text = json.dumps(vars(sampling)).encode()
     prompt_P = np.asarray(prompt, "<i4")
-    known = -1 if resume is None else len(resume.tokens)
-    head = _REQUEST.pack(number, len(text), len(prompt_P), known, len(media))
+    resumed = -1 if resume is None else len(resume.tokens)
+    head = _REQUEST.pack(number, len(text), len(prompt_P), resumed, len(media))
     parts = [head, text, prompt_P.tobytes(), *_pack_images(media)]
     return b"".join(parts if resume is None else [*parts, pack_completion(number, resume)])
 
 
 def unpack_request(data: bytes) -> EngineRequest:
     """Reads a request."""
-    number, text, prompt, known, images = _REQUEST.unpack_from(data)
+    number, text, prompt, resumed, images = _REQUEST.unpack_from(data)
     begin = _REQUEST.size + text
     values = json.loads(data[_REQUEST.size : begin])
     sampling = Sampling(**values | {"stop_tokens": tuple(values["stop_tokens"])})
     prompt_P = np.frombuffer(data, "<i4", prompt, begin)
     media, begin = _unpack_images(data, begin + prompt_P.nbytes, images)
-    return EngineRequest(number, prompt_P, sampling, None if known < 0 else unpack_completion(data[begin:])[1], media)
+    return EngineRequest(number, prompt_P, sampling, None if resumed < 0 else unpack_completion(data[begin:])[1], media)
 
 
 class ScoreRequest(NamedTuple):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
+import functools
 from importlib import import_module
 import json
 import os
@@ -23,13 +23,24 @@ from typing import Any, NamedTuple, Protocol
 
 from k2jax.agents.collect.event_loop import calm_collector, connect, run
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
-from k2jax.agents.collect.queue_file import TaskReader, WrittenTask, read_started
-from k2jax.agents.collect.spawned_tasks import SpawnedTasks
+from k2jax.agents.collect.queue_file import FILE, WrittenTask, read_task
 from k2jax.agents.collect.wire import FrameConnection
-from k2jax.agents.collect.wire_messages import NUMBER, Key, LeaseOrder, LeaseReport, RecordPlace, Said, StartedEnd
-from k2jax.agents.spawning import Spawner
+from k2jax.agents.collect.wire_messages import (
+    LEASE_AND_NUMBER,
+    NUMBER,
+    Key,
+    LeaseOrder,
+    LeaseReport,
+    RecordPlace,
+    StartedEnd,
+    StartOrder,
+    WorkerMessage,
+)
+from k2jax.agents.errors import SubEpisodeError
+from k2jax.agents.spawning import Run, Spawner, SubEpisode
 from k2jax.agents.task import Task
 from k2jax.errors import InfrastructureError, UserError
+from k2jax.files.append_log import AppendLog, Lines
 from k2jax.trajectory import Trajectory, TrajectoryStore
 from k2jax.trajectory.types import NO_TURN
 
@@ -58,7 +69,7 @@ class Runner(Protocol):
             key: (step, prompt, sample) of the episode.
             kind: class of the task.
             task: what is asked.
-            trajectory: an unfinished episode that goes on; None to begin.
+            trajectory: an unfinished episode that continues; None to begin.
             spawner: runs sub-episodes; its ``path`` says which of a task's sub-episodes this is.
 
         Raises:
@@ -80,6 +91,62 @@ JOB = "job.json"
 """File of a collection: the maker of the runner and its options."""
 
 
+class SpawnedTasks:
+    """The sub-episodes of a worker's leases: each runs as a task of its own, on whichever worker has room.
+
+    The task goes to a file in the shard's folder and its offset to the scheduler, which leases it like any other; its
+    end comes back as the place of a trajectory. A spawned task ends with the lease of the one that spawned it, and an
+    episode that runs again spawns the same ones, with the same random numbers.
+
+    Args:
+        folder: of the collection.
+        shard: of the worker.
+        connection: to the scheduler.
+    """
+
+    def __init__(self, folder: Path, shard: int, connection: FrameConnection):
+        self._folder, self._connection = folder, connection
+        self._written = AppendLog(shard_path(folder, shard) / FILE, Lines())
+        self._waiting: dict[tuple[int, int], asyncio.Future[RecordPlace]] = {}
+
+    def of(self, lease: int) -> Run:
+        """What the ``Spawner`` of a lease's episode runs its sub-episodes with."""
+        return lambda spawned: self._run(lease, spawned)
+
+    async def _run(self, lease: int, spawned: SubEpisode) -> Trajectory:
+        """Waits for the end of a task that a lease spawns; cancelling the coroutine cancels the task.
+
+        Raises:
+            SubEpisodeError: it has no trajectory.
+        """
+        name = lease, number = lease, spawned.path[-1]
+        line = self._written.append(WrittenTask(spawned.kind, spawned.task, spawned.path).line())
+        done = self._waiting[name] = asyncio.get_running_loop().create_future()
+        self._connection.send(WorkerMessage.START, StartOrder(lease, number, line).pack())
+        try:
+            place = await done
+        except asyncio.CancelledError:
+            self._connection.send(WorkerMessage.DROP, LEASE_AND_NUMBER.pack(*name))
+            raise
+        finally:
+            del self._waiting[name]
+        return stored_trajectory(self._folder, place)
+
+    def settle(self, ended: StartedEnd) -> None:
+        """The scheduler says that a task has ended."""
+        done = self._waiting.get((ended.lease, ended.number))
+        if done is None or done.done():  # nobody waits any more
+            return
+        if ended.place is None:
+            done.set_exception(SubEpisodeError(ended.reason or "it was cancelled"))
+        else:
+            done.set_result(ended.place)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._written.close()
+
+
 class RolloutWorker:
     """Answers the scheduler's orders.
 
@@ -91,80 +158,79 @@ class RolloutWorker:
 
     def __init__(self, folder: Path, shard: int, runner: Runner):
         self._folder, self._shard, self._runner = folder, shard, runner
-        self._tasks = TaskReader(folder)
+        self._read_task = functools.lru_cache(maxsize=1)(read_task)  # samples of a task follow one another
         self._store = TrajectoryStore(shard_path(folder, shard))
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
         self._connection = FrameConnection(self._on_frame, self._ended.set)
-        self._started = SpawnedTasks(folder, shard, self._connection)
+        self._spawned = SpawnedTasks(folder, shard, self._connection)
 
     async def serve(self, connection: socket.socket) -> None:
         """Works until the scheduler closes the connection; what still runs then is cancelled."""
         await connect(self._connection, connection)
-        self._connection.send(Said.READY)
+        self._connection.send(WorkerMessage.READY)
         await self._ended.wait()
         running = list(self._episodes.values())
         for episode in running:
             episode.cancel()
         if running:
             await asyncio.wait(running)
-        self._started.close()
+        self._spawned.close()
         self._store.close()
 
     def _on_frame(self, kind: int, body: bytes) -> None:
-        if kind == Said.LEASE:
+        if kind == WorkerMessage.LEASE:
             order = LeaseOrder.unpack(body)
             episode = asyncio.ensure_future(self._carry_out(order))
             self._episodes[order.number] = episode
             episode.add_done_callback(lambda _: self._episodes.pop(order.number))
-        elif kind == Said.REVOKE:
+        elif kind == WorkerMessage.REVOKE:
             (number,) = NUMBER.unpack(body)
             if number in self._episodes:  # or its report is on the way
                 self._episodes[number].cancel()
-        elif kind == Said.STARTED_END:
-            self._started.settle(StartedEnd.unpack(body))
+        elif kind == WorkerMessage.STARTED_END:
+            self._spawned.settle(StartedEnd.unpack(body))
 
     async def _carry_out(self, order: LeaseOrder) -> None:
         number, began = NUMBER.pack(order.number), time.monotonic()
         try:
             written = self._written(order)
-            known = None if order.paused is None else stored_trajectory(self._folder, order.paused)
-            spawner = Spawner(self._started.of(order.number), written.kind, written.path)
-            trajectory, waits = await self._runner.run(order.key, written.kind, written.task, known, spawner)
+            paused = None if order.paused is None else stored_trajectory(self._folder, order.paused)
+            spawner = Spawner(self._spawned.of(order.number), written.kind, written.path)
+            trajectory, waits = await self._runner.run(order.key, written.kind, written.task, paused, spawner)
             offset = self._store.append(0, trajectory)
-            report = _report(order.number, RecordPlace(self._shard, offset), trajectory, time.monotonic() - began)
-            self._connection.send(Said.DONE, dataclasses.replace(report, **waits._asdict()).pack())
+            place, seconds = RecordPlace(self._shard, offset), time.monotonic() - began
+            self._connection.send(WorkerMessage.DONE, _report(order.number, place, trajectory, seconds, waits).pack())
         except asyncio.CancelledError:
-            self._connection.send(Said.RELEASED, number)
+            self._connection.send(WorkerMessage.RELEASED, number)
         except InfrastructureError as error:  # some are a UserError too: to a command, which has no other machine
-            self._connection.send(Said.FAILED, number, f"{type(error).__name__}: {error}".encode())
+            self._connection.send(WorkerMessage.FAILED, number, f"{type(error).__name__}: {error}".encode())
         except UserError as error:
-            self._connection.send(Said.FATAL, b"u" + str(error).encode())
+            self._connection.send(WorkerMessage.FATAL, b"u" + str(error).encode())
         except Exception as error:
             full = isinstance(error, OSError) and error.errno in _NO_ROOM
-            told = b"u%s: make room" % str(error).encode() if full else b"e" + traceback.format_exc().encode()
-            self._connection.send(Said.FATAL, told)
+            message = b"u%s: make room" % str(error).encode() if full else b"e" + traceback.format_exc().encode()
+            self._connection.send(WorkerMessage.FATAL, message)
 
     def _written(self, order: LeaseOrder) -> WrittenTask:
         if order.starter is None:
-            return self._tasks.read(order.line)
-        return read_started(shard_path(self._folder, order.starter), order.line)
+            return self._read_task(self._folder, order.line)
+        return read_task(shard_path(self._folder, order.starter), order.line)
 
 
-def _report(number: int, place: RecordPlace, trajectory: Trajectory, seconds: float) -> LeaseReport:
+def _report(number: int, place: RecordPlace, trajectory: Trajectory, seconds: float, waits: Waits) -> LeaseReport:
     turns = {node.turn for node in trajectory.nodes} - {NO_TURN}
     calls = sum(len((node.message or {}).get("tool_calls") or ()) for node in trajectory.nodes if node.turn != NO_TURN)
-    reward = None if trajectory.reward is None else float(trajectory.reward.value)
-    tokens = trajectory.sampled_tokens
     return LeaseReport(
         number=number,
         place=place,
         status=trajectory.status,
-        reward=reward,
-        tokens=tokens,
+        reward=None if trajectory.reward is None else float(trajectory.reward.value),
+        tokens=trajectory.sampled_tokens,
         turns=len(turns),
         calls=calls,
         seconds=seconds,
+        **waits._asdict(),
     )
 
 

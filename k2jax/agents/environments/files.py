@@ -51,20 +51,15 @@ class FilesEnvironment(ToolEnvironment):
     compressed tar archive in Base64. It has no times, so that an episode that is repeated leaves the same bytes.
     """
 
+    needs_sandbox = True
+
     def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
         """With this program's own Python, where the task has no image."""
         shown = read_only if task.image else tuple(dict.fromkeys((*read_only, *host_python().read_only)))
         return SandboxSpec(image=task.image, read_only=shown)
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """Writes the files.
-
-        Raises:
-            UserError: the task has no tool that needs a sandbox.
-            EnvironmentFailedError: they cannot be written.
-        """
-        if sandbox is None:
-            raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
+        """Writes the files; EnvironmentFailedError where they cannot be written."""
         files = json.dumps(task.metadata.get(FILES, {})).encode()
         result = await sandbox.exec([*isolated_python(task), "-c", _UNPACK], stdin=files, timeout=_WRITING)
         if result.code:
@@ -87,15 +82,15 @@ class NamedFilesEnvironment(ToolEnvironment):
     where they are larger than ``LARGEST_TEXTS``.
     """
 
+    needs_sandbox = True
+
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Writes the files.
 
         Raises:
-            UserError: the task has no tool that needs a sandbox, or a file has a mode.
+            UserError: a file has a mode.
             SandboxError: they cannot be written.
         """
-        if sandbox is None:
-            raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
         for path, content in plain_files(task).items():
             await sandbox.write(f"/work/{path}", content)
 

@@ -16,7 +16,7 @@ import dataclasses
 from typing import Any
 
 from k2jax.agents.environment import NO_SERVICES, Environment, Message, Observation, Services, Step
-from k2jax.agents.environments.remote_messages import LARGEST_MESSAGE, read_reply, read_step, read_tools, write_message
+from k2jax.agents.environments.remote_messages import LARGEST_MESSAGE, read_object, read_step, read_tools, write_message
 from k2jax.agents.environments.remote_servers import is_server_url, server_key
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.task import Task
@@ -128,7 +128,7 @@ class RemoteEnvironment(Environment):
         if self._socket is None:
             raise EnvironmentFailedError("the connection to the environment is closed")
         try:
-            text = await write_message(request)
+            text = await asyncio.to_thread(write_message, request)
         except (ValueError, InfrastructureError) as error:
             raise EnvironmentFailedError(f"a request cannot be sent: {abbreviate(str(error))}") from None
         try:
@@ -147,7 +147,7 @@ class RemoteEnvironment(Environment):
     async def _read(self, text: str) -> Step:
         """A reply as a step; raises what it says, or EnvironmentFailedError where it is none."""
         try:
-            reply = await read_reply(text)
+            reply = await asyncio.to_thread(read_object, text)
             if "error" in reply:
                 kind, message = str(reply["error"]["kind"]), str(reply["error"]["message"])
             else:

@@ -1,12 +1,11 @@
 """Messages between a remote environment's client and its server: bounds, requests, steps.
 
-Either side may be hostile. So messages are parsed within bounds and in a thread, and what is read has nothing that
-could not be written again: no infinite number, no half surrogate pair, no nesting without end.
+Either side may be hostile. So messages are parsed within bounds, by callers in a thread, and what is read has nothing
+that could not be written again: no infinite number, no half surrogate pair, no nesting without end.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 import json
 from typing import Any, NamedTuple
@@ -39,34 +38,6 @@ class EnvironmentRequest(NamedTuple):
     task: Task | None = None
     seed: int = 0
     action: Mapping[str, Any] = {}
-
-
-async def read_request(text: str) -> EnvironmentRequest:
-    """A request of a client.
-
-    Raises:
-        UserError: it is none.
-    """
-    return await asyncio.to_thread(_request, text)
-
-
-async def read_reply(text: str) -> dict[str, Any]:
-    """A reply of a server, of which nothing more is known than that it is a JSON object.
-
-    Raises:
-        ValueError: it is not even that.
-    """
-    return await asyncio.to_thread(_object, text)
-
-
-async def write_message(values: Mapping[str, Any]) -> str:
-    """A request or a reply as text.
-
-    Raises:
-        ValueError: it is not JSON.
-        InfrastructureError: it is too long.
-    """
-    return await asyncio.to_thread(_written, values)
 
 
 def memory_of(text: str) -> int:
@@ -118,9 +89,14 @@ def _is_message(message: Mapping[str, Any]) -> bool:
     )
 
 
-def _request(text: str) -> EnvironmentRequest:
+def read_request(text: str) -> EnvironmentRequest:
+    """A request of a client.
+
+    Raises:
+        UserError: it is none.
+    """
     try:
-        values = _object(text)
+        values = read_object(text)
         if values.get("method") == "reset":
             return _reset(values)
         action = values["action"] if values["method"] == "step" else None
@@ -140,12 +116,16 @@ def _reset(values: Mapping[str, Any]) -> EnvironmentRequest:
     task, seed = values["task"], values["seed"]
     if type(seed) is not int or seed not in _SEEDS:
         raise ValueError("its seed is no integer of 64 bits")
-    _object(task)
+    read_object(task)
     return EnvironmentRequest(Task.from_json(task), seed)
 
 
-def _object(text: Any) -> dict[str, Any]:
-    """A JSON object within bounds, of which everything can be written again."""
+def read_object(text: Any) -> dict[str, Any]:
+    """A reply of a server, or another JSON object within bounds, of which everything can be written again.
+
+    Raises:
+        ValueError: it is none.
+    """
     if not isinstance(text, str):
         raise ValueError("it is no text of JSON")
     value = parse_bounded_json(text, MOST_VALUES)
@@ -161,7 +141,13 @@ def _object(text: Any) -> dict[str, Any]:
     return value
 
 
-def _written(values: Mapping[str, Any]) -> str:
+def write_message(values: Mapping[str, Any]) -> str:
+    """A request or a reply as text.
+
+    Raises:
+        ValueError: it is not JSON.
+        InfrastructureError: it is too long.
+    """
     try:
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (TypeError, RecursionError) as error:

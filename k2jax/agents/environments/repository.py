@@ -15,6 +15,7 @@ import threading
 from typing import Any
 
 from k2jax.agents.environments import repository_program, repository_tests
+from k2jax.agents.environments.files import isolated_python
 from k2jax.agents.environments.git_history import LARGEST_PACK, checked_id, packed_history
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import EnvironmentFailedError
@@ -55,6 +56,7 @@ class RepositoryEnvironment(ToolEnvironment):
     """
 
     folder = TREE
+    needs_sandbox = True
 
     def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
         """A larger sandbox, in which pytest can be imported where the task has no image."""
@@ -64,11 +66,9 @@ class RepositoryEnvironment(ToolEnvironment):
         """Unpacks the base commit.
 
         Raises:
-            UserError: the task has no tool that needs a sandbox, or its repository cannot be read.
+            UserError: its repository cannot be read.
             EnvironmentFailedError: git failed inside.
         """
-        if sandbox is None:
-            raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
         header = {"mode": "checkout", "tree": TREE}
         await run_program(sandbox, task, header, repositories=self.services.repositories)
         if not task.image:
@@ -171,9 +171,8 @@ def _line(header: Mapping[str, Any]) -> bytes:
 async def _run_with(
     sandbox: Sandbox, task: Task, header: Mapping[str, Any], output_limit: int, stdin: bytes | bytearray
 ) -> ExecResult:
-    python = "python3" if task.image else host_python().executable
     result = await sandbox.exec(
-        [python, "-I", "-S", "-c", _PROGRAMS[header["mode"]]],
+        [*isolated_python(task), "-c", _PROGRAMS[header["mode"]]],
         stdin=stdin,
         env={"PYTHONPATH": ""},
         timeout=header.get("timeout", _TIMEOUT),

@@ -24,8 +24,8 @@ SETTINGS_OF_GIT = (".gitattributes", ".gitmodules")
 RUNNER = ("pytest", "_pytest", "pluggy", "sitecustomize", "usercustomize")
 COMPILED = (".pth", ".pyc", ".dist-info", ".egg-info")
 ARCHIVE = "/work/tree.tar.gz"
-MOST_SECONDS = 30  # of the processor for applying a patch: no clock, which a busy machine does not stop
-MOST_DROPPED = 100  # names of what is left out, and characters of one
+MAX_SECONDS = 30  # of the processor for applying a patch: no clock, which a busy machine does not stop
+MAX_DROPPED = 100  # names of what is left out, and characters of one
 
 
 class Guard:
@@ -150,8 +150,8 @@ def checkout(header: dict, payload: bytes) -> None:
 def mark_shallow(repository: Repository, commits: list) -> None:
     """Takes note of those commits of the pack whose parents are not in it, so that git does not miss them."""
     asked = "".join(f"{commit}\n" for commit in commits).encode()
-    told = repository.git("cat-file", "--batch-check=%(objecttype) %(objectname)", stdin=asked).decode().splitlines()
-    kept = [line.split()[1] for line in told if line.startswith("commit ")]
+    result = repository.git("cat-file", "--batch-check=%(objecttype) %(objectname)", stdin=asked).decode().splitlines()
+    kept = [line.split()[1] for line in result if line.startswith("commit ")]
     if kept:
         with open(f"{repository.folder}/shallow", "w") as file:
             file.writelines(f"{commit}\n" for commit in kept)
@@ -191,19 +191,19 @@ def compose(header: dict, payload: bytes) -> None:
     changed = {os.fsdecode(path) for path in base.keys() | reference.keys() if base.get(path) != reference.get(path)}
     guard = Guard(header["files"], changed, {os.fsdecode(path) for path in base})
     try:
-        patched = repository.patched("patched", base64.b64decode(header["patch"]), MOST_SECONDS)
+        patched = repository.patched("patched", base64.b64decode(header["patch"]), MAX_SECONDS)
         patched, settings = with_original_settings(repository, guard, tests, patched)
         entries, dropped = merged(base, tests, patched, guard.holds)
         dropped += settings
         hidden = [os.fsdecode(path) for path in tests if tests[path] != base.get(path)]
-        told = {"applied": True, "dropped": [os.fsdecode(path)[:MOST_DROPPED] for path in dropped[:MOST_DROPPED]]}
-        told["hidden"] = sorted({*hidden, *header["files"]})
+        result = {"applied": True, "dropped": [os.fsdecode(path)[:MAX_DROPPED] for path in dropped[:MAX_DROPPED]]}
+        result["hidden"] = sorted({*hidden, *header["files"]})
         write_archive(repository, entries, header["largest"])
     except Exception as error:
-        told = {"applied": False, "reason": explained(error)}
+        result = {"applied": False, "reason": explained(error)}
         write_archive(repository, tests, header["largest"])
     subprocess.run(["rm", "-rf", repository.folder, repository.tree], check=True)  # the tests need the room
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 def with_original_settings(repository: Repository, guard: Guard, tests: dict, patched: dict) -> tuple:

@@ -24,7 +24,7 @@ ARCHIVE = "/work/built.tar.gz"
 WRITABLE = ("/work", "/tmp", "/var/tmp", "/dev/shm")
 SOURCE_FOLDERS = ("src", "lib", "python")
 BUILD_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
-MOST_TEXT = 1 << 25  # bytes of reports, and of what is kept of errors
+MAX_TEXT = 1 << 25  # bytes of reports, and of what is kept of errors
 CHILD = r"""
 import json, os, sys
 pipe, options = int(sys.argv.pop()), json.loads(sys.argv.pop())
@@ -119,29 +119,32 @@ def project(tree: str) -> dict:
         setup.read_string(read(os.path.join(tree, "setup.cfg")))
     except (ImportError, ValueError, configparser.Error):
         pass
+    table = table if isinstance(table, dict) else {}
     arguments = dict(re.findall(r"\b(name|version)\s*=\s*[\"']([^\"'\n]+)", read(os.path.join(tree, "setup.py"))))
     name, version = (
         str(table.get(key) or setup.get("metadata", key, fallback="") or arguments.get(key, ""))
         for key in ("name", "version")
     )
-    points = {"console_scripts": table.get("scripts", {}), **table.get("entry-points", {})}
+    declared = table.get("entry-points", {})
+    points = {"console_scripts": table.get("scripts", {}), **(declared if isinstance(declared, dict) else {})}
     if setup.has_section("options.entry_points"):
         for group, lines in setup.items("options.entry_points"):
             points[group] = dict(re.findall(r"(\S+)\s*=\s*(\S+)", lines))
-    return {"name": name, "version": version if re.match(r"\d", version) else "0", "points": points}
+    points = {group: lines for group, lines in points.items() if isinstance(lines, dict)}
+    return {"name": name, "version": version if re.fullmatch(r"\d[\w.+!-]*", version) else "0", "points": points}
 
 
 def describe(tree: str, folder: str) -> None:
     """Writes what ``importlib.metadata`` reads of an installed package for the one that a tree holds."""
-    known = project(tree)
-    if not re.fullmatch(r"[\w.-]+", known["name"]):
+    package = project(tree)
+    if not re.fullmatch(r"[\w.-]+", package["name"]):
         return
-    path = f"{folder}/{re.sub('[-_.]+', '_', known['name'])}-{known['version']}.dist-info"
+    path = f"{folder}/{re.sub('[-_.]+', '_', package['name'])}-{package['version']}.dist-info"
     os.makedirs(path)
     with open(f"{path}/METADATA", "w") as file:
-        file.write(f"Metadata-Version: 2.1\nName: {known['name']}\nVersion: {known['version']}\n")
+        file.write(f"Metadata-Version: 2.1\nName: {package['name']}\nVersion: {package['version']}\n")
     with open(f"{path}/entry_points.txt", "w") as file:
-        for group, points in known["points"].items():
+        for group, points in package["points"].items():
             file.write("\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in points.items()), ""]))
 
 
@@ -250,7 +253,7 @@ def watched(child: subprocess.Popen, reports: int, errors: int) -> tuple:
             data = os.read(pipe, 1 << 16)
             if not data:
                 pipes.remove(pipe)
-            elif len(texts[pipe]) < MOST_TEXT:
+            elif len(texts[pipe]) < MAX_TEXT:
                 texts[pipe] += data
         if ended and not ready:
             break

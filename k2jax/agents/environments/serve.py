@@ -54,6 +54,18 @@ _LONGEST_REASON = 500  # characters of what went wrong
 class EnvironmentServer:
     """Episodes of many clients, each in an environment of its own.
 
+    Args:
+        maker: of the environments.
+        key: that every client has to show.
+        offer: what tasks may name; by default what works in their sandboxes.
+        limit: sessions at a time; a further one is refused.
+        timeout: wall time of one reset or step [s].
+        idle: time without a request after which a session ends [s].
+        memory: of all clients' tasks, actions and replies together [bytes].
+
+    Raises:
+        ValueError: the key is empty.
+
     Attributes:
         sessions: connections with the key that are open.
     """
@@ -69,20 +81,6 @@ class EnvironmentServer:
         idle: float = 3600.0,
         memory: int = 128 * MEBI,
     ):
-        """Opens nothing.
-
-        Args:
-            maker: of the environments.
-            key: that every client has to show.
-            offer: what tasks may name; by default what works in their sandboxes.
-            limit: sessions at a time; a further one is refused.
-            timeout: wall time of one reset or step [s].
-            idle: time without a request after which a session ends [s].
-            memory: of all clients' tasks, actions and replies together [bytes].
-
-        Raises:
-            ValueError: the key is empty.
-        """
         if not key:
             raise ValueError("a server of environments needs a key")
         self._maker, self._keys, self._offer = maker, ApiKeys([key]), offer or Offer()
@@ -167,7 +165,8 @@ class EnvironmentServer:
                     connection.request_read()
                 del text
                 step = await episode.ask(request)
-                return await write_message({"step": write_step(step), "tools": list(episode.tools)})
+                reply = {"step": write_step(step), "tools": list(episode.tools)}
+                return await asyncio.to_thread(write_message, reply)
         except UserError as error:
             return await _error("user", str(error))
         except TimeoutError:
@@ -178,7 +177,7 @@ class EnvironmentServer:
 
 async def _error(kind: str, message: str) -> str:
     text = message[:_LONGEST_REASON].encode(errors="replace").decode()
-    return await write_message({"error": {"kind": kind, "message": text}})
+    return await asyncio.to_thread(write_message, {"error": {"kind": kind, "message": text}})
 
 
 class _Episode:
@@ -197,7 +196,7 @@ class _Episode:
         """The request in a text, which takes ``size`` bytes of the room until the next one comes."""
         self._room.give(self._request_size)
         self._request_size = size
-        return await read_request(text)
+        return await asyncio.to_thread(read_request, text)
 
     async def ask(self, request: EnvironmentRequest) -> Step:
         if request.task is not None:

@@ -28,9 +28,13 @@ class ToolEnvironment(Environment):
     error is typed, and the episode is rebuilt or masked.
 
     An agent that brings its own tools works in the same sandbox; see ``Environment.open_workspace``.
+
+    Attributes:
+        needs_sandbox: whether a task must have a tool that works in a sandbox.
     """
 
     folder = "/work"
+    needs_sandbox = False
 
     def __init__(self, services: Services = NO_SERVICES):
         """Opens nothing."""
@@ -123,6 +127,8 @@ class ToolEnvironment(Environment):
 
     async def _open_sandbox(self, task: Task, made: Sequence[Toolset]) -> Sandbox | None:
         needing = [text for text, toolset in zip(task.tools, made, strict=True) if toolset.needs_sandbox]
+        if not needing and self.needs_sandbox:
+            raise UserError(f"the task {task.id!r} needs a tool with a sandbox, such as shell")
         if not needing:
             return None
         if self.services.backend is None:

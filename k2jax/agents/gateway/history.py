@@ -82,7 +82,8 @@ class MatchedHistory:
         told = self.conversation
         options = dataclasses.replace(told.options, tools=bool(told.tools))
         asked = {name: _short(value) for name, value in told.asked.items()}
-        rest = Conversation((), (), (), options, asked, tuple(dict.fromkeys(told.left_out))[:_MOST_LEFT_OUT])
+        left_out = tuple(dict.fromkeys(told.left_out))[:_MOST_LEFT_OUT]
+        rest = Conversation((), (), (), options, asked=asked, left_out=left_out)
         return dataclasses.replace(self, conversation=rest, keys=())
 
 

@@ -56,6 +56,19 @@ class JudgeAnswer(NamedTuple):
 class Judge:
     """Asks a model which of two answers is better. It samples greedily, so that equal questions get equal verdicts.
 
+    Args:
+        client: the model; what it raises for failures of machines is an ``InfrastructureError``.
+        chat: the model's conversations.
+        tokenizer: the model's vocabulary.
+        style: what it is asked.
+        name: of the model; verdicts of another one are not replayed.
+        max_tokens: of an answer; one that is cut has no verdict.
+        max_length: longest prompt and answer together; None for no limit that is known here [tokens].
+        log: verdicts are written to it, and replayed from it; None where nothing resumes.
+        always_asks: the model is asked also where the log has its verdict. An engine in lockstep has to run the
+            same programs after a resume as before, and then says the same.
+        concurrency: requests at a time; None is no limit.
+
     Attributes:
         replayed: verdicts that came from the log.
     """
@@ -74,21 +87,6 @@ class Judge:
         always_asks: bool = False,
         concurrency: int | None = None,
     ):
-        """A judge.
-
-        Args:
-            client: the model; what it raises for failures of machines is an ``InfrastructureError``.
-            chat: the model's conversations.
-            tokenizer: the model's vocabulary.
-            style: what it is asked.
-            name: of the model; verdicts of another one are not replayed.
-            max_tokens: of an answer; one that is cut has no verdict.
-            max_length: longest prompt and answer together; None for no limit that is known here [tokens].
-            log: verdicts are written to it, and replayed from it; None where nothing resumes.
-            always_asks: the model is asked also where the log has its verdict. An engine in lockstep has to run the
-                same programs after a resume as before, and then says the same.
-            concurrency: requests at a time; None is no limit.
-        """
         self._client, self._chat, self._tokenizer, self._style = client, chat, tokenizer, style
         self._name, self._max_tokens, self._max_length = name, max_tokens, max_length
         self._log, self._always_asks = log, always_asks

@@ -33,7 +33,8 @@ def root_arguments(stage: SandboxStage, box: Path, image: str, read_only: Mappin
         read_only: paths of the host by the paths inside.
     """
     arguments = list(_ISOLATION)
-    arguments += _image(stage, image) if image else _host(stage)
+    for source, inside, is_link in root_entries(stage, image):
+        arguments += ["--symlink" if is_link else "--ro-bind", source, inside]
     for inside, source in read_only.items():
         arguments += ["--ro-bind", source, inside]
     arguments += ["--proc", "/proc", "--dev", "/dev"]
@@ -43,14 +44,24 @@ def root_arguments(stage: SandboxStage, box: Path, image: str, read_only: Mappin
     return [*arguments, "--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def _host(stage: SandboxStage) -> list[str]:
-    arguments = ["--ro-bind", "/usr", "/usr"]
+def root_entries(stage: SandboxStage, image: str) -> Iterator[tuple[str, str, bool]]:
+    """What a sandbox shows at its top of an image, or of the host's programs where that is empty.
+
+    Yields:
+        A path of the host or the target of a link, the path inside, and whether it is a link.
+    """
+    if image:
+        root = stage.visible(image, alone=True)
+        for name, target in image_entries(image):
+            yield target or str(root / name), f"/{name}", bool(target)
+        return
+    yield "/usr", "/usr", False
     for folder in HOST_FOLDERS:
         if os.path.islink(folder):
-            arguments += ["--symlink", os.readlink(folder), folder]
+            yield os.readlink(folder), folder, True
         elif os.path.isdir(folder):
-            arguments += ["--ro-bind", folder, folder]
-    return [*arguments, "--ro-bind", str(stage.path / "etc"), "/etc"]
+            yield folder, folder, False
+    yield str(stage.path / "etc"), "/etc", False
 
 
 def image_entries(image: str) -> Iterator[tuple[str, str]]:
@@ -66,13 +77,6 @@ def image_entries(image: str) -> Iterator[tuple[str, str]]:
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             raise ValueError(f"{name!a} in the image is neither a folder, a file nor a link")
         yield name, os.readlink(path) if stat.S_ISLNK(mode) else ""
-
-
-def _image(stage: SandboxStage, image: str) -> list[str]:
-    root, arguments = stage.visible(image, alone=True), []
-    for name, target in image_entries(image):
-        arguments += ["--symlink", target, f"/{name}"] if target else ["--ro-bind", str(root / name), f"/{name}"]
-    return arguments
 
 
 def command_arguments(root: Sequence[str], cwd: str, env: Mapping[str, str], descriptors: Mapping[str, int]) -> bytes:

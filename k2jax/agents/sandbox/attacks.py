@@ -31,6 +31,10 @@ def _says(text: str) -> Callable[[ExecResult], bool]:
     return lambda result: result.code == 0 and result.stdout.decode(errors="replace").strip() == text
 
 
+def _says_numbers(low: int, high: int) -> Callable[[ExecResult], bool]:
+    return lambda result: result.code == 0 and all(low <= int(word) <= high for word in result.stdout.split())
+
+
 def _times_out(result: ExecResult) -> bool:
     return result.timed_out
 
@@ -73,19 +77,26 @@ while True:
         _times_out,
         0.8,
     ),
-    "threads without end": Attack(
+    "processes and threads without end": Attack(
         """
-import threading, time
+import os, threading, time
+def started(start):
+    n = 0
+    try:
+        while n < 500: start(); n += 1
+    except (OSError, RuntimeError): return n
+children = []
+def fork():
+    children.append(os.fork())
+    if not children[-1]: time.sleep(60)
+processes = started(fork)
+for pid in children: os.kill(pid, 9); os.waitpid(pid, 0)
 threading.stack_size(65536)
-n = 0
-try:
-    while n < 500:
-        threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); n += 1
-except RuntimeError: pass
-import os
-os._exit(0 if n < 100 else 1)
+threads = started(lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start())
+print(processes, threads, flush=True)
+os._exit(0)
 """,
-        lambda result: result.code == 0,
+        _says_numbers(4, 99),
     ),
     "memory bomb": Attack(
         """
@@ -183,28 +194,44 @@ for path in (sys.argv[1], '/proc/1/root' + sys.argv[1], '/proc/self/cwd/../../..
         """
 import ctypes, os
 libc = ctypes.CDLL(None)
-user = libc.unshare(0x10000000)
-print([libc.unshare(f) for f in (0x20000, 0x20000000, 0x40000000)] + [user])
+flags = (0x10000000, 0x00020000, 0x20000000, 0x40000000, 0x08000000, 0x04000000, 0x02000000, 0x80)
+results = {libc.unshare(flag) for flag in flags}
+clone = {'x86_64': 56, 'aarch64': 220}[os.uname().machine]
+for flag in flags[:-1]:
+    pid = libc.syscall(clone, ctypes.c_ulong(flag | 17), 0, 0, 0, 0)
+    if pid == 0: os._exit(0)
+    results.add(pid)
+for kind in ('user', 'mnt', 'pid', 'net'):
+    results.add(libc.setns(os.open(f'/proc/self/ns/{kind}', os.O_RDONLY), 0))
+print(results)
 """,
-        lambda result: b"0" not in result.stdout,
+        _says("{-1}"),
     ),
     "mounts": Attack(
         """
 import ctypes
 libc = ctypes.CDLL(None)
 c = ctypes.c_char_p
-print(libc.mount(c(b'x'), c(b'/work'), c(b'tmpfs'), 0, None), libc.mount(c(b'/'), c(b'/work'), None, 4096, None),
-    libc.umount2(c(b'/proc'), 2), libc.mount(None, c(b'/'), None, 32, None))
+print({libc.mount(c(b'x'), c(b'/work'), c(b'tmpfs'), 0, None), libc.mount(c(b'/usr'), c(b'/work'), None, 4096, None),
+    libc.mount(None, c(b'/'), None, 32, None), libc.umount2(c(b'/work'), 2), libc.umount2(c(b'/proc'), 2),
+    libc.umount2(c(b'/proc/sys'), 2), libc.syscall(430, c(b'tmpfs'), 0), libc.syscall(428, -100, c(b'/usr'), 1),
+    libc.syscall(442, -100, c(b'/usr'), 0, 0, 0)})
 """,
-        _says("-1 -1 -1 -1"),
+        _says("{-1}"),
     ),
     "tracing": Attack(
         """
-import ctypes, sys
+import ctypes, os, sys, time
 libc = ctypes.CDLL(None)
-print(libc.ptrace(16, int(sys.argv[6]), 0, 0), libc.process_vm_readv(int(sys.argv[6]), 0, 0, 0, 0, 0) > 0)
+child, outside = os.fork(), int(sys.argv[6])
+if child == 0: time.sleep(60)
+buffer = ctypes.create_string_buffer(64)
+vector = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 64)
+print({libc.ptrace(0, 0, 0, 0), libc.ptrace(0x4206, 1, 0, 0), *(libc.ptrace(16, pid, 0, 0) for pid in (child, outside)),
+    *(call(pid, vector, 1, vector, 1, 0) for pid in (child, outside)
+      for call in (libc.process_vm_readv, libc.process_vm_writev))})
 """,
-        _says("-1 False"),
+        _says("{-1}"),
     ),
     "survivors of their parents": Attack(
         """

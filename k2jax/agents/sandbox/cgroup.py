@@ -89,6 +89,15 @@ def _divisible(start: Path, top: Path, limit: str) -> Path | None:
 class ControlGroup:
     """The groups of one sandbox: one folder on version 2, one for each controller on version 1.
 
+    Args:
+        trees: see ``find``.
+        name: what the folders are called, after ``k2jax-``.
+        memory: bytes.
+        processes: processes and threads.
+
+    Raises:
+        OSError: they cannot be made.
+
     Attributes:
         controllers: those that limit it.
         memory: most bytes.
@@ -96,17 +105,6 @@ class ControlGroup:
     """
 
     def __init__(self, trees: dict[str, Tree], name: str, *, memory: int, processes: int):
-        """Makes the groups.
-
-        Args:
-            trees: see ``find``.
-            name: what the folders are called, after ``k2jax-``.
-            memory: bytes.
-            processes: processes and threads.
-
-        Raises:
-            OSError: they cannot be made.
-        """
         self.controllers = frozenset(trees)
         self.memory, self.processes = memory, processes
         self._folders: dict[Path, int] = {}
@@ -174,18 +172,17 @@ class ControlGroup:
 
 
 class GroupPool:
-    """Makes control groups, and gives those of closed sandboxes to the next ones: the kernel is slow to make one."""
+    """Makes control groups, and gives those of closed sandboxes to the next ones: the kernel is slow to make one.
+
+    Args:
+        trees: see ``find``.
+        name: what the folders' names begin with, after ``k2jax-``.
+    """
 
     _KEPT = 32
     """Most groups that wait for a sandbox."""
 
     def __init__(self, trees: dict[str, Tree], name: str):
-        """A pool without groups.
-
-        Args:
-            trees: see ``find``.
-            name: what the folders' names begin with, after ``k2jax-``.
-        """
         self._trees, self._name = trees, name
         self._made = 0
         self._free: dict[tuple[int, int], list[ControlGroup]] = {}

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from collections.abc import Callable
 import os
+import sys
 import time
 
 from k2jax.agents.sandbox.attacks import ATTACKS
-from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.sandbox.backends import BACKENDS, make_backend
 from k2jax.agents.sandbox.hostile import LIMITS, Outside, attempt
 from k2jax.agents.sandbox.interpreter import HostPython, host_python
 from k2jax.agents.sandbox.namespaces import NamespaceBackend
 from k2jax.agents.sandbox.types import Capabilities, SandboxBackend, SandboxSpec
 from k2jax.errors import InfrastructureError, UserError
 
+_ABOUT = "Says what a backend of sandboxes isolates on this machine, and attacks it."
 _MEANING = {
     "network": {"none": "none: only its own loopback", "host": "the host's"},
     "memory": {
@@ -132,3 +135,16 @@ async def _attack(backend: SandboxBackend, spec: SandboxSpec, python: str, say: 
         say(f"  {name}: {verdict} ({time.perf_counter() - begun:.1f} s)")
     say(f"  {contained} of {len(ATTACKS)} attacks contained")
     return contained == len(ATTACKS)
+
+
+def command() -> None:
+    """Runs ``python -m k2jax.sandbox``."""
+    parser = argparse.ArgumentParser(prog="python -m k2jax.sandbox", description=_ABOUT)
+    parser.add_argument("command", nargs="?", choices=["check"], help="the only command")
+    parser.add_argument("--backend", choices=sorted(BACKENDS), default="bubblewrap", help="which (default: bubblewrap)")
+    parser.add_argument("--no-attacks", action="store_true", help="only say what it isolates")
+    arguments = parser.parse_args()
+    if arguments.command is None:
+        parser.print_help()
+    elif not check(arguments.backend, attacks=not arguments.no_attacks):
+        sys.exit(1)

@@ -76,21 +76,19 @@ class E2BOptions:
 class E2BBackend:
     """Opens machines without internet access.
 
+    Args:
+        options: None for those of the environment.
+        images: how names of templates must begin that specs may name; see ``image_name``.
+
+    Raises:
+        UserError: the client is not installed, or there is no key.
+
     Attributes:
         capabilities: the machine's memory and disk are those of its template; commands have limits of their own too.
         options: see ``E2BOptions``.
     """
 
     def __init__(self, options: E2BOptions | None = None, *, images: str = ""):
-        """Looks for the client.
-
-        Args:
-            options: None for those of the environment.
-            images: how names of templates must begin that specs may name; see ``image_name``.
-
-        Raises:
-            UserError: the client is not installed, or there is no key.
-        """
         if importlib.util.find_spec("httpx") is None:
             raise UserError(f"no package httpx on this machine; {INSTALL_HTTP}")
         self.options = options or E2BOptions.from_environment()
@@ -188,13 +186,13 @@ class E2BSandbox(RemoteSandbox):
             SandboxError: the machine runs no commands.
         """
         argv = ["/bin/sh", "-c", _MAKE_FOLDERS, "sh", self._user]
-        if (code := await self._run(argv, b"", CommandOutputs(0), user="root")) != 0:
+        if (code := await self._as_user(argv, b"", CommandOutputs(0), user="root")) != 0:
             raise SandboxError(f"the machine has no /work: code {code}")
 
     async def _stream(self, argv: list[str], stdin: bytes, outputs: CommandOutputs) -> int:
-        return await self._run(argv, stdin, outputs, user=self._user)
+        return await self._as_user(argv, stdin, outputs, user=self._user)
 
-    async def _run(self, argv: list[str], stdin: bytes, outputs: CommandOutputs, *, user: str) -> int:
+    async def _as_user(self, argv: list[str], stdin: bytes, outputs: CommandOutputs, *, user: str) -> int:
         import httpx
 
         config = {"cmd": argv[0], "args": argv[1:], "envs": {}, "cwd": "/"}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 import os
-from typing import Any, Self
+from typing import Any
 
 from k2jax.agents.sandbox import files
-from k2jax.agents.sandbox.types import MEBI, SandboxError
+from k2jax.agents.sandbox.types import Capabilities, Sandbox, SandboxError
 
 FILE_SECONDS = 30.0
 """Wall time in which a file or a listing must be there, and how long the caller waits for it [s]."""
@@ -18,62 +18,45 @@ _THREADS = ThreadPoolExecutor(8, "sandbox-files")
 """Where files are read and written, so that none of them holds up an event loop; threads belong to no loop."""
 
 
-class FolderSandbox(abc.ABC):
-    """The files of a sandbox that is open, read and written from outside without following links; see ``Sandbox``.
+class FolderSandbox(Sandbox):
+    """A sandbox that is open, whose files are read and written from outside without following links.
 
     Args:
+        capabilities: those of its backend.
+        env: variables of every command.
         root: descriptor of the folder, closed with the sandbox.
         places: folders that a program sees, in the order in which messages name them, and where each lies below the
             root; a relative path is below ``/work``, which is one of them.
     """
 
-    def __init__(self, root: int, places: Mapping[str, str]):
+    def __init__(self, capabilities: Capabilities, env: Mapping[str, str], *, root: int, places: Mapping[str, str]):
+        super().__init__(capabilities, env)
         self._root: int | None = root
         self._places = places
 
-    async def read(self, path: str, limit: int = MEBI) -> bytes:
-        """The beginning of a file; see ``Sandbox.read``. Links are not followed."""
-        return await self._in_thread(files.read_file, self._outside(path), limit)
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Replaces a file; see ``Sandbox.write``."""
-        await self._in_thread(files.write_file, self._outside(path), data)
-
-    async def list(self, path: str, limit: int = 1000) -> list[str]:
-        """Names in a folder; see ``Sandbox.list``."""
-        return await self._in_thread(files.list_folder, self._outside(path), limit)
-
     async def close(self) -> None:
-        """Ends the sandbox; see ``Sandbox.close``."""
+        """See ``Sandbox.close``."""
         if self._root is None:
             return
         os.close(self._root)
         self._root = None
         await self._end()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
     @abc.abstractmethod
     async def _end(self) -> None:
         """Ends what is there beside the descriptor; called once."""
 
-    def _files(self) -> int:
+    def _check_open(self) -> None:
         if self._root is None:
             raise SandboxError("the sandbox is closed")
-        return self._root
 
-    async def _in_thread(self, function: Callable[..., Any], path: str, argument: Any) -> Any:
-        """What a function of ``files`` returns or raises, in a thread.
-
-        The thread has a descriptor of its own, whose number is no other file's after the sandbox is closed.
-        """
-        root = os.dup(self._files())
+    async def _on_files(self, function: str, path: str, argument: Any) -> Any:
+        outside = self._outside(path)
+        self._check_open()
+        # The thread has a descriptor of its own, whose number is no other file's after the sandbox is closed.
+        root = os.dup(self._root)
         try:
-            future = _THREADS.submit(function, root, path, argument)
+            future = _THREADS.submit(getattr(files, function), root, outside, argument)
         except BaseException:
             os.close(root)
             raise

@@ -11,16 +11,16 @@ from k2jax.agents.sandbox.interpreter import host_python
 _PROGRAM = Path(forward_program.__file__).read_text(encoding="utf-8")
 
 
-def forwarded(argv: Sequence[str], socket_path: str, *, port: int, python: str | None = None) -> list[str]:
+def forwarded(argv: Sequence[str], socket_path: str, *, port: int) -> list[str]:
     """A command that finds a server at ``127.0.0.1:port``, where it has nothing else.
 
     The server listens on a Unix socket of the host that the sandbox's user may write to, alone in a folder that the
-    spec's ``read_only`` names. Each command has its own loopback, so it needs this with each.
+    spec's ``read_only`` names, beside this program's own Python. Each command has its own loopback, so it needs this
+    with each.
 
     Args:
         argv: the command.
         socket_path: of the server's socket.
         port: inside.
-        python: the interpreter inside; None for this program's own, which the sandbox's spec must show.
     """
-    return [python or host_python().executable, "-I", "-S", "-c", _PROGRAM, str(port), socket_path, *argv]
+    return [host_python().executable, "-I", "-S", "-c", _PROGRAM, str(port), socket_path, *argv]

@@ -43,6 +43,7 @@ class Outside:
     Attributes:
         arguments: for the attacks: a file with a secret, a TCP port, a UDP port, the name of an abstract socket, the
             path of a socket, and the number of a process.
+        file: the file with the secret, alone in its folder.
         secret: what no sandbox may see; this process has it in a variable of its environment too.
     """
 
@@ -50,8 +51,8 @@ class Outside:
         self.secret, name = secrets.token_hex(16), f"k2jax-{secrets.token_hex(8)}"
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            self._file = folder / "secret"
-            self._file.write_text(self.secret)
+            self.file = folder / "secret"
+            self.file.write_text(self.secret)
             kinds = ((socket.AF_INET, socket.SOCK_STREAM), (socket.AF_INET, socket.SOCK_DGRAM), (socket.AF_UNIX,))
             self._sockets = [stack.enter_context(socket.socket(*kind)) for kind in (*kinds, (socket.AF_UNIX,))]
             tcp, udp, abstract, path = self._sockets
@@ -67,7 +68,7 @@ class Outside:
             )
             stack.callback(self._process.kill)
             ports = [str(server.getsockname()[1]) for server in (tcp, udp)]
-            self.arguments = [str(self._file), *ports, name, addresses[-1], str(self._process.pid)]
+            self.arguments = [str(self.file), *ports, name, addresses[-1], str(self._process.pid)]
             os.environ["K2JAX_SECRET_OF_THE_HOST"] = self.secret
             stack.callback(os.environ.pop, "K2JAX_SECRET_OF_THE_HOST")
             self._before = self._state()
@@ -78,10 +79,10 @@ class Outside:
         self._stack.close()
 
     def _state(self) -> tuple:
-        stats = [path.stat() for path in (self._file.parent, self._file)]
+        stats = [path.stat() for path in (self.file.parent, self.file)]
         return (
-            sorted(os.listdir(self._file.parent)),
-            self._file.read_bytes(),
+            sorted(os.listdir(self.file.parent)),
+            self.file.read_bytes(),
             [(s.st_mtime_ns, s.st_ctime_ns, s.st_mode, s.st_nlink) for s in stats],
         )
 

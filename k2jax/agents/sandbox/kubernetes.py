@@ -36,6 +36,15 @@ class _Clients(NamedTuple):
 class KubernetesBackend:
     """Opens pods; see ``PodOptions`` for what they are.
 
+    Args:
+        options: of all pods.
+        images: how names of images must begin that specs may name; see ``image_name``.
+        configuration: a ``kubernetes.aio.client.Configuration``; None for the kubeconfig's current context, or the
+            service account of the pod in which this runs.
+
+    Raises:
+        UserError: the client is not installed.
+
     Attributes:
         capabilities: processes are limited where pods have user namespaces. That the network is cut off is the work of
             the cluster's network plugin, which must know policies.
@@ -43,17 +52,6 @@ class KubernetesBackend:
     """
 
     def __init__(self, options: PodOptions | None = None, *, images: str = "", configuration: Any = None):
-        """Looks for the client.
-
-        Args:
-            options: of all pods.
-            images: how names of images must begin that specs may name; see ``image_name``.
-            configuration: a ``kubernetes.aio.client.Configuration``; None for the kubeconfig's current context, or the
-                service account of the pod in which this runs.
-
-        Raises:
-            UserError: the client is not installed.
-        """
         if importlib.util.find_spec("kubernetes") is None:
             raise UserError(f"no package kubernetes on this machine; {INSTALL_KUBERNETES}")
         self.options = options or PodOptions()

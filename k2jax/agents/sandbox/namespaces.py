@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 import contextlib
 import functools
+import importlib.util
 import os
 from pathlib import Path
 import platform
+import shutil
+import subprocess
 import threading
 from typing import ClassVar
 import weakref
@@ -23,9 +26,9 @@ from k2jax.agents.sandbox import cgroup, seccomp
 from k2jax.agents.sandbox.folder import FolderSandbox
 from k2jax.agents.sandbox.images import image_folder
 from k2jax.agents.sandbox.mounts import mounts
-from k2jax.agents.sandbox.process import SandboxProcess
+from k2jax.agents.sandbox.process import SandboxProcess, result_of
 from k2jax.agents.sandbox.spawner_client import Answer, Link
-from k2jax.agents.sandbox.types import MEBI, Capabilities, ExecResult, SandboxError, SandboxSpec
+from k2jax.agents.sandbox.types import Capabilities, Command, ExecResult, SandboxError, SandboxSpec
 from k2jax.errors import UserError
 
 _WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
@@ -45,6 +48,13 @@ _GRACE = 30.0
 class NamespaceBackend(abc.ABC):
     """Opens sandboxes of namespaces; its spawner starts with the first of them and ends with this object.
 
+    Args:
+        images: folder of the unpacked root file systems that specs may name; see ``image_folder``.
+        groups: whether control groups are used where there are any.
+
+    Raises:
+        UserError: it is not installed, or there is no filter of system calls for this machine.
+
     Attributes:
         capabilities: memory and processes are limited by control groups where this user can make them, else by limits
             of each process.
@@ -54,15 +64,6 @@ class NamespaceBackend(abc.ABC):
     kind: ClassVar[str]
 
     def __init__(self, *, images: str = "", groups: bool = True):
-        """Looks for the program.
-
-        Args:
-            images: folder of the unpacked root file systems that specs may name; see ``image_folder``.
-            groups: whether control groups are used where there are any.
-
-        Raises:
-            UserError: it is not installed, or there is no filter of system calls for this machine.
-        """
         if not seccomp.supported():
             raise UserError(f"the {self.kind} backend knows x86_64 and aarch64 only, not {platform.machine()}")
         self._program, self._folder = self._find()
@@ -124,7 +125,7 @@ class NamespaceBackend(abc.ABC):
 
     async def _open(self, link: Link, spec: SandboxSpec, image: str, shown: Mapping[str, str]) -> NamespaceSandbox:
         limits = spec.limits
-        _, future = link.ask(
+        number, future = link.ask(
             "open",
             limits={name: int(getattr(limits, name)) for name in limits.__dataclass_fields__},
             read_only=shown,
@@ -133,9 +134,38 @@ class NamespaceBackend(abc.ABC):
         try:
             answer = await _answer(future, _GRACE)
         except BaseException:
-            future.add_done_callback(functools.partial(_discard, link))  # it may still be made, for nobody
+            future.add_done_callback(functools.partial(_abandon, link, number))  # it may still be made, for nobody
             raise
         return NamespaceSandbox(link, answer, spec, self)
+
+
+def find_program(kind: str, name: str, wheel: tuple[str, str], option: str, install: str) -> tuple[str, str, str]:
+    """Where an isolating program is.
+
+    Args:
+        kind: what it is called.
+        name: of its file.
+        wheel: module of the wheel that holds it, and its path there.
+        option: with which it is tried.
+        install: how it is installed.
+
+    Returns:
+        Its path, the folder that it is relative to (that of installed packages for the wheel, empty for the system's),
+        and what it prints.
+
+    Raises:
+        UserError: there is none.
+    """
+    spec = importlib.util.find_spec(wheel[0])
+    path, folder = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"), ""
+    if spec is not None and spec.origin:
+        package = Path(spec.origin).parent
+        if (package / wheel[1]).is_file():
+            path, folder = f"{package.name}/{wheel[1]}", str(package.parent)
+    if path is None:
+        raise UserError(f"no {kind} on this machine; {install}")
+    run = subprocess.run([os.path.join(folder, path), option], capture_output=True, text=True)
+    return path, folder, run.stdout + run.stderr
 
 
 def descendants(pid: int) -> set[int]:
@@ -161,69 +191,37 @@ async def _answer(future: Future[Answer], patience: float) -> Answer:
         raise SandboxError("the spawner of sandboxes does not answer") from None
 
 
-def _discard(link: Link, opened: Future[Answer]) -> None:
-    if opened.exception() is None:
-        os.close(opened.result().descriptor)
+def _abandon(link: Link, number: int, made: Future[Answer]) -> None:
+    """Ends the sandbox or the program of a request that nobody waits for any more."""
+    if made.exception() is None:
+        os.close(made.result().descriptor)
         with contextlib.suppress(SandboxError):
-            link.ask("close", box=opened.result().record["box"])
-
-
-def _abandon(link: Link, number: int, started: Future[Answer]) -> None:
-    """Ends a program that nobody waits for any more."""
-    if started.exception() is None:
-        os.close(started.result().descriptor)
-        with contextlib.suppress(SandboxError):
-            link.ask("kill", target=number)
+            if (box := made.result().record.get("box")) is not None:
+                link.ask("close", box=box)
+            else:
+                link.ask("kill", target=number)
 
 
 class NamespaceSandbox(FolderSandbox):
-    """One sandbox, whose files in /work, /tmp and /dev/shm are within reach; see ``Sandbox``.
-
-    Attributes:
-        capabilities: those of its backend.
-    """
+    """One sandbox, whose files in /work, /tmp and /dev/shm are within reach; see ``Sandbox``."""
 
     def __init__(self, link: Link, opened: Answer, spec: SandboxSpec, backend: NamespaceBackend):
         """Takes over a sandbox that the spawner has made, and the descriptor of its files."""
-        super().__init__(opened.descriptor, _WRITABLE)
-        self.capabilities = backend.capabilities
-        self._link, self._box, self._env = link, opened.record["box"], ENVIRONMENT | dict(spec.env)
-        self._spec, self._backend = spec, backend
+        env = ENVIRONMENT | dict(spec.env)
+        super().__init__(backend.capabilities, env, root=opened.descriptor, places=_WRITABLE)
+        self._link, self._box, self._spec, self._backend = link, opened.record["box"], spec, backend
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        timeout: float = 10.0,
-        output_limit: int = MEBI,
-    ) -> ExecResult:
-        """Runs a command; one that cannot be started has code 127. See ``Sandbox.exec``."""
-        self._files()
-        command = {"argv": list(argv), "cwd": cwd, "env": self._env | dict(env or {})}
-        if (problem := problem_of(command["argv"], cwd, command["env"])) is not None:
-            return ExecResult(127, b"", problem, 0.0)
-        number, future = self._link.ask(
-            "exec", stdin, box=self._box, timeout=timeout, output_limit=output_limit, **command
-        )
+    async def _run(self, command: Command) -> ExecResult:
+        record = command._asdict()
+        number, future = self._link.ask("exec", record.pop("stdin"), box=self._box, **record)
         try:
-            answer = await _answer(future, max(timeout, 0.0) + _GRACE)
+            answer = await _answer(future, max(command.timeout, 0.0) + _GRACE)
         except BaseException:
             with contextlib.suppress(SandboxError):
                 self._link.ask("kill", target=number)
             raise
-        record, size = answer.record, answer.record["stdout"]
-        return ExecResult(
-            code=record["code"],
-            stdout=answer.payload[:size],
-            stderr=answer.payload[size:],
-            seconds=record["seconds"],
-            timed_out=record["timed_out"],
-            out_of_memory=record["out_of_memory"],
-            truncated=record["truncated"],
-        )
+        size = answer.record["stdout"]
+        return result_of(answer, answer.payload[:size], answer.payload[size:])
 
     async def start(
         self, argv: Sequence[str], *, cwd: str = "/work", env: Mapping[str, str] | None = None, first: bool = False
@@ -239,28 +237,19 @@ class NamespaceSandbox(FolderSandbox):
         Raises:
             SandboxError: the sandbox failed. A program that cannot be started is one that ends at once.
         """
-        self._files()
-        command = {"argv": list(argv), "cwd": cwd, "env": self._env | dict(env or {})}
-        if (problem := problem_of(command["argv"], cwd, command["env"])) is not None:
+        self._check_open()
+        command = Command(list(argv), b"", cwd, self._env | dict(env or {}), 0.0, 0)
+        if (problem := self._problem(command)) is not None:
             raise SandboxError(problem.decode())
         ended: Future[Answer] = Future()
-        number, future = self._link.ask("start", later=ended, box=self._box, first=first, **command)
+        record = {"argv": command.argv, "cwd": cwd, "env": command.env, "first": first}
+        number, future = self._link.ask("start", later=ended, box=self._box, **record)
         try:
             answer = await _answer(future, _GRACE)
         except BaseException:
             future.add_done_callback(functools.partial(_abandon, self._link, number))
             raise
         return SandboxProcess(self._link, number, answer.descriptor, ended)
-
-    async def end_all(self) -> None:
-        """Ends every command and program that runs inside; the files stay.
-
-        Raises:
-            SandboxError: the sandbox failed.
-        """
-        self._files()
-        _, future = self._link.ask("end", box=self._box)
-        await _answer(future, _GRACE)
 
     async def snapshot(self) -> bytes:
         """All files in /work, /tmp and /dev/shm, for ``fork``; what runs is not part of it.
@@ -298,19 +287,3 @@ class NamespaceSandbox(FolderSandbox):
         with contextlib.suppress(SandboxError):  # a spawner that has ended took everything with it
             _, future = self._link.ask("close", box=self._box)
             await _answer(future, _GRACE)
-
-
-def problem_of(argv: list[str], cwd: str, env: Mapping[str, str]) -> bytes | None:
-    """Why the kernel would take no such command; None where it would."""
-    if not argv:
-        return b"there is no command"
-    for word in [*argv, cwd, *env, *env.values()]:
-        if "\0" in word:
-            return b"a word of the command holds a null character"
-        try:
-            os.fsencode(word)
-        except UnicodeEncodeError:
-            return b"a word of the command holds a character that UTF-8 does not"
-    if any(not name or "=" in name for name in env):
-        return b"a variable has no name"
-    return None

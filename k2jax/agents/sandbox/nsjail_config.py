@@ -7,7 +7,7 @@ the folder, so that a folder that does not exist is the command's mistake and no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 import os
 from pathlib import Path
 import platform
@@ -16,7 +16,7 @@ import resource
 from typing import Any
 
 from k2jax.agents.sandbox import seccomp
-from k2jax.agents.sandbox.arguments import HOST_FOLDERS, image_entries
+from k2jax.agents.sandbox.arguments import root_entries
 from k2jax.agents.sandbox.launcher import Invocation, json_records
 from k2jax.agents.sandbox.mount_namespace import NOBODY, SandboxStage
 
@@ -54,7 +54,7 @@ class NsjailLauncher:
             f'uidmap {{ inside_id: "{NOBODY}" outside_id: "{outside}" count: 1 }}',
             f'gidmap {{ inside_id: "{NOBODY}" outside_id: "{outside}" count: 1 }}',
             "mount_proc: true",
-            *(_image(stage, record["image"]) if record["image"] else _host(stage)),
+            *_root(stage, record["image"]),
             *(_bind(str(stage.visible(source)), inside) for inside, source in record["read_only"].items()),
             *(_bind(f"/dev/{name}", f"/dev/{name}", "rw: true") for name in _DEVICES),
             *(_link(target, f"/dev/{name}") for name, target in (_LINKS | {"ptmx": "pts/ptmx"}).items()),
@@ -120,20 +120,10 @@ def _call(number: int) -> str:
     return f"SYSCALL[{number}]"
 
 
-def _host(stage: SandboxStage) -> Iterable[str]:
-    yield _bind("/usr", "/usr")
-    for folder in HOST_FOLDERS:
-        if os.path.islink(folder):
-            yield _link(os.readlink(folder), folder)
-        elif os.path.isdir(folder):
-            yield _bind(folder, folder)
-    yield _bind(str(stage.path / "etc"), "/etc")
-
-
-def _image(stage: SandboxStage, image: str) -> Iterable[str]:
-    root = stage.visible(image, alone=True)
-    for name, target in image_entries(image):
-        yield _link(target, f"/{name}") if target else _bind(str(root / name), f"/{name}", "nosuid: true nodev: true")
+def _root(stage: SandboxStage, image: str) -> Iterator[str]:
+    options = "nosuid: true nodev: true" if image else ""
+    for source, inside, is_link in root_entries(stage, image):
+        yield _link(source, inside) if is_link else _bind(source, inside, options)
 
 
 def _bind(source: str, inside: str, options: str = "") -> str:

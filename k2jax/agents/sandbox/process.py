@@ -47,12 +47,10 @@ class SandboxProcess:
             SandboxError: the sandbox failed.
         """
         answer = await asyncio.shield(asyncio.wrap_future(self._ended))
-        record = answer.record
-        return ExecResult(
-            code=record["code"],
-            stdout=b"",
-            stderr=answer.payload,
-            seconds=record["seconds"],
-            out_of_memory=record["out_of_memory"],
-            truncated=record["truncated"],
-        )
+        return result_of(answer, b"", answer.payload)
+
+
+def result_of(ended: Answer, stdout: bytes, stderr: bytes) -> ExecResult:
+    """How a command ended, as the spawner tells it, with its outputs."""
+    names = ("code", "seconds", "timed_out", "out_of_memory", "truncated")
+    return ExecResult(stdout=stdout, stderr=stderr, **{name: ended.record[name] for name in names})

@@ -56,19 +56,17 @@ class ToolWorker:
     """A Python process in a sandbox with functions and names that last from call to call; one call at a time.
 
     It starts with the first call, and again with the call after it has ended. The sandbox's ``close`` ends it too.
+
+    Args:
+        sandbox: where it runs.
+        source: Python code that it runs first; its functions can be called.
+        python: the interpreter inside; None for this program's own, which the sandbox's spec must show.
+        start_timeout: time that starting and ``source`` may take [s].
     """
 
     def __init__(
         self, sandbox: NamespaceSandbox, source: str = "", *, python: str | None = None, start_timeout: float = 30.0
     ):
-        """Describes a worker.
-
-        Args:
-            sandbox: where it runs.
-            source: Python code that it runs first; its functions can be called.
-            python: the interpreter inside; None for this program's own, which the sandbox's spec must show.
-            start_timeout: time that starting and ``source`` may take [s].
-        """
         self._sandbox, self._source, self._start_timeout = sandbox, source, start_timeout
         self._python = python or host_python().executable
         self._process: SandboxProcess | None = None

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import contextlib
 import json
 from pathlib import Path
 import time
-from typing import Any, Self
+from typing import Any
 
 from k2jax.agents.sandbox import files
 from k2jax.agents.sandbox.folder import place_of
 from k2jax.agents.sandbox.images import image_name
-from k2jax.agents.sandbox.namespaces import ENVIRONMENT, problem_of
-from k2jax.agents.sandbox.types import MEBI, Capabilities, ExecResult, SandboxError, SandboxSpec
+from k2jax.agents.sandbox.namespaces import ENVIRONMENT
+from k2jax.agents.sandbox.types import (
+    MEBI,
+    Capabilities,
+    Command,
+    ExecResult,
+    Sandbox,
+    SandboxError,
+    SandboxSpec,
+    command_words,
+)
 from k2jax.errors import UserError
 from k2jax.files.bounded_json import parse_bounded_json
 
@@ -47,8 +56,8 @@ import json, sys
 answer, data = {{}}, b""
 try:
     folder, path = os.open(sys.argv[2], os.O_RDONLY | os.O_DIRECTORY), json.loads(sys.argv[3])
-    if sys.argv[1] == "read": data = read_file(folder, path, int(sys.argv[4]))
-    elif sys.argv[1] == "write": write_file(folder, path, sys.stdin.buffer.read())
+    if sys.argv[1] == "read_file": data = read_file(folder, path, int(sys.argv[4]))
+    elif sys.argv[1] == "write_file": write_file(folder, path, sys.stdin.buffer.read())
     else: answer["names"] = list_folder(folder, path, int(sys.argv[4]))
 except (SandboxError, OSError) as error: answer["error"] = str(error)
 sys.stdout.buffer.write(json.dumps(answer).encode() + b"\\n" + data)
@@ -62,6 +71,9 @@ _MOST_NAMES = 1 << 25
 class CommandOutputs:
     """What a running command has written, up to a limit for each output.
 
+    Args:
+        limit: bytes that are kept of each output.
+
     Attributes:
         begun: set when the command has started.
         stdout: its output.
@@ -70,11 +82,6 @@ class CommandOutputs:
     """
 
     def __init__(self, limit: int):
-        """Starts empty.
-
-        Args:
-            limit: bytes that are kept of each output.
-        """
         self.begun = asyncio.Event()
         self.stdout, self.stderr, self.truncated = bytearray(), bytearray(), False
         self._limit = limit
@@ -86,50 +93,32 @@ class CommandOutputs:
         kept += data[:room]
 
 
-class RemoteSandbox(abc.ABC):
+class RemoteSandbox(Sandbox):
     """A sandbox on another machine; see ``Sandbox``. Commands wait for each other; see the module.
 
-    Attributes:
+    Args:
+        spec: what it was made of.
         capabilities: those of its backend.
+        python: the interpreter inside that reads and writes files.
+        limits: ``processes`` and ``memory`` of each command, where the machine itself has none.
     """
 
     def __init__(self, spec: SandboxSpec, capabilities: Capabilities, *, python: str, limits: Mapping[str, int]):
-        """Describes a sandbox that is running.
-
-        Args:
-            spec: what it was made of.
-            capabilities: those of its backend.
-            python: the interpreter inside that reads and writes files.
-            limits: ``processes`` and ``memory`` of each command, where the machine itself has none.
-        """
-        self.capabilities = capabilities
-        self._env, self._python = ENVIRONMENT | dict(spec.env), python
+        super().__init__(capabilities, ENVIRONMENT | dict(spec.env))
+        self._python = python
         self._limits = [limits.get("processes", 0), limits.get("memory", 0) >> 10, spec.limits.open_files]
         self._lock = asyncio.Lock()
         self._open, self._untidy = True, False
         self._tidying: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Future[None] | None = None
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        timeout: float = 10.0,
-        output_limit: int = MEBI,
-    ) -> ExecResult:
-        """Runs a command when those before it have ended; see ``Sandbox.exec``."""
-        variables = self._env | dict(env or {})
-        if (problem := _problem(list(argv), cwd, variables)) is not None:
-            self._check_open()
-            return ExecResult(127, b"", problem, 0.0)
+    async def _run(self, command: Command) -> ExecResult:
+        """Runs a command when those before it have ended."""
         async with self._lock:
             await self._tidy()
             self._untidy = True
             try:
-                result = await self._command(argv, stdin, cwd, variables, timeout=timeout, limit=output_limit)
+                result = await self._started(command)
                 await self._tidy()
             except asyncio.CancelledError:
                 task = asyncio.ensure_future(self._tidy_later())
@@ -138,32 +127,14 @@ class RemoteSandbox(abc.ABC):
                 raise
         return result
 
-    async def read(self, path: str, limit: int = MEBI) -> bytes:
-        """The beginning of a file; see ``Sandbox.read``. Links are not followed."""
-        return (await self._on_files("read", path, limit, room=limit))[1]
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Replaces a file; see ``Sandbox.write``."""
-        await self._on_files("write", path, 0, data=data)
-
-    async def list(self, path: str, limit: int = 1000) -> list[str]:
-        """Names in a folder; see ``Sandbox.list``."""
-        return (await self._on_files("list", path, limit, room=_MOST_NAMES))[0].get("names") or []
-
     async def close(self) -> None:
-        """Ends the sandbox; see ``Sandbox.close``. The end goes on when the wait for it is cancelled."""
+        """See ``Sandbox.close``. The end goes on when the wait for it is cancelled."""
         if self._ending is None:
             self._open = False
             for task in self._tidying - {asyncio.current_task()}:  # which may be what closes it
                 task.cancel()
             self._ending = asyncio.ensure_future(self._end())
         await asyncio.shield(self._ending)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
 
     @abc.abstractmethod
     async def _stream(self, argv: list[str], stdin: bytes, outputs: CommandOutputs) -> int:
@@ -181,14 +152,23 @@ class RemoteSandbox(abc.ABC):
         if not self._open:
             raise SandboxError("the sandbox is closed")
 
-    async def _command(
-        self, argv: Sequence[str], stdin: bytes, cwd: str, env: Mapping[str, str], *, timeout: float, limit: int
-    ) -> ExecResult:
+    def _problem(self, command: Command) -> bytes | None:
+        if (problem := super()._problem(command)) is not None:
+            return problem
+        try:
+            sizes = [len(word.encode()) for word in command_words(command)]
+        except UnicodeEncodeError:
+            return b"a word of the command holds bytes that are no UTF-8"
+        if max(sizes) >= LONGEST_WORD or sum(sizes) > LONGEST_COMMAND:
+            return b"the command's arguments are too long"
+        return None
+
+    async def _started(self, command: Command) -> ExecResult:
         self._check_open()
-        words = [str(number) for number in (len(stdin), *self._limits)]
-        variables = [f"{name}={value}" for name, value in env.items()]
-        shell = ["/bin/sh", "-c", _RUN, "sh", *words, cwd, *variables, *argv]
-        return await self._watched(shell, stdin, timeout, limit)
+        words = [str(number) for number in (len(command.stdin), *self._limits)]
+        variables = [f"{name}={value}" for name, value in command.env.items()]
+        shell = ["/bin/sh", "-c", _RUN, "sh", *words, command.cwd, *variables, *command.argv]
+        return await self._watched(shell, command.stdin, command.timeout, command.output_limit)
 
     async def _watched(self, argv: list[str], stdin: bytes, timeout: float, limit: int) -> ExecResult:
         outputs = CommandOutputs(limit)
@@ -243,17 +223,18 @@ class RemoteSandbox(abc.ABC):
         await self.close()
         raise SandboxError("the processes of a command could not be ended, so its sandbox was")
 
-    async def _on_files(
-        self, kind: str, path: str, limit: int, *, data: bytes = b"", room: int = 0
-    ) -> tuple[dict[str, Any], bytes]:
+    async def _on_files(self, function: str, path: str, argument: Any) -> Any:
         self._check_open()
         place, below = place_of(path, {name: name for name in ("/work", "/tmp", "/dev/shm")})
-        argv = [self._python, "-I", "-S", "-c", _FILES_PROGRAM, kind, place, json.dumps(below), str(limit)]
-        if (problem := _problem(argv, "/", {})) is not None:
+        data, limit = (argument, 0) if function == "write_file" else (b"", argument)
+        argv = [self._python, "-I", "-S", "-c", _FILES_PROGRAM, function, place, json.dumps(below), str(limit)]
+        room = MEBI + (_MOST_NAMES if function == "list_folder" else limit)
+        command = Command(argv, data, "/", self._env, _FILES_TIMEOUT, room)
+        if (problem := self._problem(command)) is not None:
             raise SandboxError(f"{path[:80]!a}: {problem.decode()}")
         async with self._lock:
             await self._tidy()
-            result = await self._command(argv, data, "/", self._env, timeout=_FILES_TIMEOUT, limit=room + MEBI)
+            result = await self._started(command)
         head, _, rest = result.stdout.partition(b"\n")
         try:
             answer = await asyncio.to_thread(parse_bounded_json, head)
@@ -264,20 +245,7 @@ class RemoteSandbox(abc.ABC):
             raise SandboxError(f"{path[:80]!a}: {self._python} inside gave no answer: {message!a}") from None
         if "error" in answer:
             raise SandboxError(str(answer["error"])[:_LONGEST_REASON])
-        return answer, rest
-
-
-def _problem(argv: list[str], cwd: str, env: Mapping[str, str]) -> bytes | None:
-    """Why a command cannot be sent."""
-    if (problem := problem_of(argv, cwd, env)) is not None:
-        return problem
-    try:
-        sizes = [len(word.encode()) for word in (*argv, cwd, *env, *env.values())]
-    except UnicodeEncodeError:
-        return b"a word of the command holds bytes that are no UTF-8"
-    if max(sizes) >= LONGEST_WORD or sum(sizes) > LONGEST_COMMAND:
-        return b"the command's arguments are too long"
-    return None
+        return answer.get("names") or [] if function == "list_folder" else rest
 
 
 def check_remote_spec(spec: SandboxSpec, kind: str, images: str) -> None:

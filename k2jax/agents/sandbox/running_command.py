@@ -25,10 +25,20 @@ _MOST_STATUS = 1 << 16
 class RunningCommand:
     """Watches one command from the spawner's loop.
 
+    Args:
+        selector: calls the functions that are registered with it.
+        child: the command; its descriptors are closed here.
+        stdin: its input; empty where that is a connection.
+        launcher: what has started it.
+        memory_kills: says how many processes of its sandbox have been killed for memory so far.
+        timeout: from now [s].
+        output_limit: bytes that are kept of each output.
+        release: called with the pid of the namespace's first process where the command waits for it.
+        done: called once, at the end, with the record of the result and both outputs.
+
     Attributes:
         pids: of the isolating program and, once it is known, of the first process of the command's namespace.
         deadline: the moment of its time limit, on the monotonic clock [s].
-        box: the sandbox it runs in.
     """
 
     def __init__(
@@ -38,26 +48,13 @@ class RunningCommand:
         stdin: bytes,
         *,
         launcher: Launcher,
-        box: Any,
+        memory_kills: Callable[[], int],
         timeout: float,
         output_limit: int,
         release: Callable[[int], None],
         done: Callable[[dict[str, Any], bytes], None],
     ):
-        """Takes over a command that has just started.
-
-        Args:
-            selector: calls the functions that are registered with it.
-            child: the command; its descriptors are closed here.
-            stdin: its input; empty where that is a connection.
-            launcher: what has started it.
-            box: the sandbox it runs in.
-            timeout: from now [s].
-            output_limit: bytes that are kept of each output.
-            release: called with the pid of the namespace's first process where the command waits for it.
-            done: called once, at the end, with the record of the result and both outputs.
-        """
-        self.box, self._launcher = box, launcher
+        self._launcher, self._memory_kills = launcher, memory_kills
         self._selector, self._child, self._done, self._release = selector, child, done, release
         self._started = time.monotonic()
         self.deadline = self._started + timeout
@@ -68,7 +65,7 @@ class RunningCommand:
         self._status = bytearray()
         self._code = 0
         self._seconds = 0.0
-        self._kills = box.memory_kills()
+        self._kills = memory_kills()
         self._outer, self._init = os.pidfd_open(child.pid), None
         self.pids = [child.pid]
         self._open = {*self._outputs, child.status, self._outer}
@@ -210,7 +207,7 @@ class RunningCommand:
             "stdout": len(stdout),
             "seconds": self._seconds,
             "timed_out": self._timed_out,
-            "out_of_memory": self.box.memory_kills() > self._kills,
+            "out_of_memory": self._memory_kills() > self._kills,
             "truncated": self._truncated,
         }
 

@@ -64,11 +64,6 @@ class Box:
             raise
         self.jobs: set[RunningCommand] = set()
         self.closing: int | None = None
-        self.ending: list[int] = []
-
-    def memory_kills(self) -> int:
-        """How many processes have been killed for memory so far."""
-        return self.group.memory_kills()
 
     def limits_of_a_process(self) -> dict[int, int]:
         """Limits that the isolating program runs under as well."""
@@ -104,22 +99,19 @@ class SandboxSpawner:
     Kinds: ``open`` (limits, read_only, image) gives a sandbox's number and a descriptor of its files; ``exec`` (box,
     argv, cwd, env, timeout, output_limit; the payload is stdin) gives a result whose payload is both outputs; ``start``
     (box, argv, cwd, env, first) gives the descriptor of a socket to a program that goes on, and at its end a result
-    whose payload is its error output; ``kill``
-    (target) ends either early and has no answer; ``end`` (box) ends all of them; ``close`` (box).
+    whose payload is its error output; ``kill`` (target) ends either early and has no answer; ``close`` (box).
+
+    Args:
+        connection: a Unix socket.
+        stage: where files are.
+        program: path of the isolating program.
+        launcher: how it is called.
+        groups: whether to use control groups.
     """
 
     def __init__(
         self, connection: socket.socket, stage: SandboxStage, program: str, *, launcher: Launcher, groups: bool
     ):
-        """Serves one connection.
-
-        Args:
-            connection: a Unix socket.
-            stage: where files are.
-            program: path of the isolating program.
-            launcher: how it is called.
-            groups: whether to use control groups.
-        """
         self._connection, self._stage = connection, stage
         self._program, self._launcher = program, launcher
         self._groups = cgroup.GroupPool(cgroup.hold(cgroup.find()) if groups else {}, f"{os.getpid()}-")
@@ -256,7 +248,7 @@ class SandboxSpawner:
                 self._end_orphans()
             box.jobs.discard(job)
             self._answer(request, result, outputs)
-            self._when_quiet(box)
+            self._remove_when_quiet(box)
 
         def release(pid: int) -> None:
             set_limits(pid, late, self._stage.user)
@@ -266,7 +258,7 @@ class SandboxSpawner:
             child,
             message.payload,
             launcher=self._launcher,
-            box=box,
+            memory_kills=box.group.memory_kills,
             timeout=timeout,
             output_limit=limit,
             release=release,
@@ -281,29 +273,16 @@ class SandboxSpawner:
         if message.record["target"] in self._jobs:
             self._jobs[message.record["target"]].kill()
 
-    def _end(self, message: wire.Message) -> None:
-        box = self._boxes[message.record["box"]]
-        box.ending.append(message.record["request"])
-        self._kill_all(box)
-
     def _close(self, message: wire.Message) -> None:
         box = self._boxes.pop(message.record["box"])
         box.closing = message.record["request"]
-        self._kill_all(box)
-
-    def _kill_all(self, box: Box) -> None:
         for job in box.jobs:
             job.kill()
-        self._when_quiet(box)
+        self._remove_when_quiet(box)
 
-    def _when_quiet(self, box: Box) -> None:
-        """Answers those who wait until nothing runs in a sandbox."""
-        if box.jobs:
-            return
-        for request in box.ending:
-            self._answer(request, {})
-        box.ending.clear()
-        if box.closing is not None:
+    def _remove_when_quiet(self, box: Box) -> None:
+        """Answers who closes a sandbox when nothing runs in it any more."""
+        if box.closing is not None and not box.jobs:
             box.remove()
             self._answer(box.closing, {})
 

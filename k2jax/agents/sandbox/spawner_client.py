@@ -43,23 +43,21 @@ class Answer(NamedTuple):
 class Link:
     """One running spawner.
 
+    Args:
+        kind: what isolates; see ``spawner.LAUNCHERS``.
+        program: path of that program, relative to ``wheel`` where that is given.
+        wheel: a folder that only this user may be able to reach; or empty.
+        groups: whether to use control groups.
+
+    Raises:
+        SandboxError: it does not start; the message is the kernel's.
+
     Attributes:
         pid: of the program that started it: a fork of that program needs a link of its own.
         alive: whether it still answers.
     """
 
     def __init__(self, kind: str, program: str, wheel: str, groups: bool):
-        """Starts a spawner.
-
-        Args:
-            kind: what isolates; see ``spawner.LAUNCHERS``.
-            program: path of that program, relative to ``wheel`` where that is given.
-            wheel: a folder that only this user may be able to reach; or empty.
-            groups: whether to use control groups.
-
-        Raises:
-            SandboxError: it does not start; the message is the kernel's.
-        """
         self.pid, self.alive = os.getpid(), True
         self._waiting: dict[int, Future[Answer]] = {0: Future()}
         self._later: dict[int, Future[Answer]] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import NamedTuple, Protocol
+import os
+from typing import Any, NamedTuple, Protocol, Self
 
 from k2jax.errors import InfrastructureError
 
@@ -112,10 +114,27 @@ class ExecResult:
     truncated: bool = False
 
 
-class Sandbox(Protocol):
-    """One sandbox; ``async with`` closes it, and with it everything that runs inside."""
+class Command(NamedTuple):
+    """A command as a backend runs it; see ``Sandbox.exec``, ``env`` with the variables of the spec."""
 
-    capabilities: Capabilities
+    argv: list[str]
+    stdin: bytes
+    cwd: str
+    env: dict[str, str]
+    timeout: float
+    output_limit: int
+
+
+class Sandbox(abc.ABC):
+    """One sandbox; ``async with`` closes it, and with it everything that runs inside.
+
+    Args:
+        capabilities: those of its backend.
+        env: variables of every command.
+    """
+
+    def __init__(self, capabilities: Capabilities, env: Mapping[str, str]):
+        self.capabilities, self._env = capabilities, dict(env)
 
     async def exec(
         self,
@@ -127,7 +146,7 @@ class Sandbox(Protocol):
         timeout: float = 10.0,
         output_limit: int = MEBI,
     ) -> ExecResult:
-        """Runs a command to its end; no process of it survives.
+        """Runs a command to its end; no process of it survives. One that cannot be started has code 127.
 
         Args:
             argv: program and arguments.
@@ -140,31 +159,69 @@ class Sandbox(Protocol):
         Raises:
             SandboxError: the sandbox failed; a command that fails or times out is a result.
         """
-        ...
+        self._check_open()
+        command = Command(list(argv), stdin, cwd, self._env | dict(env or {}), timeout, output_limit)
+        if (problem := self._problem(command)) is not None:
+            return ExecResult(127, b"", problem, 0.0)
+        return await self._run(command)
 
     async def read(self, path: str, limit: int = MEBI) -> bytes:
-        """The first ``limit`` bytes of a regular file inside.
+        """The first ``limit`` bytes of a regular file inside; links are not followed.
 
         Raises:
             SandboxError: it is no regular file.
         """
-        ...
+        return await self._on_files("read_file", path, limit)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Writes a file inside; its folder is made."""
-        ...
+        """Writes a file inside in the place of what is there; its folder is made."""
+        await self._on_files("write_file", path, data)
 
     async def list(self, path: str, limit: int = 1000) -> list[str]:
         """Names in a folder inside, sorted; at most ``limit``."""
-        ...
+        return await self._on_files("list_folder", path, limit)
 
+    @abc.abstractmethod
     async def close(self) -> None:
         """Ends everything that runs inside and deletes its files; further calls do nothing."""
-        ...
 
-    async def __aenter__(self) -> Sandbox: ...
+    async def __aenter__(self) -> Self:
+        return self
 
-    async def __aexit__(self, *error: object) -> None: ...
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    @abc.abstractmethod
+    def _check_open(self) -> None:
+        """Raises SandboxError where the sandbox is closed."""
+
+    @abc.abstractmethod
+    async def _run(self, command: Command) -> ExecResult:
+        """Runs a command that has no problem."""
+
+    @abc.abstractmethod
+    async def _on_files(self, function: str, path: str, argument: Any) -> Any:
+        """What a function of ``files`` returns or raises for a path inside and its last argument."""
+
+    def _problem(self, command: Command) -> bytes | None:
+        """Why the kernel would take no such command; None where it would."""
+        if not command.argv:
+            return b"there is no command"
+        for word in command_words(command):
+            if "\0" in word:
+                return b"a word of the command holds a null character"
+            try:
+                os.fsencode(word)
+            except UnicodeEncodeError:
+                return b"a word of the command holds a character that UTF-8 does not"
+        if any(not name or "=" in name for name in command.env):
+            return b"a variable has no name"
+        return None
+
+
+def command_words(command: Command) -> list[str]:
+    """All texts of a command that the kernel is given."""
+    return [*command.argv, command.cwd, *command.env, *command.env.values()]
 
 
 class SandboxBackend(Protocol):

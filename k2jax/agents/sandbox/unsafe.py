@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 import contextlib
 import os
 from pathlib import Path
@@ -14,7 +13,7 @@ import tempfile
 import time
 
 from k2jax.agents.sandbox.folder import FolderSandbox
-from k2jax.agents.sandbox.types import MEBI, Capabilities, ExecResult, MountedPath, Sandbox, SandboxSpec
+from k2jax.agents.sandbox.types import Capabilities, Command, ExecResult, MountedPath, Sandbox, SandboxSpec
 from k2jax.errors import UserError, abbreviate
 
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
@@ -46,48 +45,34 @@ class UnsafeBackend:
 
 
 class UnsafeSandbox(FolderSandbox):
-    """A temporary folder that paths in /work stand for; see ``Sandbox``.
-
-    Attributes:
-        capabilities: those of its backend.
-    """
+    """A temporary folder that paths in /work stand for; processes that left a command's group survive it."""
 
     def __init__(self, spec: SandboxSpec, capabilities: Capabilities):
-        self.capabilities = capabilities
-        self._env = {"PATH": os.environ.get("PATH", os.defpath)} | _ENVIRONMENT | dict(spec.env)
         self._path = Path(tempfile.mkdtemp(prefix="k2jax-unsafe-"))
-        super().__init__(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY), {"/work": "."})
+        env = {"HOME": str(self._path), "PATH": os.environ.get("PATH", os.defpath)} | _ENVIRONMENT | dict(spec.env)
+        root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        super().__init__(capabilities, env, root=root, places={"/work": "."})
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        timeout: float = 10.0,
-        output_limit: int = MEBI,
-    ) -> ExecResult:
-        """Runs a command and ends its process group; processes that left the group survive. See ``Sandbox.exec``."""
-        self._files()
+    async def _run(self, command: Command) -> ExecResult:
         begun = time.monotonic()
         try:
             process = await asyncio.create_subprocess_exec(
-                *argv,
+                *command.argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                cwd=self._path / self._outside(cwd),
-                env={"HOME": str(self._path)} | self._env | dict(env or {}),
+                cwd=self._path / self._outside(command.cwd),
+                env=command.env,
                 start_new_session=True,
             )
-        except (OSError, ValueError, TypeError) as error:
+        except OSError as error:
             return ExecResult(127, b"", str(error).encode(errors="replace"), time.monotonic() - begun)
-        writing = asyncio.create_task(_feed(process.stdin, stdin))
-        reading = [asyncio.create_task(_keep(stream, output_limit)) for stream in (process.stdout, process.stderr)]
+        writing = asyncio.create_task(_feed(process.stdin, command.stdin))
+        outputs = (process.stdout, process.stderr)
+        reading = [asyncio.create_task(_keep(stream, command.output_limit)) for stream in outputs]
         timed_out = False
         try:
-            await asyncio.wait_for(process.wait(), timeout)
+            await asyncio.wait_for(process.wait(), command.timeout)
         except TimeoutError:
             timed_out = True
         finally:

@@ -1,4 +1,8 @@
 """White-box scaffolds: ``chat`` (answers and observations in turn) and ``context`` (what becomes of a long history).
 
-The interface is ``k2jax.agents.scaffold``; the scaffold of agents in programs of their own is in ``gateway``.
+A scaffold turns a task into calls of a model; one is made for every episode. It has a coroutine ``run(rollout,
+environment, sampling)``, which runs the episode from where its trajectory ends and sets the trajectory's status; the
+environment is not reset yet. It is called again after a failure: what the trajectory records has happened, and the
+environment is rebuilt by replay. It raises InfrastructureError where the environment failed, and UserError where the
+task needs what is not there. The scaffold of agents in programs of their own is in ``gateway``.
 """

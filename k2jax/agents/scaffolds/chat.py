@@ -12,24 +12,23 @@ from k2jax.trajectory.types import NO_TURN, ROOT
 
 
 class ChatScaffold:
-    """Answers and observations in turn, until the environment ends the episode or a budget is used up."""
+    """Answers and observations in turn, until the environment ends the episode or a budget is used up.
+
+    Args:
+        context: see ``k2jax.agents.scaffolds.context``.
+        tokens: length of a context from which on it is managed; 0 is no threshold.
+
+    Raises:
+        UserError: a method without a threshold.
+    """
 
     def __init__(self, context: context.Method = "none", tokens: int = 0):
-        """Chooses how a long context is managed.
-
-        Args:
-            context: see ``k2jax.agents.scaffolds.context``.
-            tokens: length of a context from which on it is managed; 0 is no threshold.
-
-        Raises:
-            UserError: a method without a threshold.
-        """
         if context != "none" and tokens < 1:
             raise UserError(f"the scaffold 'chat' needs a threshold: write chat context={context} tokens=4096")
         self._context, self._threshold = context, tokens
 
     async def run(self, rollout: Rollout, environment: Environment, sampling: Sampling) -> None:
-        """See ``Scaffold.run``."""
+        """See ``k2jax.agents.scaffolds``."""
         trajectory, budget = rollout.trajectory, rollout.task.budget
         if self._context != "none" and budget.steps is None and budget.tokens is None:
             raise UserError(

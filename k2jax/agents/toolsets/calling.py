@@ -31,16 +31,14 @@ class CallResult(NamedTuple):
 class Toolbox:
     """The tools of several toolsets, which are all open.
 
+    Raises:
+        UserError: two tools have one name, or a tool's parameters are no JSON schema.
+
     Attributes:
         tools: all declarations, in the order of the toolsets.
     """
 
     def __init__(self, toolsets: Sequence[Toolset]):
-        """Takes toolsets that are open.
-
-        Raises:
-            UserError: two tools have one name, or a tool's parameters are no JSON schema.
-        """
         self.tools = [tool for toolset in toolsets for tool in toolset.tools]
         self._owners: dict[str, Toolset] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}

@@ -26,14 +26,12 @@ class FunctionTools(Toolset):
         ...     return a + b
         >>> FunctionTools([add]).tools[0]["function"]["parameters"]["required"]
         ['a', 'b']
+
+    Raises:
+        UserError: a parameter has no annotation, or one that JSON does not know.
     """
 
     def __init__(self, functions: Sequence[Callable[..., Any]]):
-        """Reads the signatures.
-
-        Raises:
-            UserError: a parameter has no annotation, or one that JSON does not know.
-        """
         self._functions = {function.__name__: function for function in functions}
         self.tools = [declared_function(function) for function in functions]
 

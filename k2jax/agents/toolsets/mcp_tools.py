@@ -26,21 +26,19 @@ class MCPTools(Toolset):
 
     A result that the server marks as an error, and a call that it refuses as wrong, are messages to the model. A server
     that is not there, ends or does not answer is a failure of the infrastructure.
+
+    Args:
+        url: of its endpoint over HTTP, such as ``http://127.0.0.1:8000/mcp``.
+        command: program and arguments of a server that is started in the sandbox and speaks over its input and
+            output; ``python`` as the program is this program's own.
+        timeout: longest time to start and for one answer [s].
+        read_only: host paths that the sandbox shows for ``command``.
+
+    Raises:
+        UserError: not exactly one of ``url`` and ``command`` is there, or the package ``mcp`` is not installed.
     """
 
     def __init__(self, url: str = "", command: str = "", timeout: float = 30.0, read_only: tuple[str, ...] = ()):
-        """Names a server.
-
-        Args:
-            url: of its endpoint over HTTP, such as ``http://127.0.0.1:8000/mcp``.
-            command: program and arguments of a server that is started in the sandbox and speaks over its input and
-                output; ``python`` as the program is this program's own.
-            timeout: longest time to start and for one answer [s].
-            read_only: host paths that the sandbox shows for ``command``.
-
-        Raises:
-            UserError: not exactly one of ``url`` and ``command`` is there, or the package ``mcp`` is not installed.
-        """
         if bool(url) == bool(command):
             raise UserError("the toolset 'mcp' needs either url=... or command=...")
         try:

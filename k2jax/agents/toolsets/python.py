@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.sandbox.interpreter import host_packages, host_python
 from k2jax.agents.sandbox.python_worker import ToolAnswer, ToolWorker
-from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace, declared, parameters_of
+from k2jax.agents.toolsets.functions import FunctionTools
+from k2jax.agents.toolsets.types import ToolError, Workplace
 from k2jax.errors import UserError
 
 SOURCE = "python_source"
@@ -21,24 +21,23 @@ _IMPORTABLE = (
 _CELL = '  File "<code>"'
 
 
-class PythonTool(Toolset):
+class PythonTool(FunctionTools):
     """Runs cells of Python one after another in one interpreter: this program's, or that of the task's image.
 
     Variables, imports and definitions last until a cell ends the process or needs more than its time.
+
+    Args:
+        timeout: wall time of one cell [s].
+        packages: installed packages of this program that cells can import beside the standard library.
+
+    Raises:
+        UserError: a package is not installed.
     """
 
     needs_sandbox = True
 
     def __init__(self, timeout: float = 30.0, packages: tuple[str, ...] = ()):
-        """An interpreter.
-
-        Args:
-            timeout: wall time of one cell [s].
-            packages: installed packages of this program that cells can import beside the standard library.
-
-        Raises:
-            UserError: a package is not installed.
-        """
+        super().__init__([self.python])
         self._timeout = timeout
         shown = host_packages(packages)
         self._folders = list(shown.folders)
@@ -46,14 +45,6 @@ class PythonTool(Toolset):
         self._worker: ToolWorker | None = None
         self._sandbox: Any = None
         self._has_run = False
-        code = {"type": "string", "description": "a cell: statements, whose last expression is shown"}
-        self.tools = [
-            declared(
-                "python",
-                "Runs Python code in an interpreter that keeps its variables, and returns what it prints.",
-                parameters_of({"code": code}, ["code"]),
-            )
-        ]
 
     async def open(self, workplace: Workplace) -> None:
         """Takes the sandbox; the interpreter starts with the first cell.
@@ -77,15 +68,18 @@ class PythonTool(Toolset):
         self._sandbox = workplace.sandbox
         self._worker = ToolWorker(workplace.sandbox, source, python="python3" if task.image else None)
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a cell prints, the value of its last expression, and its traceback.
+    async def python(self, code: str) -> str:
+        """Runs Python code in an interpreter that keeps its variables, and returns what it prints.
+
+        Args:
+            code: a cell: statements, whose last expression is shown
 
         Raises:
             ToolError: what the agent has left in the sandbox keeps the interpreter from starting.
             SandboxError: the sandbox failed, or the task's own source cannot be run.
         """
         try:
-            answer = await self._worker.run(arguments["code"], timeout=self._timeout)
+            answer = await self._worker.run(code, timeout=self._timeout)
         except SandboxError as error:
             in_folder = await self._sandbox.exec(["/bin/sh", "-c", ":"])
             if not self._has_run and not in_folder.code:

@@ -34,16 +34,14 @@ class Page(NamedTuple):
 class Corpus:
     """Documents with an index; it is read once, and all episodes of a process share it.
 
+    Raises:
+        UserError: two documents have one address.
+
     Attributes:
         pages: the documents in their order.
     """
 
     def __init__(self, pages: list[Page]):
-        """Indexes titles and texts.
-
-        Raises:
-            UserError: two documents have one address.
-        """
         self.pages = pages
         self._by_address = {page.address: page for page in pages}
         if len(self._by_address) < len(pages):
@@ -60,19 +58,18 @@ class Corpus:
 
 
 class SearchTools(FunctionTools):
-    """Full-text search with a limit on results, and pages of a limited length."""
+    """Full-text search with a limit on results, and pages of a limited length.
+
+    Args:
+        corpus: a file of JSON lines ``{"address", "title", "text"}``.
+        results: documents that a search shows.
+        page: characters that ``browse`` shows at a time.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
 
     def __init__(self, corpus: str, results: int = 5, page: int = 4000):
-        """Reads the corpus, where this process has not read it already.
-
-        Args:
-            corpus: a file of JSON lines ``{"address", "title", "text"}``.
-            results: documents that a search shows.
-            page: characters that ``browse`` shows at a time.
-
-        Raises:
-            UserError: the file cannot be read.
-        """
         super().__init__([self.search, self.browse])
         if results < 1 or page < 1:
             raise UserError(f"the toolset 'search' has results={results} and page={page}; both must be positive")

@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from k2jax.agents.sandbox import ExecResult, Sandbox
-from k2jax.agents.toolsets.types import Toolset, Workplace, declared, parameters_of
+from k2jax.agents.toolsets.functions import FunctionTools
+from k2jax.agents.toolsets.types import Workplace
 
 OUTPUT_LIMIT = 1 << 16
 """Bytes that are kept of each output of a command."""
 
 
-class ShellTool(Toolset):
+class ShellTool(FunctionTools):
     """Runs commands of a shell, each in a new process in ``/work``."""
 
     needs_sandbox = True
 
     def __init__(self, timeout: float = 30.0):
         """Args: ``timeout`` is the wall time of one command [s]."""
+        super().__init__([self.shell])
         self._timeout = timeout
         self._sandbox: Sandbox | None = None
-        command = {"type": "string", "description": "what /bin/sh runs"}
-        self.tools = [
-            declared(
-                "shell",
-                "Runs a shell command in /work and returns its output. Files stay, processes end with the command.",
-                parameters_of({"command": command}, ["command"]),
-            )
-        ]
 
     async def open(self, workplace: Workplace) -> None:
         """Takes the sandbox."""
         self._sandbox = workplace.sandbox
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The command's output, and its exit code where that is not 0.
+    async def shell(self, command: str) -> str:
+        """Runs a shell command in /work and returns its output. Files stay, processes end with the command.
 
-        Raises:
-            SandboxError: the sandbox failed.
+        Args:
+            command: what /bin/sh runs
         """
-        result = await self._sandbox.exec(
-            ["/bin/sh", "-c", arguments["command"]], timeout=self._timeout, output_limit=OUTPUT_LIMIT
-        )
+        argv = ["/bin/sh", "-c", command]
+        result = await self._sandbox.exec(argv, timeout=self._timeout, output_limit=OUTPUT_LIMIT)
         return described(result, self._timeout)
 
 

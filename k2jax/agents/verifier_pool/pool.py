@@ -18,7 +18,7 @@ from k2jax.agents.registry import verifiers
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import FAILED
 from k2jax.agents.verifier_pool import verifier_messages as frames
-from k2jax.agents.verifier_pool.blame import ANSWER, BUSY, UNCLEAR
+from k2jax.agents.verifier_pool.verifier_messages import ANSWER, BUSY, UNCLEAR
 from k2jax.errors import UserError
 from k2jax.trajectory import Reward, Trajectory
 
@@ -42,21 +42,19 @@ class VerifierPool:
     Example:
         >>> with VerifierPool(workers=2, timeout=10.0, retries=2) as pool:
         ...     reward = asyncio.run(pool.score(task, trajectory))
+
+    Args:
+        workers: verdicts at a time.
+        timeout: wall time of one verdict from when the verifier is loaded and begins, or processor time where it
+            judges every answer [s].
+        retries: tries after the first.
+        memory: address space of a verifier's process [bytes].
+
+    Raises:
+        UserError: this is not Linux.
     """
 
     def __init__(self, workers: int = 2, timeout: float = 10.0, retries: int = 2, memory: int = 4 << 30):
-        """Starts no process before the first verdict.
-
-        Args:
-            workers: verdicts at a time.
-            timeout: wall time of one verdict from when the verifier is loaded and begins, or processor time where it
-                judges every answer [s].
-            retries: tries after the first.
-            memory: address space of a verifier's process [bytes].
-
-        Raises:
-            UserError: this is not Linux.
-        """
         if sys.platform != "linux":
             raise UserError("verifiers run in supervised processes, which need Linux; use a Linux machine or container")
         self.timeout, self.retries, self.workers = timeout, retries, workers

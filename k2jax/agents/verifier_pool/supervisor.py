@@ -3,7 +3,7 @@
 It runs no verifier itself, and is not delayed by a pool that is busy. Its arguments are the descriptor of a socket,
 from which it reads requests until the other end is closed, and the memory of the worker in bytes.
 
-Where a verifier that judges every answer gave no verdict, it says who may be to blame; see ``blame``.
+Where a verifier that judges every answer gave no verdict, it says who may be to blame; see ``verifier_messages``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import time
 from typing import Any, NamedTuple
 
 from k2jax.agents.verifier_pool import verifier_messages as frames
-from k2jax.agents.verifier_pool.blame import ANSWER, BUSY, UNCLEAR
 from k2jax.agents.verifier_pool.process_tree import adopt_orphans, descendants, kill_descendants
+from k2jax.agents.verifier_pool.verifier_messages import ANSWER, BUSY, UNCLEAR
 from k2jax.agents.verifier_pool.verifier_worker import start
 
 LOADING = 120.0

@@ -14,6 +14,14 @@ LARGEST = 64 << 20
 """Bytes of a message; a longer one is refused by its sender and ends the conversation with its receiver."""
 _BOUNDS = frames.Bounds(LARGEST, 0)
 
+# Who may be to blame for a missing verdict of a verifier that judges every answer.
+ANSWER = "answer"
+"""The answer: the verifier raised, or used up its processor time. A machine that is busy does neither."""
+UNCLEAR = "unclear"
+"""The answer, or a machine that was short of memory: the verifier's process died, or got no memory."""
+BUSY = "busy"
+"""The machine: the verifier's process got no processor."""
+
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
     """Sends a message.

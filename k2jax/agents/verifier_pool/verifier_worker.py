@@ -14,8 +14,8 @@ from k2jax.agents.rewards import checked_reward
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import Control, Verifier
 from k2jax.agents.verifier_pool import verifier_messages as frames
-from k2jax.agents.verifier_pool.blame import ANSWER, UNCLEAR
 from k2jax.agents.verifier_pool.process_tree import adopt_orphans, die_with_parent, has_children
+from k2jax.agents.verifier_pool.verifier_messages import ANSWER, UNCLEAR
 from k2jax.errors import UserError, abbreviate
 
 _LARGEST_FILE = 64 << 20

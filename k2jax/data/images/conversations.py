@@ -21,7 +21,7 @@ from PIL import Image
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.chat_rendering import branches, messages_and_tools
 from k2jax.data.images.augment import IN_PLACE, OPERATIONS, Augmentation, draw_augmentation, has_direction
-from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
+from k2jax.data.images.frames import Clip, read_clip, read_frames
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.places import MediaPlaces, read_media
@@ -34,6 +34,7 @@ from k2jax.drawings.synthetic import PICTURE_KINDS
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD, content_ids
+from k2jax.text.messages import with_parts
 from k2jax.text.tokenizer import Tokenizer
 
 _TEXTS = "text", "thinking"  # keys of a part's texts, whatever it says its type is
@@ -129,7 +130,7 @@ def read_conversation(
         read = read_clip if kind == "video" else read_image
         return {"type": kind, kind: read(data, limits, name)}
 
-    parts = _with_parts(messages, decoded)
+    parts = with_parts(messages, decoded)
     return VisualConversation(parts, tools, tuple(permitted), tuple(digests), document=whole)
 
 
@@ -188,7 +189,7 @@ class ConversationRenderer:
         """
         parts = lambda part: _rendered_part(part, augmentation)  # noqa: E731
         messages = [_with_reasoning(message, augmentation) for message in conversation.messages]
-        prepared = self._processor.prepare(_with_parts(messages, parts))
+        prepared = self._processor.prepare(with_parts(messages, parts))
         if conversation.document:
             return [self._document(prepared)]
         found = branches(prepared.messages, conversation.tools, self._chat)
@@ -267,19 +268,6 @@ def _rendered_part(part: Any, augmentation: Augmentation | None) -> Any:
     return {**part, kind: augmentation.picture(part[kind])} if kind in MEDIA_TYPES else part
 
 
-def _with_parts(messages: Sequence[Any], change) -> list[Any]:
-    """The messages with every part of their content, or their text, changed by a function."""
-    changed = []
-    for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list | tuple):
-            message = {**message, "content": [change(part) for part in content]}
-        elif isinstance(content, str):
-            message = {**message, "content": change(content)}
-        changed.append(message)
-    return changed
-
-
 def _with_reasoning(message: Any, augmentation: Augmentation | None) -> Any:
     """A message whose reasoning beside the content is transformed."""
     reasoning = message.get(_REASONING) if isinstance(message, Mapping) else None
@@ -310,11 +298,14 @@ def _media(part: Any) -> list[MeasuredMedia]:
 
 def _listed(files: list[Any], rate: Any, places: MediaPlaces, limits: ReadLimits) -> tuple[Clip, str]:
     """The sampled frames of a video that is a list of images, and a digest of their files."""
-    numbers, digest, frames, left = frame_numbers(files, rate), hashlib.sha256(), [], limits.clip_megapixels
-    for number in numbers:
-        name = f"frame {number + 1} of the video"
-        data = read_media(files[number], places, limits, name)
+    digest, left = hashlib.sha256(), limits.clip_megapixels
+
+    def read(file: Any, name: str) -> Image.Image:
+        nonlocal left
+        data = read_media(file, places, limits, name)
         digest.update(hashlib.sha256(data).digest())
-        frames.append(read_image(data, limits._replace(megapixels=min(limits.megapixels, left)), name))
-        left -= frames[-1].width * frames[-1].height / 1e6
-    return listed_clip(frames, numbers, rate), digest.hexdigest()
+        frame = read_image(data, limits._replace(megapixels=min(limits.megapixels, left)), name)
+        left -= frame.width * frame.height / 1e6
+        return frame
+
+    return read_frames(files, rate, read), digest.hexdigest()

@@ -18,6 +18,7 @@ from k2jax.config.schema import DataConfig, SourceConfig, VisionConfig
 from k2jax.data.cache import cache_root, damaged, get_or_build, key_of
 from k2jax.data.images.conversations import ConversationRenderer, VisualConversation, read_conversation
 from k2jax.data.images.corpus_files import GRIDS, RECORDS, SIZES, checksum, write_corpus
+from k2jax.data.images.limits import FRAME_PATCHES
 from k2jax.data.images.measured import MeasuredMedia, not_needed
 from k2jax.data.images.measuring import (
     MeasuredConversation,
@@ -32,7 +33,7 @@ from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.sampled import SampledConversation
 from k2jax.data.manifest import FORMAT, HELD_OUT, read_manifest
 from k2jax.data.processes import ordered_map
-from k2jax.data.sources import CorruptRecords, describe
+from k2jax.data.sources import CorruptRecords, describe, refuse_skipped
 from k2jax.errors import UserError
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import Tokenizer
@@ -199,7 +200,7 @@ def prepare_visual(
         "held_out": config.held_out,
         "tokenizer": [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos],
         "chat": [config.chat_format, config.sequence_length],
-        "images": [images.patches, images.image_patches, images.frame_patches, *limits, vision.patch, vision.frames],
+        "images": [images.patches, images.image_patches, FRAME_PATCHES, *limits, vision.patch, vision.frames],
     }
     folder = cache_root(config.cache_dir) / "shards" / f"{source.kind}-{key_of(described)}"
     report = CorruptRecords(config.on_corrupt, log)
@@ -213,12 +214,7 @@ def prepare_visual(
 
     get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds)
     corpus = VisualCorpus(folder, measurer)
-    skipped = corpus.manifest["skipped"]
-    if skipped["count"] and config.on_corrupt == "fail":
-        raise UserError(
-            f"source {name!r} has {skipped['count']} corrupt records, the first in {skipped['first'][0]}; repair them, "
-            "or set data.on_corrupt=skip"
-        )
+    refuse_skipped(name, corpus.manifest["skipped"], config.on_corrupt)
     return corpus
 
 

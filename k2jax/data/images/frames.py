@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 import signal
 import tempfile
@@ -31,35 +31,28 @@ class Clip(NamedTuple):
     times: Sequence[float]
 
 
-def frame_numbers(files: Any, rate: Any) -> list[int]:
-    """Which frames are sampled of a video that comes as a list of frames; the others need not be read.
+def read_frames(
+    files: Any, rate: Any, read: Callable[[Any, str], Image.Image], before: Callable[[int], None] = lambda count: None
+) -> Clip:
+    """The clip of a video that comes as a list of frames, of which the sampled ones alone are read.
 
     Args:
         files: each of them, or the path or URL of each.
         rate: frames per second.
+        read: reads one in RGB; its second argument is what messages call it.
+        before: is called with the number of frames that will be read, and may refuse it.
 
     Raises:
-        ImageError: it is no list or empty, or the rate is no number within ``FRAME_RATES``.
+        ImageError: it is no list or empty, the rate is no number within ``FRAME_RATES``, or the frames differ in size.
     """
     if not isinstance(files, list | tuple) or not files:
         raise ImageError("video must be a list with the URL of each frame")
     low, high = FRAME_RATES
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not low <= rate <= high:
         raise ImageError(f"a video needs its number of frames per second in fps, from {low:g} to {high:g}")
-    return sampled_frames(len(files), rate).tolist()
-
-
-def listed_clip(frames: Sequence[Image.Image], numbers: Sequence[int], rate: float) -> Clip:
-    """The clip of the sampled frames of a list.
-
-    Args:
-        frames: in RGB, those that were sampled.
-        numbers: their places in the list, see ``frame_numbers``.
-        rate: frames per second.
-
-    Raises:
-        ImageError: the frames differ in size.
-    """
+    numbers = sampled_frames(len(files), rate).tolist()
+    before(len(numbers))
+    frames = [read(files[number], f"frame {number + 1} of the video") for number in numbers]
     if len({frame.size for frame in frames}) > 1:
         raise ImageError("the frames of a video must have one size")
     return Clip(frames, [number / rate for number in numbers])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from k2jax.config.schema import DataConfig, SourceConfig
+from k2jax.data.chat_rendering import check_sequence
 from k2jax.data.images.conversations import (
     ConversationRenderer,
     RenderedConversation,
@@ -124,13 +125,8 @@ class Measurer:
         record = json.loads(candidate.value)
         found = read_conversation(record, self.places.beside(candidate.folder), self.limits)
         branches = self.renderer.branches(found)
-        line = {
-            "record": record,
-            "folder": candidate.folder,
-            "digests": found.digests,
-            "media": found.media,
-            "where": candidate.where,
-        }
+        line = {"record": record, "folder": candidate.folder, "where": candidate.where}
+        line |= {"digests": found.digests, "media": found.media}
         digest = document_hash("".join(sorted(found.digests)).encode() or branches[0].ids.tobytes())
         return [self._measured(line | {"branch": number}, rendered, digest) for number, rendered in enumerate(branches)]
 
@@ -149,24 +145,17 @@ class Measurer:
         self, line: dict, rendered: RenderedConversation, digest: int, held_out: bool | None = None
     ) -> MeasuredConversation:
         """The conversation, if it fits a row by itself and there is something to learn from."""
-        length, patches = self.config.sequence_length, self.config.images.patches
-        if len(rendered.ids) > length:
-            raise UserError(f"{len(rendered.ids):,} tokens, more than the {length:,} of config.data.sequence_length")
-        if rendered.patches > patches:
+        check_sequence(rendered.ids, rendered.trained, self.config.sequence_length)
+        if rendered.patches > (patches := self.config.images.patches):
             raise UserError(f"{rendered.patches:,} patches, more than the {patches:,} of config.data.images.patches")
-        if not rendered.trained[1:].any():
-            raise UserError("nothing that the assistant wrote")
         contents = hashlib.sha256(rendered.ids.tobytes())
         for chunk in rendered.chunks:
             contents.update(chunk.pixels.tobytes())
-        grids = [chunk.grid for chunk in rendered.chunks]
-        targets = int(rendered.trained[1:].sum())
-        written = json.dumps(line).encode()
         return MeasuredConversation(
-            line=written,
+            line=json.dumps(line).encode(),
             tokens=len(rendered.ids),
-            targets=targets,
-            grids=grids,
+            targets=int(rendered.trained[1:].sum()),
+            grids=[chunk.grid for chunk in rendered.chunks],
             digest=digest,
             held_out=held_out,
             sha256=contents.digest(),
@@ -195,12 +184,9 @@ def candidates(
             yield from _paths(file, source)
         else:
             for where, record, why in visual_records(file, limits):
-                yield Unusable(where, why) if why else _unmeasured(where, record, file)
-
-
-def _unmeasured(where: str, record: Any, file: Path) -> UnmeasuredConversation:
-    # As JSON: what nests deeply is not pickled.
-    return UnmeasuredConversation("record", where, json.dumps(record).encode(), str(file.parent))
+                written = json.dumps(record).encode()  # what nests deeply is not pickled
+                folder = str(file.parent)
+                yield Unusable(where, why) if why else UnmeasuredConversation("record", where, written, folder)
 
 
 def _paths(file: Path, source: SourceConfig) -> Iterator[UnmeasuredConversation | Unusable]:

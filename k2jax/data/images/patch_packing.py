@@ -5,7 +5,6 @@ A chunk, an image or up to four frames of a clip, lies in one row, because atten
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Mapping, Sequence
 import itertools
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from k2jax.batch import PatchBatch
+from k2jax.data.best_fit import best_fit
 from k2jax.errors import UserError
 
 GROUP = 4
@@ -58,7 +58,7 @@ class PackedChunks(NamedTuple):
 
 
 def fill_rows(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Distributes chunks over rows: the largest first, each into the fullest row that it fits (best-fit decreasing).
+    """Distributes chunks over rows by ``best_fit``.
 
     Args:
         sizes: patches of each chunk.
@@ -70,20 +70,9 @@ def fill_rows(sizes: Sequence[int], length: int) -> list[list[int]]:
     Raises:
         UserError: a chunk is larger than a row.
     """
-    rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # free patches and number of each row, in order
-    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if sizes[index] > length:
-            raise UserError(f"an image or chunk of video has {sizes[index]:,} patches, and a row holds {length:,}")
-        best = bisect.bisect_left(room, (sizes[index], 0))
-        if best == len(room):
-            rows.append([])
-            free, row = length, len(rows) - 1
-        else:
-            free, row = room.pop(best)
-        rows[row].append(index)
-        bisect.insort(room, (free - sizes[index], row))
-    return rows
+    if largest := max((size for size in sizes if size > length), default=0):
+        raise UserError(f"an image or chunk of video has {largest:,} patches, and a row holds {length:,}")
+    return best_fit(sizes, length)
 
 
 def pack_chunks(chunks: Sequence[PatchChunk], *, rows: int, length: int, patch: int) -> PackedChunks:

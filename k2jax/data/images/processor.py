@@ -9,16 +9,16 @@ import numpy as np
 from PIL import Image
 
 from k2jax.config.schema import ImagesConfig, VisionConfig
-from k2jax.data.images.frames import Clip, frame_numbers, listed_clip, read_clip
+from k2jax.data.images.frames import Clip, read_clip, read_frames
 from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, run_limits
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.places import NOWHERE, MediaPlaces, read_media
-from k2jax.data.images.reading import FILE_LIMITS, ReadLimits, read_image
+from k2jax.data.images.reading import FILE_LIMITS, read_image
 from k2jax.data.images.resize import padded_size, to_patches
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.media import MediaSpan
-from k2jax.text.messages import Message
+from k2jax.text.messages import Message, with_parts
 
 MEDIA_TYPES = ("image_url", "image", "video")
 
@@ -41,7 +41,6 @@ class ImageProcessor:
     Args:
         vision: sizes of patches and chunks.
         limits: what images and frames are reduced to; ``convert.image_limits`` finds those of a checkpoint.
-        files: what is decoded at all.
         places: where files may lie that messages name; by default an image must come in a data URL or in memory, as
             a server wants it.
         most: patches of a clip, which is not cut into them beyond that; None if there is no limit.
@@ -52,13 +51,12 @@ class ImageProcessor:
         vision: VisionConfig,
         *,
         limits: ProcessorLimits = PUBLISHED,
-        files: ReadLimits = FILE_LIMITS,
         places: MediaPlaces = NOWHERE,
         most: int | None = None,
     ):
         self._most = most
         self._vision, self._limits = vision, limits
-        self._files, self._places = files, places
+        self._places = places
 
     def image(self, image: Image.Image) -> PatchChunk:
         """Patches of one image; it is converted to RGB."""
@@ -110,14 +108,8 @@ class ImageProcessor:
             ImageError: a file is damaged or beyond the limits.
             UserError: a part is malformed, or names a file where none may be opened.
         """
-        prepared, chunks = [], []
-        for message in messages:
-            content = message.get("content") if isinstance(message, Mapping) else None
-            if isinstance(content, list | tuple):
-                parts = [self._part(part, chunks) for part in content]
-                message = {**message, "content": parts}
-            prepared.append(message)
-        return PreparedMessages(prepared, chunks)
+        chunks: list[PatchChunk] = []
+        return PreparedMessages(with_parts(messages, lambda part: self._part(part, chunks)), chunks)
 
     def _part(self, part: Any, chunks: list[PatchChunk]) -> Any:
         """A part of content, with a MediaSpan for an image or a clip, whose chunks are appended."""
@@ -140,23 +132,21 @@ class ImageProcessor:
     def _read_image(self, value: Any, name: str) -> Image.Image:
         if isinstance(value, Image.Image):
             return value
-        return read_image(self._bytes(value, name), self._files, name)
+        return read_image(self._bytes(value, name), FILE_LIMITS, name)
 
     def _read_clip(self, value: Any, rate: Any, name: str) -> Clip:
         if isinstance(value, Clip):
             return value
         if isinstance(value, list | tuple):
-            numbers = frame_numbers(value, rate)
-            frames = [self._read_image(value[number], f"frame {number + 1} of the video") for number in numbers]
-            return listed_clip([frame.convert("RGB") for frame in frames], numbers, rate)
-        return read_clip(self._bytes(value, name), self._files, name)
+            return read_frames(value, rate, lambda frame, name: self._read_image(frame, name).convert("RGB"))
+        return read_clip(self._bytes(value, name), FILE_LIMITS, name)
 
     def _bytes(self, value: Any, name: str) -> bytes:
         if isinstance(value, bytes):
             return value
         if not isinstance(value, str):
             raise UserError(f"{name} must be a path, a URL, bytes or an image, not {abbreviate(value)}")
-        return read_media(value, self._places, self._files, name)
+        return read_media(value, self._places, FILE_LIMITS, name)
 
 
 def run_processor(vision: VisionConfig, images: ImagesConfig) -> ImageProcessor:

@@ -17,6 +17,7 @@ from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.tar_samples import TarSample, tar_samples
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.readers import first_line, lines_of_json, parquet_rows
+from k2jax.text.messages import with_parts
 
 _MESSAGES, _DOCUMENT = "messages", "document"
 _OTHERS = ("tools", "augment")
@@ -184,13 +185,7 @@ def _filled(record: Any, images: Mapping[Any, str], key: str = "") -> Any:
 
 def _with_parts(record: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """The record with every part of its document, or of its messages' content, changed by a function."""
-
-    def changed(parts: Any) -> Any:
-        return [change(part) for part in parts] if isinstance(parts, list) else parts
-
-    def of_message(message: Any) -> Any:
-        return {**message, "content": changed(message.get("content"))} if isinstance(message, Mapping) else message
-
     if isinstance(messages := record.get(_MESSAGES), list):
-        return {**record, _MESSAGES: [of_message(message) for message in messages]}
-    return {**record, _DOCUMENT: changed(record.get(_DOCUMENT))} if _DOCUMENT in record else dict(record)
+        return {**record, _MESSAGES: with_parts(messages, change)}
+    document = record.get(_DOCUMENT)
+    return {**record, _DOCUMENT: [change(part) for part in document]} if isinstance(document, list) else dict(record)

@@ -13,9 +13,9 @@ from pathlib import Path
 import secrets
 from typing import Any
 
+from k2jax.agents.environments.files import isolated_python
 from k2jax.agents.errors import VerifierError
 from k2jax.agents.sandbox import Sandbox
-from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.types import MEBI
 from k2jax.agents.task import Task
 from k2jax.files.bounded_json import parse_bounded_json
@@ -55,8 +55,8 @@ async def make_controls(task: Task, sandbox: Sandbox) -> Controls:
             with the reference patch.
     """
     tree = await make_tree(task, sandbox, str(task.metadata.get("patch", "")))
-    if not tree.told["applied"]:
-        raise VerifierError(f"the reference patch of the task {task.id!r} is none: {tree.told['reason']}")
+    if not tree.outcome["applied"]:
+        raise VerifierError(f"the reference patch of the task {task.id!r} is none: {tree.outcome['reason']}")
     files = files_of(task)
     runs = {file: await run_file(task, sandbox, tree, file) for file in files}
     controls = Controls({test: runs[file].kinds.get(test, "missing") for file in files for test in files[file]}, (), ())
@@ -151,7 +151,7 @@ async def _edits(task: Task, sandbox: Sandbox, tree: PatchedTree, file: str) -> 
     """What can be changed in a file, see ``mutants``; what may never be run counts where a reference shows it."""
     names = list(dict.fromkeys(_function(test).partition("::")[2] for test in files_of(task)[file]))
     result = await sandbox.exec(
-        ["python3" if task.image else host_python().executable, "-I", "-S", "-c", _PROGRAM],
+        [*isolated_python(task), "-c", _PROGRAM],
         stdin=json.dumps({"file": file, "tests": names}).encode() + b"\n" + tree.composed,
         timeout=TIMEOUT,
         output_limit=16 * MEBI,

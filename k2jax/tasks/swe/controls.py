@@ -18,7 +18,7 @@ from k2jax.tasks.swe.calibration import make_controls
 from k2jax.tasks.swe.runs import PatchedTree, run_file
 from k2jax.tasks.swe.variants import Controls, counts
 
-MOST_TASKS = 256
+MAX_TASKS = 256
 """Tasks whose controls are kept in memory."""
 
 
@@ -41,7 +41,7 @@ async def controls_of(task: Task, sandbox: Sandbox) -> Controls:
     with _slots_lock:
         slot = _slots.setdefault(key, _Slot())
         _slots.move_to_end(key)
-        while len(_slots) > MOST_TASKS:
+        while len(_slots) > MAX_TASKS:
             _slots.popitem(last=False)
     while not slot.lock.acquire(blocking=False):
         await asyncio.sleep(0.05)  # verdicts have event loops of their own, and none of asyncio's locks serves several

@@ -31,7 +31,7 @@ OPPOSITE_METHODS = {
 OPPOSITE_METHODS.update({new: old for old, new in OPPOSITE_METHODS.items()})
 CHECKING = re.compile(r"assert|check|verify|expect|ensure|match|compare|should|fnmatch|raises|warns", re.IGNORECASE)
 COMPARING = re.compile(r"close|equal|eq$|same", re.IGNORECASE)
-MOST_CHANGES = 6  # of a test
+MAX_CHANGES = 6  # of a test
 ERRORS = ("ValueError", "TypeError", "KeyError", "IndexError", "RuntimeError", "AttributeError", "OSError", "NameError")
 WARNINGS = ("UserWarning", "DeprecationWarning", "FutureWarning", "ResourceWarning", "SyntaxWarning", "BytesWarning")
 
@@ -64,7 +64,7 @@ class TestFunction:
     def changes(self, statements: list) -> list:
         """Changes of one of some statements each, as lists of replacements, in random order."""
         every = [change for change in map(self.of_statement, statements) if change]
-        return draw.sample(every, min(len(every), MOST_CHANGES))
+        return draw.sample(every, min(len(every), MAX_CHANGES))
 
     def of_statement(self, statement: ast.AST) -> list:
         """A change of a statement that checks something."""
@@ -186,10 +186,10 @@ def functions_of(tree: ast.AST, above: str = "") -> dict:
     return functions
 
 
-def edits_of(source: TestModule, wanted: list) -> list:
+def edits_of(source: TestModule, names: list) -> list:
     """The changes of each test that can be changed, or of each row of its parameters."""
     functions, edits, shared = functions_of(source.tree), [], {}
-    for name in wanted:
+    for name in names:
         if name not in functions:
             continue
         test = TestFunction(source, functions[name])
@@ -202,7 +202,7 @@ def edits_of(source: TestModule, wanted: list) -> list:
             edits.append({"changes": changes, "tests": [name], "always": bool(sure), "row": False})
         else:
             called = {name_of(node) for node in ast.walk(test.function) if isinstance(node, ast.Call)}
-            helpers = [other for other in functions if other.split("::")[-1] in called and other not in wanted]
+            helpers = [other for other in functions if other.split("::")[-1] in called and other not in names]
             for helper in helpers[:1]:
                 shared.setdefault(helper, []).append(name)
     for helper, tests in shared.items():
@@ -213,7 +213,7 @@ def edits_of(source: TestModule, wanted: list) -> list:
 
 def parsed(data: bytes, edits: list) -> list:
     """The edits with those of their changes after which the module is one still."""
-    for number in range(MOST_CHANGES):
+    for number in range(MAX_CHANGES):
         changed = [edit for edit in edits if len(edit["changes"]) > number]
         if not is_module(data, [part for edit in changed for part in edit["changes"][number]]):
             for edit in changed:

@@ -21,7 +21,7 @@ TIMEOUT = 300.0
 """Wall time of one file of tests, and of a build [s]."""
 LARGEST_TREE = 64 * MEBI
 """Bytes of a repository with patch and tests, compressed; this process holds it three times."""
-MOST_REPORTS = 16 * MEBI
+MAX_REPORTS = 16 * MEBI
 """Bytes of what one file of tests reports."""
 USAGE = 4
 """Exit code of pytest where it does not know its options."""
@@ -33,13 +33,13 @@ class PatchedTree(NamedTuple):
     """A tree in which tests can run.
 
     Attributes:
-        told: ``applied``, and ``dropped`` names of what was left out of the patch and ``hidden`` paths of tests that no
-            build sees, or the ``reason`` why the patch is none.
+        outcome: ``applied``, with names that were ``dropped`` of the patch and ``hidden`` paths of tests that no build
+            sees; or the ``reason`` why the patch is none.
         composed: tar archive of base, patch and tests; empty where the patch is none.
         built: tar archive of what the task's command for building has made of it; empty without one.
     """
 
-    told: dict[str, Any]
+    outcome: dict[str, Any]
     composed: bytes = b""
     built: bytes = b""
 
@@ -77,28 +77,28 @@ async def make_tree(task: Task, sandbox: Sandbox, patch: str) -> PatchedTree:
         SandboxError: the sandbox failed.
         VerifierError: base and tests cannot be put together.
     """
-    told = await composed(task, sandbox, patch)
-    if not told["applied"]:
-        return PatchedTree(told)
+    outcome = await composed(task, sandbox, patch)
+    if not outcome["applied"]:
+        return PatchedTree(outcome)
     tree = await sandbox.read(repository_program.ARCHIVE, LARGEST_TREE)
     if not task.metadata.get("build"):
-        return PatchedTree(told, tree)
+        return PatchedTree(outcome, tree)
     header = {
         "mode": "build",
         "build": task.metadata["build"],
-        "hidden": told["hidden"],
+        "hidden": outcome["hidden"],
         "largest": LARGEST_TREE,
         "timeout": TIMEOUT,
     }
     try:
         await run_program(sandbox, task, header, payload=tree)
-        return PatchedTree(told, tree, await sandbox.read(repository_tests.ARCHIVE, LARGEST_TREE))
+        return PatchedTree(outcome, tree, await sandbox.read(repository_tests.ARCHIVE, LARGEST_TREE))
     except EnvironmentFailedError as error:
-        return PatchedTree({**told, "applied": False, "reason": str(error)[-300:]})
+        return PatchedTree({**outcome, "applied": False, "reason": str(error)[-300:]})
 
 
 async def composed(task: Task, sandbox: Sandbox, patch: str) -> dict[str, Any]:
-    """Leaves an archive of base, patch and tests in a sandbox; see ``PatchedTree.told``."""
+    """Leaves an archive of base, patch and tests in a sandbox; see ``PatchedTree.outcome``."""
     texts = {"patch": patch, "reference": task.metadata.get("patch", ""), "test_patch": task.metadata["test_patch"]}
     header = {
         "mode": "compose",
@@ -131,7 +131,7 @@ async def run_file(task: Task, sandbox: Sandbox, tree: PatchedTree, file: str, e
         "plugins": task.metadata.get("plugins", []),
         "timeout": TIMEOUT,
     }
-    result = await run_program(sandbox, task, header, MOST_REPORTS, payload=tree.composed + tree.built)
+    result = await run_program(sandbox, task, header, MAX_REPORTS, payload=tree.composed + tree.built)
     verdict = verdict_of(result.stdout, secret)
     if verdict is None:
         reason = "time" if result.timed_out else f"no verdict: {result.stderr[-200:].decode(errors='replace')}"

@@ -53,12 +53,12 @@ class SWEVerifier(Verifier):
             return Reward(0.0, info={"patch": bool(patch), "too_large": bool(outcome.get("too_large"))})
         controls = await controls_of(task, sandbox)
         tree = await make_tree(task, sandbox, patch)
-        if not tree.told["applied"]:
-            return Reward(0.0, info={"patch": True, **tree.told})
+        if not tree.outcome["applied"]:
+            return Reward(0.0, info={"patch": True, **tree.outcome})
         passed: set[str] = set()
         info = {
             "patch": True,
-            "dropped": tree.told["dropped"],
+            "dropped": tree.outcome["dropped"],
             "ended": {},
             "uncontrolled": controls.uncontrolled[:_SHOWN],
         }

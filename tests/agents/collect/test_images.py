@@ -1,15 +1,11 @@
 """A collection of tasks with pictures: the model is shown them, as in the loop of reinforcement learning."""
 
 import asyncio
-import contextlib
 
 import numpy as np
 import pytest
 
-from k2jax.agents.collect.engine_socket import EngineServer, EngineSocketClient
-from k2jax.agents.collect.journal import stored_trajectory
-from k2jax.agents.collect.manager import RolloutManager
-from k2jax.agents.collect.queue_file import queued_samples, write_tasks
+from k2jax.agents.collect.engine_socket import EngineSocketClient
 from k2jax.agents.dataset import load_tasks
 from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
 from k2jax.config.schema import VisionConfig
@@ -22,7 +18,7 @@ from k2jax.inference.media_reader import ImageReader
 from k2jax.serve.engine_process import placed_chunk
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.tokenizer import byte_tokenizer
-from k2jax.trajectory import verify
+from tests.agents.collect.engines import collected, served
 
 TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
 PAD = TOKENIZER.special_id(MEDIA_PAD)
@@ -34,42 +30,19 @@ def reader():
     return ImageReader(ImageProcessor(VISION), TOKENIZER)
 
 
-@contextlib.asynccontextmanager
-async def served(client, path, media=placed_chunk):
-    serving = asyncio.ensure_future(EngineServer(client, media=media).serve(path))
-    try:
-        yield EngineSocketClient(path, patience=5)
-    finally:
-        serving.cancel()
-
-
 def test_the_model_is_shown_the_pictures_of_tasks_and_several_verdicts_are_made_at_a_time(tmp_path):
     tasks = load_tasks("pictures", ("count=3", "side=64", "kinds=count"))
     scripted = ScriptedClient(lambda prompt, sampling: [*TOKENIZER.encode("2"), TOKENIZER.eos])
-    TOKENIZER.save(tmp_path / "tokenizer")
-    write_tasks(tmp_path, [("pictures", task) for task in tasks])
     options = {
-        "tokenizer": str(tmp_path / "tokenizer"),
         "chat": "plain",
-        "seed": 7,
-        "sampling": {"pictures": {"max_tokens": 8}},
-        "engines": [str(tmp_path / "engine")],
+        "sampling": {"kind": {"max_tokens": 8}},
         "scoring": {"workers": 2, "timeout": 30.0, "retries": 0, "sandbox": "unsafe"},
-        "media": {"maker": f"{__name__}:reader"},
     }
-
-    async def collected():
-        runner = "k2jax.agents.collect.episodes:EpisodeRunner"
-        async with (
-            served(scripted, tmp_path / "engine"),
-            RolloutManager(tmp_path, runner=runner, options=options, workers=1, capacity=8) as manager,
-        ):
-            return [emission async for emission in manager.collect(queued_samples(tmp_path, 2))]
-
-    emissions = asyncio.run(collected())
-    assert len(emissions) == 6 and {each.status for each in emissions} == {"finished"}
-    stored = [stored_trajectory(tmp_path, each.place) for each in emissions]
-    assert not any(verify(each) for each in stored) and all(each.reward is not None for each in stored)
+    maker = {"maker": f"{__name__}:reader"}
+    stored, _ = asyncio.run(
+        collected(tmp_path, tasks, [scripted], 2, tokenizer=TOKENIZER, placed=placed_chunk, media=maker, **options)
+    )
+    assert all(each.status == "finished" and each.reward is not None for each in stored)
     shown = {}
     for (prompt, _), media in zip(scripted.calls, scripted.media, strict=True):
         [placed] = media
@@ -91,7 +64,8 @@ def test_an_engine_of_text_alone_refuses_images_and_too_many_of_them_are_too_lon
     media = [PlacedChunk(1, chunk, bytes(range(16)))]
 
     async def asked(media_maker):
-        async with served(scripted, tmp_path / "engine", media_maker) as client:
+        async with served([scripted], [tmp_path / "engine"], media=media_maker):
+            client = EngineSocketClient(tmp_path / "engine", patience=5)
             try:
                 return await client.generate([5, PAD], Sampling(max_tokens=2), media=media)
             finally:

@@ -1,7 +1,5 @@
 """Workers as actors of a Ray cluster of three nodes on this machine. Needs the extra ``ray``, which tests leave out."""
 
-import asyncio
-
 import pytest
 
 from k2jax.agents.collect.launchers import RayLauncher
@@ -35,8 +33,8 @@ def test_where_there_is_no_cluster_that_is_one_line():
 
 def test_three_nodes_give_the_batch_of_this_machine_bit_for_bit_though_an_actor_is_killed(tmp_path, cluster):
     ray, address = cluster
-    here = asyncio.run(batch(tmp_path / "here", workers=1, engines=1))
+    here = batch(tmp_path / "here")
     launcher = RayLauncher(address)
-    there = asyncio.run(batch(tmp_path / "there", workers=3, engines=2, kill=9, launcher=launcher))
+    there = batch(tmp_path / "there", workers=3, engines=2, kill=9, launcher=launcher)
     assert there == here
     assert len([node for node in ray.nodes() if node["Alive"]]) == 3, "of one processor each, as an actor needs"

@@ -61,7 +61,7 @@ def test_an_engine_forgets_the_end_of_what_was_unused_for_longest():
     assert router.choose(old)[1] == 2 * BLOCK
 
 
-def test_all_turns_of_an_episode_go_to_one_engine_and_episodes_to_different_ones():
+async def test_all_turns_of_an_episode_go_to_one_engine_and_episodes_to_different_ones():
     clients = [ScriptedClient(lambda prompt, sampling: range(BLOCK)) for _ in range(3)]
     routed = RoutedClient(clients, Router(3))
 
@@ -71,10 +71,7 @@ def test_all_turns_of_an_episode_go_to_one_engine_and_episodes_to_different_ones
             answer = await routed.generate(prompt, Sampling(max_tokens=BLOCK))
             prompt = [*prompt, *answer.tokens.tolist(), *range(5)]
 
-    async def episodes():
-        await asyncio.gather(*(episode(number) for number in range(3)))
-
-    asyncio.run(episodes())
+    await asyncio.gather(*(episode(number) for number in range(3)))
     beginnings = [{prompt[:BLOCK] for prompt, _ in client.calls} for client in clients]
     assert [len(each) for each in beginnings] == [1, 1, 1] and [len(each.calls) for each in clients] == [4, 4, 4]
 
@@ -115,7 +112,7 @@ def test_admission_does_not_fall_again_before_the_last_fall_has_taken_effect():
     assert admission.limit == 49
 
 
-def test_what_engines_say_of_their_caches_is_observed(tmp_path):
+async def test_what_engines_say_of_their_caches_is_observed(tmp_path):
     class Observer:
         seen: ClassVar[list] = []
 
@@ -127,25 +124,22 @@ def test_what_engines_say_of_their_caches_is_observed(tmp_path):
 
     loads = {name: told(pages) for name, pages in PAGES}
 
-    async def watch():
-        serving = [
-            asyncio.ensure_future(EngineServer(None, lambda each=each: next(each), 0.01).serve(tmp_path / name))
-            for name, each in loads.items()
-        ]
-        async with EngineLoads([str(tmp_path / name) for name, _ in PAGES], Observer().observe):
-            while len(Observer.seen) < 12:
-                await asyncio.sleep(0.01)
-        for each in serving:
-            each.cancel()
-
-    asyncio.run(watch())
+    serving = [
+        asyncio.ensure_future(EngineServer(None, lambda each=each: next(each), 0.01).serve(tmp_path / name))
+        for name, each in loads.items()
+    ]
+    async with EngineLoads([str(tmp_path / name) for name, _ in PAGES], Observer().observe):
+        while len(Observer.seen) < 12:
+            await asyncio.sleep(0.01)
+    for each in serving:
+        each.cancel()
     for _, pages in PAGES:
         preempted = [preempted for each, preempted in Observer.seen if each == pages]
         assert preempted[:2] in ([False, True], [True, False]) and not any(preempted[2:]), "it counts once"
 
 
 def test_admission_settles_below_the_pressure_of_a_cache():
-    admission, room = Admission(4, increase=2, decrease=0.7), 100
+    admission, room = Admission(4, increase=2), 100
     limits = []
     for _ in range(300):
         admission.observe(admission.limit / room, admission.limit)

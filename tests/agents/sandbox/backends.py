@@ -82,6 +82,21 @@ def in_sandbox(name, use, spec=SPEC):
     return asyncio.run(run())
 
 
+def sandboxed(names, spec=SPEC):
+    """Makes of a coroutine function a test of it on a sandbox of each of some backends, which leave nothing behind."""
+
+    def make(use):
+        @pytest.mark.parametrize("name", names)
+        def test(name):
+            in_sandbox(name, use, spec)
+            assert not survivors(name)
+
+        test.__name__, test.__qualname__, test.__doc__ = use.__name__, use.__qualname__, use.__doc__
+        return test
+
+    return make
+
+
 async def open_sandbox(name, spec=SPEC):
     """A sandbox; those of other machines have this machine's Python anyway."""
     if name in FAKES:
@@ -119,6 +134,11 @@ def survivors(name):
         return processes_below(link._process.pid, beyond=2) if link is not None else set()
     link = getattr(backend(name), "_link", None)
     return processes_below(link._process.pid) if link is not None else set()
+
+
+def processes_of(sandbox):
+    """The same of a sandbox of this machine."""
+    return processes_below(sandbox._link._process.pid)
 
 
 def own_descriptors():

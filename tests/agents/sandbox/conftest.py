@@ -1,43 +1,17 @@
-"""Fixtures of the sandboxes' tests: files of the host that nothing inside may touch."""
-
-import os
+"""Fixtures of the sandboxes' tests."""
 
 import pytest
 
+from k2jax.agents.sandbox.hostile import Outside
 from tests.agents.sandbox.backends import backend, survivors
 
 
-class Witness:
-    """A folder of the host with a secret in it."""
-
-    SECRET = "the host's secret 5f1c"
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.file = folder / "secret.txt"
-        self.file.write_text(self.SECRET)
-        self._before = self._state()
-
-    def _state(self):
-        stats = {path: path.stat() for path in (self.folder, self.file)}
-        return (
-            os.listdir(self.folder),
-            self.file.read_bytes(),
-            {path: (s.st_mtime_ns, s.st_ctime_ns, s.st_mode, s.st_nlink) for path, s in stats.items()},
-        )
-
-    def unchanged(self):
-        return self._state() == self._before
-
-
 @pytest.fixture
-def witness(tmp_path):
-    """Fails a test after which the host's files are not what they were."""
-    folder = tmp_path / "host"
-    folder.mkdir()
-    seen = Witness(folder)
-    yield seen
-    assert seen.unchanged()
+def witness():
+    """Things of the host; a test fails after which they are not what they were."""
+    with Outside() as outside:
+        yield outside
+        assert outside.harm() == ""
 
 
 @pytest.fixture

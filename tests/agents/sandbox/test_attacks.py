@@ -1,4 +1,4 @@
-"""The list of attacks on every backend, and what sees whether one was contained."""
+"""The lists of attacks on every backend, and what sees whether one was contained."""
 
 import asyncio
 import dataclasses
@@ -7,18 +7,14 @@ import pytest
 
 from k2jax.agents.sandbox.attacks import ATTACKS, Attack
 from k2jax.agents.sandbox.hostile import LIMITS, Outside, attempt
-from tests.agents.sandbox.backends import PYTHON, REMOTE, SLOW, SPEC, in_sandbox, open_sandbox, survivors
+from tests.agents.sandbox.backends import NAMESPACES, PYTHON, REMOTE, SLOW, SPEC, in_sandbox, open_sandbox, survivors
+from tests.agents.sandbox.hostile_programs import MEMORY, PROGRAMS
 
-QUICK = (
-    "signals",
-    "exit codes written into other processes",
-    "links, pipes, devices and sockets for a reader",
-    "huge, deep and strange files for a reader",
-)
-"""Attacks that every run tries on bubblewrap, which the files test_hostile_*.py attack more thoroughly."""
-TRIED = [
-    pytest.param("bubblewrap", attack, marks=[] if attack in QUICK else pytest.mark.slow) for attack in ATTACKS
-] + [pytest.param(*name.values, attack, marks=pytest.mark.slow) for name in (*SLOW, *REMOTE) for attack in ATTACKS]
+TRIED = [("bubblewrap", attack) for attack in ATTACKS] + [
+    pytest.param(name, attack, marks=pytest.mark.slow)
+    for name in ("bubblewrap without groups", *(each.values[0] for each in (*SLOW, *REMOTE)))
+    for attack in ATTACKS
+]
 
 
 def run(name, attack):
@@ -34,15 +30,25 @@ def test_every_attack_is_contained(name, attack):
     assert run(name, ATTACKS[attack]) == ""
 
 
+@pytest.mark.parametrize("attack", PROGRAMS)
+@pytest.mark.parametrize("name", NAMESPACES, indirect=True)
+def test_programs_get_no_more_than_namespaces_give_them(name, attack):
+    assert run(name, PROGRAMS[attack]) == ""
+
+
+@pytest.mark.parametrize("attack", MEMORY)
+@pytest.mark.parametrize("name", ["bubblewrap"], indirect=True)
+def test_memory_is_counted_over_all_that_runs_in_a_sandbox(name, attack):
+    assert run(name, MEMORY[attack]) == ""
+
+
 def without_a_sandbox(code, **options):
     """What is said about an attack where nothing contains it."""
 
     async def use():
         async with await open_sandbox("unsafe") as sandbox:
-            attack = Attack(code, **options)
-            return await attempt(attack, sandbox, outside, python=PYTHON.executable, left=lambda: left)
+            return await attempt(Attack(code, **options), sandbox, outside, python=PYTHON.executable)
 
-    left = set()
     with Outside() as outside:
         return asyncio.run(use())
 

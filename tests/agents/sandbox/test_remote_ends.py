@@ -37,38 +37,32 @@ async def turns(count=100):
         await asyncio.sleep(0)
 
 
-def test_a_machine_whose_processes_cannot_be_ended_after_a_cancelled_command_is_ended_itself():
-    async def run():
-        machine = Machine()
-        machine.may_end.set()
-        running = asyncio.create_task(machine.exec(["sleep", "60"]))
-        await turns()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        await turns()
-        assert machine.ended == 1
-        with pytest.raises(SandboxError, match="closed"):
-            await machine.exec(["true"])
-        await machine.close()
-        assert machine.ended == 1
-
-    asyncio.run(run())
+async def test_a_machine_whose_processes_cannot_be_ended_after_a_cancelled_command_is_ended_itself():
+    machine = Machine()
+    machine.may_end.set()
+    running = asyncio.create_task(machine.exec(["sleep", "60"]))
+    await turns()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await turns()
+    assert machine.ended == 1
+    with pytest.raises(SandboxError, match="closed"):
+        await machine.exec(["true"])
+    await machine.close()
+    assert machine.ended == 1
 
 
-def test_a_machine_ends_although_the_wait_for_its_end_is_cancelled():
-    async def run():
-        machine = Machine()
-        closing = asyncio.create_task(machine.close())
-        await turns()
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-        machine.may_end.set()
-        await machine.close()  # waits for the end that the first call has begun
-        assert machine.ended == 1
-
-    asyncio.run(run())
+async def test_a_machine_ends_although_the_wait_for_its_end_is_cancelled():
+    machine = Machine()
+    closing = asyncio.create_task(machine.close())
+    await turns()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    machine.may_end.set()
+    await machine.close()  # waits for the end that the first call has begun
+    assert machine.ended == 1
 
 
 class Cluster:
@@ -93,7 +87,7 @@ class Cluster:
         await asyncio.sleep(0)
 
 
-def test_a_pod_whose_opening_is_cancelled_is_deleted(monkeypatch):
+async def test_a_pod_whose_opening_is_cancelled_is_deleted(monkeypatch):
     backend, cluster = KubernetesBackend(), Cluster()
 
     async def connect():
@@ -103,20 +97,17 @@ def test_a_pod_whose_opening_is_cancelled_is_deleted(monkeypatch):
 
     monkeypatch.setattr(backend, "_connect", connect)
 
-    async def run():
-        opening = asyncio.create_task(backend.open(SandboxSpec()))
-        await turns()
-        assert len(cluster.pods) == 1
-        opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        assert not cluster.pods and not list(backend._clients.keys())
-
-    asyncio.run(run())
+    opening = asyncio.create_task(backend.open(SandboxSpec()))
+    await turns()
+    assert len(cluster.pods) == 1
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not cluster.pods and not list(backend._clients.keys())
 
 
 @pytest.mark.parametrize("answer", [{}, [], {"sandboxID": None}])
-def test_an_answer_that_names_no_machine_is_a_failure_of_the_sandbox(monkeypatch, answer):
+async def test_an_answer_that_names_no_machine_is_a_failure_of_the_sandbox(monkeypatch, answer):
     backend = E2BBackend(E2BOptions(api_key="key"))
 
     async def request(*arguments):
@@ -124,9 +115,6 @@ def test_an_answer_that_names_no_machine_is_a_failure_of_the_sandbox(monkeypatch
 
     monkeypatch.setattr(backend, "request", request)
 
-    async def run():
-        with pytest.raises(SandboxError, match="no machine"):
-            await backend.open(SandboxSpec())
-        assert not list(backend._clients.keys())
-
-    asyncio.run(run())
+    with pytest.raises(SandboxError, match="no machine"):
+        await backend.open(SandboxSpec())
+    assert not list(backend._clients.keys())

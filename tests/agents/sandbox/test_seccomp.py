@@ -105,3 +105,10 @@ for word in sys.argv[1:]:
 
     result = in_sandbox(name, use)
     assert result.stdout.decode().split("\n")[:-1] == ["-1 1"] * len(names), result
+
+
+@MACHINES
+def test_the_filter_names_what_has_let_programs_out_of_sandboxes(machine):
+    names = "unshare setns mount umount2 move_mount pivot_root ptrace process_vm_readv process_vm_writev pidfd_getfd "
+    names += "io_uring_setup bpf keyctl perf_event_open userfaultfd open_by_handle_at init_module clone clone3"
+    assert set(names.split()) <= syscalls(machine).keys()

@@ -51,7 +51,7 @@ def boxes(page):
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=10)
 @given(forests())
 def test_a_node_is_as_high_as_it_has_paths_and_begins_where_its_parent_ends(tmp_path_factory, trajectory):
     paths = [trajectory.path(leaf) for leaf in trajectory.leaves()]
@@ -164,7 +164,7 @@ def test_annotations_survive_the_store():
     assert not empty.metadata and training(empty) is None and comparisons(empty) == []
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     value=JSON, entries=st.lists(st.dictionaries(st.sampled_from(PairVerdict._fields), JSON, max_size=5), max_size=2)
 )

@@ -115,7 +115,7 @@ def test_a_trajectory_made_of_markup_leaves_no_tag(tmp_path):
     assert any(tag == "pre" and HOSTILE in text for tag, text in page.text)
 
 
-@settings(max_examples=30)
+@settings(max_examples=6)
 @given(shown=st.lists(trajectories(), max_size=3), text=st.text())
 def test_any_trajectory_gives_a_page_without_foreign_tags(tmp_path_factory, shown, text):
     check(page_of(tmp_path_factory.mktemp("page"), [*shown, hostile(text)], lambda token: text, title=text))
@@ -175,7 +175,7 @@ def test_lists_are_in_the_orders_that_they_name(tmp_path):
 
 
 def test_tokens_beyond_the_limit_are_left_out_with_a_word(tmp_path):
-    html = page_of(tmp_path, [chat(sample) for sample in range(3)], most_tokens=20)
+    html = page_of(tmp_path, [chat(sample) for sample in range(3)], max_tokens=20)
     assert html.count("The tokens are left out of this page") == 1 and html.count('title="token 0, id 1,') == 2
 
 
@@ -191,7 +191,7 @@ def test_curves_go_through_the_values(tmp_path):
     assert "polyline" not in {tag for tag, _ in check(page_of(tmp_path, [chat()], records=[])).elements}
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(low=st.floats(-1e9, 1e9), span=st.floats(0, 1e9))
 def test_ticks_are_few_and_cover_the_range(low, span):
     high = low + span

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import os
 from pathlib import Path
 import re
@@ -14,6 +13,8 @@ import zlib
 import av
 import numpy as np
 from PIL import Image
+
+from tests.data.corpora import asked, write_records
 
 SIDE = 56
 CLAIMED = 10_000_000
@@ -125,16 +126,12 @@ def scan_bomb(side=6000, scans=5000):
 
 def movie(count=12, size=(32, 16), rate=8, form="mp4", codec="mpeg4"):
     """A video whose frame f has the grey value 20 f."""
-    file = io.BytesIO()
+    file, frames = io.BytesIO(), [Image.new("RGB", size, (20 * number % 256,) * 3) for number in range(count)]
     with av.open(file, "w", format=form) as container:
         stream = container.add_stream(codec, rate=rate)
-        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
-        for number in range(count):
-            frame = av.VideoFrame.from_image(Image.new("RGB", size, (20 * number % 256,) * 3))
-            for packet in stream.encode(frame):
-                container.mux(packet)
-        for packet in stream.encode():
-            container.mux(packet)
+        (stream.width, stream.height), stream.pix_fmt = size, "yuv420p"
+        for frame in (*map(av.VideoFrame.from_image, frames), None):  # None: no frame follows
+            container.mux(stream.encode(frame))
     return file.getvalue()
 
 
@@ -215,6 +212,7 @@ def bad():
         "profile_bomb.png": (profile_bomb(), "too large"),
         "scans.jpg": (scan_bomb(), "scans; at most"),
         "empty.mp4": (b"", "as a video"),
+        "zeros.mp4": (bytes(500), "as a video"),
         "cut.mp4": (movie()[:700], "as a video"),
         "cut.avi": (movie(form="avi")[:4500], "as a video"),
         "sound.mp4": (sound(), "no picture"),
@@ -253,17 +251,14 @@ def kind(name):
     return "video" if name.endswith(VIDEOS) else "image"
 
 
-def write(folder: Path) -> Path:
-    """Writes everything, and a conversation about each, whose answer is its name; returns the file of conversations."""
+def write(folder: Path) -> None:
+    """Writes everything, and to ``chat.jsonl`` a conversation about each, whose answer is its name."""
     for name, data in (good() | {name: data for name, (data, _) in bad().items()}).items():
         (folder / name).write_bytes(data)
     (folder / "folder.png").mkdir()
     os.mkfifo(folder / "pipe.png")
     os.mkfifo(folder / "pipe.mp4")
     (folder / "loop.png").symlink_to("loop.png")
-    lines = []
-    for name in (*good(), *refused()):
-        question = [{"type": kind(name), kind(name): name}, {"type": "text", "text": "What is it?"}]
-        lines.append([{"role": "user", "content": question}, {"role": "assistant", "content": name}])
-    (folder / "chat.jsonl").write_text("".join(json.dumps({"messages": line}) + "\n" for line in lines))
-    return folder / "chat.jsonl"
+    question = [{"type": "text", "text": "What is it?"}]
+    records = [asked([{"type": kind(name), kind(name): name}, *question], name) for name in (*good(), *refused())]
+    write_records(folder / "chat.jsonl", records)

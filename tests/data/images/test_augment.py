@@ -8,7 +8,7 @@ import pytest
 
 from k2jax.data.images.augment import OPERATIONS, Augmentation, draw_augmentation, has_direction
 from k2jax.drawings.labels import label_points, label_text
-from k2jax.errors import UserError
+from tests.refusal import refused
 
 SIDE = 200
 
@@ -78,5 +78,5 @@ def test_boxes_are_listed_from_left_to_right_and_malformed_labels_are_one_line()
     assert label_text(part) == "[20,30,40,50][500,0,600,10]"
     assert label_text(part, Augmentation(flip=True)) == "[400,0,500,10][960,30,980,50]"
     for kind, shape in (("boxes", [1, 2, 3]), ("points", [1, 1001]), ("polygons", [1, 2, 3, 4]), ("points", ["a", 1])):
-        with pytest.raises(UserError, match="coordinates are thousandths"):
+        with refused("coordinates are thousandths"):
             label_points({"type": kind, kind: [shape]})

@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import io
 import json
 
 import numpy as np
@@ -14,7 +13,8 @@ from k2jax.data.images.augment import OPERATIONS, Augmentation
 from k2jax.data.images.conversations import ConversationRenderer, read_conversation
 from k2jax.data.images.places import NOWHERE, MediaPlaces
 from k2jax.data.images.reading import FILE_LIMITS, ImageError
-from k2jax.errors import UserError
+from tests.data.images.hostile import encoded
+from tests.refusal import refused
 from tests.text.test_thinking_chat import CHAT, tokenizer
 
 RENDERER = ConversationRenderer(CHAT, tokenizer(), VisionConfig(layers=1, patch=4), ImagesConfig(patches=64))
@@ -22,10 +22,8 @@ CALL = {"id": "c", "type": "function", "function": {"name": "crop", "arguments":
 
 
 def picture_url(first=0, side=8):
-    file = io.BytesIO()
     pixels = (first + np.arange(3 * side * side)).astype(np.uint8).reshape(side, side, 3)
-    Image.fromarray(pixels).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(encoded(Image.fromarray(pixels))).decode()}"
 
 
 def conversation(answer, permitted=OPERATIONS):
@@ -64,7 +62,7 @@ def test_pictures_stay_in_place_beside_calls_of_tools():
 
 @pytest.mark.parametrize("permitted", [["spin"], [["flip"]], [None], "flip", 3])
 def test_what_may_be_done_is_a_list_of_operations(permitted):
-    with pytest.raises(UserError, match=r"augment is .*; it may list flip, turn"):
+    with refused(r"augment is .*; it may list flip, turn"):
         conversation({"role": "assistant", "content": "left"}, permitted)
 
 

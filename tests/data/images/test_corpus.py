@@ -1,9 +1,6 @@
 """Sources of conversations with images: measured, packed, augmented and resumed; broken images are one line each."""
 
-import io
 import json
-import struct
-import zlib
 
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
@@ -20,8 +17,10 @@ from k2jax.data.images.image_rows import fit_two_budgets
 from k2jax.data.images.placement import PatchRows
 from k2jax.data.images.places import read_media
 from k2jax.data.training_data import ImageShape, prepare_data
-from k2jax.errors import UserError
 from k2jax.text.media import MEDIA_PAD
+from tests.data.corpora import asked, equal, write_records
+from tests.data.images.hostile import animated, encoded, noise, picture, png
+from tests.refusal import refused
 
 VISION = vision_preset("nano_vision")
 
@@ -39,80 +38,53 @@ def prepared(folder, sources, *, devices=1, rows=4, log=None, **overrides):
     return prepare_data(resolve(config).data, batch_size=4, seed=3, steps=9, images=images, log=log)
 
 
-def encoded(image, form="PNG", **options):
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
-
-
-def picture(side=56, mode="RGB", value=90):
-    return Image.new(mode, (side, side), value if mode in ("L", "I;16") else (value, 40, 200, 10)[: len(mode)])
-
-
-def bomb():
-    """A PNG whose header promises a hundred megapixels."""
-    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))  # noqa: E731
-    header = struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
-    )
+def documents(data, name="chat"):
+    """Number of a source's conversations in both splits."""
+    return sum(split["documents"] for split in data.manifests[name]["splits"].values())
 
 
 GOOD = {
     "plain.png": encoded(picture()),
-    "mislabelled.jpg": encoded(picture(value=10)),
-    "one_pixel.png": encoded(picture(1)),
-    "animated.gif": encoded(picture(), "GIF", save_all=True, append_images=[picture(value=1), picture(value=2)]),
-    "cmyk.jpg": encoded(picture(mode="CMYK"), "JPEG"),
+    "mislabelled.jpg": encoded(picture(shade=10)),
+    "one_pixel.png": encoded(picture(size=(1, 1))),
+    "animated.gif": animated("GIF"),
+    "cmyk.jpg": encoded(picture("CMYK"), "JPEG"),
     "sixteen.png": encoded(Image.fromarray(np.full((56, 56), 40_000, np.uint16))),
 }
-ONE_OTHER = encoded(picture(value=91))
 BAD = {
-    "truncated.png": encoded(Image.effect_noise((64, 64), 50))[:1500],
-    "bomb.png": bomb(),
+    "truncated.png": encoded(noise())[:1500],
+    "claimed.png": png(10_000, 10_000, pixels=b""),
     "page.png": b"<html>not a picture</html>",
     "empty.png": b"",
-    "lied.tiff": b"II*\0" + b"\xff" * 60,
 }
 
 
-def write_chat(folder, images, name="chat.jsonl"):
-    lines = []
-    for number, (file, data) in enumerate(images.items()):
-        (folder / file).write_bytes(data)
-        parts = [{"type": "image", "image": file}, {"type": "text", "text": f"Which is number {number}?"}]
-        lines.append([{"role": "user", "content": parts}, {"role": "assistant", "content": file}])
-    lines.append([{"role": "user", "content": [{"type": "image", "image": "missing.png"}]}])
-    lines.append([{"role": "user", "content": "Only words?"}, {"role": "assistant", "content": "Yes."}])
-    (folder / name).write_text("".join(json.dumps({"messages": line}) + "\n" for line in lines))
-    return {"chat": source(kind="image_chat", path=str(folder / name))}
+def image(place):
+    return {"type": "image", "image": place}
 
 
-def test_broken_images_are_skipped_with_a_line_each_or_fatal_and_odd_ones_are_read(tmp_path):
-    sources, lines = write_chat(tmp_path, GOOD | BAD), []
-    data = prepared(tmp_path, sources, log=lines.append)
-    skipped = data.manifests["chat"]["skipped"]
-    assert skipped["count"] == len(BAD) + 1 and all("\n" not in line for line in skipped["first"])
-    for words in ("100.0 megapixels", "cannot be decoded", "missing.png"):
-        assert any(words in line for line in skipped["first"]), words
-    splits = data.manifests["chat"]["splits"]
-    assert splits["train"]["documents"] + splits["held_out"]["documents"] == len(GOOD) + 1
-    with pytest.raises(UserError, match=r"repair them, or set data\.on_corrupt=skip"):
-        prepared(tmp_path, sources, on_corrupt="fail")
+def write_chat(folder, images):
+    """The source of a conversation about each image, one about a missing image, and one of words; and its file."""
+    records = [asked("Only words?", "Yes."), asked([image("missing.png")], "?")]
+    for number, (name, data) in enumerate(images.items()):
+        (folder / name).write_bytes(data)
+        records.append(asked([image(name), {"type": "text", "text": f"Which is number {number}?"}], name))
+    return {"chat": source(kind="image_chat", path=write_records(folder / "chat.jsonl", records))}
+
+
+def add_record(folder, record):
+    with (folder / "chat.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def test_an_image_that_changes_after_it_was_measured_ends_the_run_in_one_line(tmp_path):
     sources = write_chat(tmp_path, GOOD)
     data = prepared(tmp_path, sources)
     for name in GOOD:
-        (tmp_path / name).write_bytes(encoded(picture(28)))
-    with pytest.raises(UserError, match="is not the one that was measured"):
+        (tmp_path / name).write_bytes(encoded(picture(size=(28, 28))))
+    with refused("is not the one that was measured"):
         for step in range(9):
             data.loader.batch(step)
-
-
-def equal(a, b):
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +93,8 @@ def drawn(tmp_path_factory):
 
 
 def test_a_corpus_that_moves_is_the_same_and_one_with_other_pixels_is_not(tmp_path):
-    fingerprints = []
-    for folder, images in (("here", GOOD), ("in/a/longer/path", GOOD), ("there", GOOD | {"plain.png": ONE_OTHER})):
+    fingerprints, other = [], GOOD | {"plain.png": encoded(picture(shade=91))}
+    for folder, images in (("here", GOOD), ("in/a/longer/path", GOOD), ("there", other)):
         (tmp_path / folder).mkdir(parents=True)
         sources = write_chat(tmp_path / folder, images)
         fingerprints.append(prepared(tmp_path / folder, sources).fingerprint)
@@ -138,7 +110,7 @@ def test_a_damaged_cache_of_records_is_one_line(tmp_path):
         records.unlink(missing_ok=True)
         if damage is not None:
             records.write_bytes(damage)
-        with pytest.raises(UserError, match=r"records.jsonl is .* delete the folder .* to have it built again"):
+        with refused(r"records.jsonl is .* delete the folder .* to have it built again"):
             prepared(tmp_path, sources).loader.batch(0)
 
 
@@ -161,9 +133,7 @@ def test_batches_are_a_function_of_seed_and_step_and_augmentation_changes_from_s
 
 
 def test_processes_make_the_batches_of_a_thread_in_its_order(drawn, tmp_path):
-    lines = [f'{{"prompt": "{n}", "completion": "b"}}\n' for n in range(40)]
-    (tmp_path / "chat.jsonl").write_text("".join(lines))  # its shards are held open
-    sources = {**drawn[0], "chat": source(kind="chat", path=f"{tmp_path}/chat.jsonl")}
+    sources = {**drawn[0], "text": text_chat(tmp_path)}  # its shards are held open
     thread, processes = (
         list(prepared(tmp_path, sources, **{"images.augment": 0.5, "workers": workers}).loader.batches(3))
         for workers in (0, 2)
@@ -176,7 +146,7 @@ def test_pictures_of_words_may_be_as_low_as_a_line_and_those_of_shapes_not(tmp_p
     data = prepared(tmp_path, {"words": source(**line, pictures=("read",))})
     patches = data.loader.batch(0).patches
     assert set(patches.height[patches.exit > patches.start]) == {2} and set(patches.width.ravel()) <= {1, 8}
-    with pytest.raises(UserError, match="112 x 28 pixels: those of read, count are at least 64 wide and 64 high"):
+    with refused("112 x 28 pixels: those of read, count are at least 64 wide and 64 high"):
         prepared(tmp_path, {"shapes": source(**line, pictures=("read", "count"))})
 
 
@@ -200,7 +170,7 @@ def test_whatever_the_devices_the_same_pixels_stand_for_the_same_tokens_and_medi
 
 
 def test_half_as_many_rows_of_patches_hold_the_images_of_half_the_rows(drawn, tmp_path):
-    mixed = {**drawn[0], "text": source(kind="chat", path=text_chat(tmp_path))}
+    mixed = {**drawn[0], "text": text_chat(tmp_path)}
     settings = {"images.share": (0.5,), "images.share_from": (0.0,), "held_out": 0.5}
     whole, half = prepared(tmp_path, mixed, **settings), prepared(tmp_path, mixed, rows=3, **settings)
     for step in range(9):
@@ -213,13 +183,12 @@ def test_half_as_many_rows_of_patches_hold_the_images_of_half_the_rows(drawn, tm
         assert rows[0] == rows[1] and all(batch.patches.pixels.shape[0] == 3 for batch in parts[1])
         seen = [max((batch.media >= 0).any(1).sum() for batch in each) for each in parts]
         assert seen == [4, 3]
-    with pytest.raises(UserError, match=r"step \d has [34] rows with images, and 2 rows of patches hold them: "):
+    with refused(r"step \d has [34] rows with images, and 2 rows of patches hold them: "):
         prepared(tmp_path, mixed, rows=2, **settings | {"images.share": (0.9,)})
 
 
-def part_of(folder, sources, token_rows, patch_rows, step, **overrides):
+def part_of(loader, token_rows, patch_rows, step):
     """A batch as a process makes it that keeps some rows of tokens and computes some rows of patches."""
-    loader = prepared(folder, sources, devices=4, rows=8, **overrides).loader
     loader._local_rows, loader._own = token_rows, frozenset(token_rows)
     loader._images._patch_rows = patch_rows
     return loader.batch(step)
@@ -227,23 +196,20 @@ def part_of(folder, sources, token_rows, patch_rows, step, **overrides):
 
 @pytest.mark.parametrize("augment", [0.0, 1.0])
 def test_processes_make_the_parts_of_one_batch(drawn, tmp_path, augment):
-    mixed = {**drawn[0], **write_chat(tmp_path, many_pictures()), "text": source(kind="chat", path=text_chat(tmp_path))}
-    with (tmp_path / "chat.jsonl").open("a") as file:
-        frames = [f"frame{number}.png" for number in range(6)]
-        for number, name in enumerate(frames):
-            (tmp_path / name).write_bytes(encoded(picture(28, value=number)))
-        parts = [{"type": "image", "image": "3.png"}, {"type": "video", "video": frames, "fps": 2}]
-        parts += [{"type": "image_url", "image_url": {"url": "4.png"}}, {"type": "text", "text": "Which is left?"}]
-        boxes = {"type": "boxes", "boxes": [[100, 200, 300, 400]]}
-        asked = [{"role": "user", "content": parts}, {"role": "assistant", "content": [boxes]}]
-        for _ in range(6):
-            file.write(json.dumps({"messages": asked, "augment": ["flip", "turn", "light"]}) + "\n")
-    settings = {"images.augment": augment}
-    for step in range(4):
-        whole = prepared(tmp_path, mixed, devices=4, rows=8, **settings).loader.batch(step)
+    mixed = {**drawn[0], **write_chat(tmp_path, many_pictures()), "text": text_chat(tmp_path)}
+    frames = [f"frame{number}.png" for number in range(6)]
+    for number, name in enumerate(frames):
+        (tmp_path / name).write_bytes(encoded(picture(shade=number, size=(28, 28))))
+    parts = [image("3.png"), {"type": "video", "video": frames, "fps": 2}]
+    parts += [{"type": "image_url", "image_url": {"url": "4.png"}}, {"type": "text", "text": "Which is left?"}]
+    record = asked(parts, [{"type": "boxes", "boxes": [[100, 200, 300, 400]]}])
+    for _ in range(6):
+        add_record(tmp_path, record | {"augment": ["flip", "turn", "light"]})
+    loader = prepared(tmp_path, mixed, devices=4, rows=8, **{"images.augment": augment}).loader
+    for step, whole in enumerate([loader.batch(step) for step in range(4)]):
         assert (whole.tokens[:, :20] > 1).any(1).all()  # no row is left out
         for token_rows, patch_rows in (((0, 2), (0, 1, 2, 3)), ((1, 3), (4, 5, 6, 7)), ((2,), ())):
-            part = part_of(tmp_path, mixed, token_rows, patch_rows, step, **settings)
+            part = part_of(loader, token_rows, patch_rows, step)
             assert np.array_equal(part.tokens, whole.tokens[list(token_rows)])
             assert equal(part.targets, jax.tree.map(lambda leaf, rows=token_rows: leaf[list(rows)], whole.targets))
             assert np.array_equal(part.media, whole.media[list(token_rows)])
@@ -252,17 +218,14 @@ def test_processes_make_the_parts_of_one_batch(drawn, tmp_path, augment):
 
 
 def test_a_process_opens_those_images_alone_that_its_devices_compute(tmp_path, monkeypatch):
-    images = many_pictures()
-    sources = write_chat(tmp_path, images)
-    prepared(tmp_path, sources, devices=4, rows=8)
-    opened = []
+    loader, opened = prepared(tmp_path, write_chat(tmp_path, many_pictures()), devices=4, rows=8).loader, []
 
     def noted(place, *rest):
         opened.append(place)
         return read_media(place, *rest)
 
     monkeypatch.setattr(conversations, "read_media", noted)
-    parts = [part_of(tmp_path, sources, (row,), (2 * row, 2 * row + 1), 0) for row in range(4)]
+    parts = [part_of(loader, (row,), (2 * row, 2 * row + 1), 0) for row in range(4)]
     shown = sum(int((part.patches.start == np.arange(256)).sum()) for part in parts)
     assert len(opened) == len(set(opened)) > 4 and shown >= len(opened)
 
@@ -278,22 +241,20 @@ def many_pictures():
 
 
 def text_chat(folder):
-    lines = [f'{{"prompt": "{n}", "completion": "b"}}\n' for n in range(40)]
-    (folder / "text.jsonl").write_text("".join(lines))
-    return f"{folder}/text.jsonl"
+    records = [{"prompt": str(number), "completion": "b"} for number in range(40)]
+    return source(kind="chat", path=write_records(folder / "text.jsonl", records))
 
 
 def test_processes_that_measure_write_what_one_writes(tmp_path):
-    images = many_pictures() | BAD
-    sources = write_chat(tmp_path, images)
+    sources = write_chat(tmp_path, many_pictures() | BAD)
     one, two = (
         prepared(tmp_path, sources, workers=workers, cache_dir=str(tmp_path / f"cache{workers}")) for workers in (0, 2)
     )
     files = [sorted((tmp_path / f"cache{workers}").rglob("*.*")) for workers in (0, 2)]
     assert len(files[0]) == len(files[1]) == 4 and one.manifests == two.manifests
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
-    with pytest.raises(UserError, match=r"corrupt record in .*; repair it"):
-        prepared(tmp_path, sources, workers=2, cache_dir=str(tmp_path / "other"), on_corrupt="fail")
+    with refused(r"corrupt record in .*; repair it"):
+        prepared(tmp_path, sources, cache_dir=str(tmp_path / "other"), on_corrupt="fail")
 
 
 def test_one_drawn_picture_of_each_split_is_enough(tmp_path):
@@ -311,24 +272,19 @@ def test_rows_respect_both_budgets_and_hold_every_conversation_once():
 
 
 def test_a_conversation_that_no_row_holds_is_reported(tmp_path):
-    sources = write_chat(tmp_path, GOOD | {"large.png": encoded(picture(280))})
+    sources = write_chat(tmp_path, GOOD | {"large.png": encoded(picture(size=(280, 280)))})
     prepared(tmp_path, sources)
-    with (tmp_path / "chat.jsonl").open("a") as file:
-        parts = [{"type": "image", "image": "large.png"}] * 2
-        both = [{"role": "user", "content": parts}, {"role": "assistant", "content": "Two."}]
-        file.write(json.dumps({"messages": both}) + "\n")
-    manifest = prepared(tmp_path, sources).manifests["chat"]
-    count = sum(split["documents"] for split in manifest["splits"].values())
-    assert count == len(GOOD) + 2  # one image is reduced to a row, two are not
-    lines = manifest["skipped"]["first"]
+    add_record(tmp_path, asked([image("large.png")] * 2, "Two."))
+    data = prepared(tmp_path, sources)
+    assert documents(data) == len(GOOD) + 2  # one image is reduced to a row, two are not
+    lines = data.manifests["chat"]["skipped"]["first"]
     assert any("512 patches, more than the 256 of config.data.images.patches" in line for line in lines)
 
 
 class Bucket(MemoryFileSystem):
     """A store without a service."""
 
-    store, pseudo_dirs = {}, [""]
-    protocol = ("s3",)
+    store, pseudo_dirs, protocol = {}, [""], ("s3", "gs")
 
 
 def test_what_says_nothing_of_an_image_ends_the_measurement_and_is_not_kept(tmp_path, monkeypatch):
@@ -336,24 +292,18 @@ def test_what_says_nothing_of_an_image_ends_the_measurement_and_is_not_kept(tmp_
     sources = write_chat(tmp_path, GOOD)
     sources["chat"].media_from = ("s3://store",)
     remote = "s3://store/plain.png"
-    with (tmp_path / "chat.jsonl").open("a") as file:
-        content = [{"type": "image", "image": remote}]
-        asked = [{"role": "user", "content": content}, {"role": "assistant", "content": "There."}]
-        file.write(json.dumps({"messages": asked}) + "\n")
-    counted = lambda: sum(  # noqa: E731
-        split["documents"] for split in prepared(tmp_path, sources).manifests["chat"]["splits"].values()
-    )
+    add_record(tmp_path, asked([image(remote)], "There."))
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "_open", lambda self, path, **options: (_ for _ in ()).throw(TimeoutError()))
-        with pytest.raises(UserError, match=f"cannot be read from '{remote}': 'TimeoutError'"):
-            counted()
-    Bucket().pipe_file("store/plain.png", encoded(picture(56)))
-    assert counted() == len(GOOD) + 2
+        with refused(f"cannot be read from '{remote}': 'TimeoutError'"):
+            prepared(tmp_path, sources)
+    Bucket().pipe_file("store/plain.png", encoded(picture()))
+    assert documents(prepared(tmp_path, sources)) == len(GOOD) + 2
 
 
 def test_a_source_with_images_needs_a_tower(tmp_path):
     config = defaults("sft", model="micro")
     config.data.sources = {"drawn": source(kind="synthetic_images")}
     config.data.tokenizer.kind = "bytes"
-    with pytest.raises(UserError, match=r"has images, and config\.model\.vision\.layers is 0"):
+    with refused(r"has images, and config\.model\.vision\.layers is 0"):
         resolve(config)

@@ -8,24 +8,13 @@ import pytest
 from k2jax.data.images.download import DownloadLimits, download, is_public
 from k2jax.data.images.reading import ImageError, MediaUnavailableError
 from k2jax.data.images.urls import urls_of_hosts
-from tests.data.images.counting import HITS, PNG, counting_server
+from tests.data.images.counting import HITS, PNG
+from tests.refusal import refused
 
 PRIVATE = """127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255
 198.18.0.1 168.63.129.16 192.0.0.192 ::1 :: fe80::1 fe80::1%eth0 fc00::1 fd00:ec2::254 fec0::1 ff02::1 ::ffff:10.0.0.1
 ::ffff:169.254.169.254 ::127.0.0.1 2002:7f00:1:: 64:ff9b::a9fe:a9fe 64:ff9b:1::1 2001:db8::1 2001::1"""
 PUBLIC = "1.1.1.1 93.184.215.14 2606:4700::1111 64:ff9b::101:101 ::ffff:1.1.1.1 2002:101:101::"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with counting_server() as port:
-        yield port
-
-
-@pytest.fixture
-def port(server):
-    HITS.clear()
-    return server
 
 
 def fetch(url, *hosts, **limits):
@@ -45,7 +34,7 @@ def test_what_is_no_whole_file_is_refused_and_what_may_come_later_is_said_to(por
         ("busy", MediaUnavailableError, "answers 503"),
         ("cut", MediaUnavailableError, "the answer is cut off"),
     ):
-        with pytest.raises(kind, match=words):
+        with refused(words, kind):
             fetch(f"http://{host}/{path}", host)
     assert set(HITS) == {"/%61.png?b", "/moved", "/gone", "/busy", "/cut"}
 

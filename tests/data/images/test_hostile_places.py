@@ -1,12 +1,9 @@
 """What a record names is opened below its folder, or at URLs that the source allows, and nowhere else."""
 
-import io
 import json
 import os
-import tarfile
 import time
 
-from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 import pyarrow
 import pyarrow.parquet
@@ -16,24 +13,14 @@ from k2jax.config import defaults, resolve
 from k2jax.data.images.places import NOWHERE, MediaPlaces, places_of_source, read_media, read_named
 from k2jax.data.images.reading import FILE_LIMITS, ImageError
 from k2jax.data.images.urls import allowed_beginning
-from k2jax.errors import UserError
-from tests.data.images.counting import HITS, PNG, counting_server
+from tests.data.corpora import asked, write_records
+from tests.data.images.counting import HITS, PNG
 from tests.data.images.hostile import encoded, picture
-from tests.data.images.test_corpus import prepared, source
+from tests.data.images.test_corpus import Bucket, documents, image, prepared, source
+from tests.data.images.test_records import tar
+from tests.refusal import refused
 
 KEY = "data.sources.chat.media_from"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with counting_server() as port:
-        yield port
-
-
-@pytest.fixture
-def port(server):
-    HITS.clear()
-    return server
 
 
 @pytest.fixture
@@ -101,6 +88,9 @@ def test_no_place_but_the_folder_is_opened_and_each_refusal_is_one_line(folder, 
         line = str(error.value)
         assert line.startswith("image 1 ") and line.isprintable() and len(line) < 800, line
         assert time.monotonic() - began < 1
+    for value in ("own.png", str(folder / "own.png"), f"http://127.0.0.1:{port}/a.png"):
+        with refused("must come in a data URL", ImageError):
+            read(value, NOWHERE)
     assert not HITS
     descriptors = len(os.listdir("/proc/self/fd"))
     for value in ("deeper", "pipe.png", "own.png/a"):
@@ -121,47 +111,36 @@ def test_the_line_of_a_refusal_names_the_key_and_what_to_add(folder):
         "missing.png": rf"does not exist below {folder} \({KEY}\)",
         "ftp://example.com/a": "not opened: it is no URL of http, https, az, gs, s3",
     }.items():
-        with pytest.raises(ImageError, match=words):
+        with refused(words, ImageError):
             read(value, places)
 
 
-def write_records(folder, contents):
+def chat_about(folder, contents):
     """The source of a file with a conversation about each of some contents."""
-    with (folder / "chat.jsonl").open("w") as file:
-        for number, content in enumerate(contents):
-            asked = {"role": "user", "content": [*content, {"type": "text", "text": "What is it?"}]}
-            file.write(json.dumps({"messages": [asked, {"role": "assistant", "content": str(number)}]}) + "\n")
-    return source(kind="image_chat", path=str(folder / "chat.jsonl"))
-
-
-def image(place):
-    return [{"type": "image", "image": place}]
+    question = {"type": "text", "text": "What is it?"}
+    records = [asked([*content, question], str(number)) for number, content in enumerate(contents)]
+    return source(kind="image_chat", path=write_records(folder / "chat.jsonl", records))
 
 
 def test_a_source_opens_nothing_else_and_counts_what_it_refuses(folder, port, tmp_path):
     url = f"http://127.0.0.1:{port}/a.png"
-    refused = [image(place) for place in (*urls_of(port), *paths_of(folder))]
-    refused += [[{"type": "image_url", "image_url": {"url": url}}], [{"type": "video", "video": url}]]
-    refused += [[{"type": "video", "video": [place], "fps": 1}] for place in (url, "../private.png")]
-    chat = write_records(folder, [image("own.png"), image("deeper/own.png"), *refused])
-    manifest = prepared(tmp_path, {"chat": chat}).manifests["chat"]
-    assert sum(split["documents"] for split in manifest["splits"].values()) == 2
-    assert manifest["skipped"]["count"] == len(refused) and not HITS
-    with pytest.raises(UserError, match=f"{KEY} does not allow"):
+    bad = [[image(place)] for place in (*urls_of(port), *paths_of(folder))]
+    bad += [[{"type": "image_url", "image_url": {"url": url}}], [{"type": "video", "video": url}]]
+    bad += [[{"type": "video", "video": [place], "fps": 1}] for place in (url, "../private.png")]
+    chat = chat_about(folder, [[image("own.png")], [image("deeper/own.png")], *bad])
+    data = prepared(tmp_path, {"chat": chat})
+    assert (documents(data), data.manifests["chat"]["skipped"]["count"]) == (2, len(bad)) and not HITS
+    with refused(f"{KEY} does not allow"):
         prepared(tmp_path / "again", {"chat": chat}, on_corrupt="fail")
 
 
 def test_rows_of_parquet_and_samples_of_tars_name_files_below_their_folders_alone(folder, port, tmp_path):
     named = ["own.png", "deeper/own.png", "../private.png", "out.png", f"http://127.0.0.1:{port}/a.png"]
-    asked = [{"role": "user", "content": image(None)}, {"role": "assistant", "content": "It."}]
-    rows = [{"messages": json.dumps(asked), "image": {"bytes": None, "path": place}} for place in named]
+    messages = json.dumps(asked([image(None)], "It.")["messages"])
+    rows = [{"messages": messages, "image": {"bytes": None, "path": place}} for place in named]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
-    with tarfile.open(folder / "rows.tar", "w") as archive:
-        for number, place in enumerate(named):
-            data = json.dumps({"messages": [{"role": "user", "content": image(place)}, asked[1]]}).encode()
-            member = tarfile.TarInfo(f"{number}.json")
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+    samples = [(f"{number}.json", asked([image(place)], "It.")) for number, place in enumerate(named)]
+    (folder / "rows.tar").write_bytes(tar([(name, json.dumps(record).encode()) for name, record in samples]))
     for file in ("rows.parquet", "rows.tar"):
         manifest = prepared(tmp_path, {"chat": source(kind="image_chat", path=str(folder / file))}).manifests["chat"]
         assert manifest["skipped"]["count"] == 3 and not HITS
@@ -171,13 +150,13 @@ def test_rows_of_parquet_and_samples_of_tars_name_files_below_their_folders_alon
 def test_what_a_source_allows_is_read_and_its_neighbours_are_not(folder, port, tmp_path):
     host = f"http://127.0.0.1:{port}"
     allowed = ["own.png", "set/deeper/own.png", f"{host}/pictures/1.png", f"{host}/pictures/2/3.png?a=b"]
-    refused = [f"{host}/{path}" for path in ("moved", "a.png", "pictures/../a.png", "pictures_of_another/1.png")]
+    bad = [f"{host}/{path}" for path in ("moved", "a.png", "pictures/../a.png", "pictures_of_another/1.png")]
     (tmp_path / "own.png").write_bytes(encoded(picture(shade=9)))
-    chat = write_records(folder, [image(place) for place in (*allowed, *refused, "deeper/own.png", "/etc/passwd")])
+    chat = chat_about(folder, [[image(place)] for place in (*allowed, *bad, "deeper/own.png", "/etc/passwd")])
     prepared(tmp_path, {"chat": chat}, sequence_length=256)  # what it refuses is not kept for those who allow it
     chat.media_from = (f"{host}/pictures/", str(tmp_path))  # relative paths begin in this folder
     data = prepared(tmp_path, {"chat": chat}, sequence_length=256)
-    assert data.manifests["chat"]["skipped"]["count"] == len(refused) + 2
+    assert data.manifests["chat"]["skipped"]["count"] == len(bad) + 2
     data.loader.batch(0)
     assert set(HITS) == {"/pictures/1.png", "/pictures/2/3.png?a=b"}
 
@@ -192,10 +171,8 @@ def source_of(**keys):
 
 def test_the_key_takes_a_folder_and_beginnings_of_urls(tmp_path):
     places = places_of_source("chat", source_of(media_from=("s3://bucket/a/", str(tmp_path), "https://example.com")))
-    assert places.folder == str(tmp_path) and [url.origin for url in places.urls] == [
-        "s3://bucket",
-        "https://example.com",
-    ]
+    assert places.folder == str(tmp_path)
+    assert [url.origin for url in places.urls] == ["s3://bucket", "https://example.com"]
     assert places.beside("elsewhere") == places and NOWHERE.beside("elsewhere").folder == "elsewhere"
     for place, words in {
         "http://user@example.com": "a user's name",
@@ -208,21 +185,18 @@ def test_the_key_takes_a_folder_and_beginnings_of_urls(tmp_path):
         "https://exa mple.com": "percent-encoded",
         "no/such/folder": "is no folder",
     }.items():
-        with pytest.raises(UserError, match=rf"^{KEY} .*{words}"):
+        with refused(rf"^{KEY} .*{words}"):
             places_of_source("chat", source_of(media_from=(place,)))
-    with pytest.raises(UserError, match="names 2 folders"):
+    with refused("names 2 folders"):
         places_of_source("chat", source_of(media_from=(str(tmp_path), str(tmp_path))))
-    with pytest.raises(UserError, match="media_from is for the kind image_chat, not image_trajectories"):
+    with refused("media_from is for the kind image_chat, not image_trajectories"):
         source_of(kind="image_trajectories", media_from=("s3://bucket",))
 
 
 def test_objects_of_a_bucket_are_read_by_their_keys_alone(monkeypatch):
-    class Store(MemoryFileSystem):
-        store, pseudo_dirs, protocol = {}, [""], ("gs",)
-
-    monkeypatch.setitem(_registry, "gs", Store)
+    monkeypatch.setitem(_registry, "gs", Bucket)
     for key in ("pictures/a.png", "pictures/a%20b?c.png", "private.png"):
-        Store().pipe_file(f"bucket/{key}", PNG)
+        Bucket().pipe_file(f"bucket/{key}", PNG)
     places = MediaPlaces(urls=(allowed_beginning("gs://bucket/pictures"),))
     assert read("gs://bucket/pictures/a.png", places) == read("gs://bucket/pictures/a%20b?c.png", places) == PNG
     for value, words in {
@@ -265,10 +239,3 @@ def test_what_the_user_names_is_opened_wherever_it_is(folder, port):
         with pytest.raises(ImageError):
             read_named(place, FILE_LIMITS, "image")
     assert set(HITS) == {"/a.png?b", "/moved"}
-
-
-def test_without_places_nothing_is_opened(folder, port):
-    for value in ("own.png", str(folder / "own.png"), f"http://127.0.0.1:{port}/a.png"):
-        with pytest.raises(ImageError, match="must come in a data URL"):
-            read(value, NOWHERE)
-    assert not HITS

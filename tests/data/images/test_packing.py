@@ -8,15 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import jax
 import numpy as np
-import pytest
 
 from k2jax.config import model_preset
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import VisionConfig
-from k2jax.data.images.patch_packing import PatchChunk, empty_rows, fill_rows, pack_chunks, padding_waste
-from k2jax.errors import UserError
+from k2jax.data.images.patch_packing import PatchChunk, fill_rows, pack_chunks, padding_waste
 from k2jax.model.vision import vision_features, vision_specs
 from k2jax.params import initialize
+from tests.refusal import refused
 
 PATCH, ROWS, LENGTH = 2, 2, 64
 VISION = VisionConfig(layers=1, width=16, heads=2, ffn=32, patch=PATCH, grid=4)
@@ -46,7 +45,7 @@ even = st.integers(1, 3).map(lambda half: 2 * half)
 grids = st.tuples(st.integers(1, 4), even, even).filter(lambda grid: np.prod(grid) <= LENGTH)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8)
 @given(one=grids, others=st.lists(grids, max_size=6), seed=st.integers(0, 2**31))
 def test_an_image_has_the_same_features_whatever_shares_its_row(one, others, seed):
     rng = np.random.default_rng(seed)
@@ -83,41 +82,31 @@ def test_groups_of_four_neighbours_are_squares_of_a_frame_and_frames_follow_one_
     assert batch.frames[0].tolist() == [2] * 12 + [1]
 
 
-def long_tailed_sizes(count, seed):
+def long_tailed_sizes(count):
     """Patches of photographs, icons, pages and screenshots: log-normal areas and aspects, at most 4,096 patches."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     area = np.clip(np.exp(rng.normal(5.5, 1.3, count)), 4, 4096)
     aspect = np.exp(rng.normal(0, 0.5, count))
-    sides = [
-        (max(2, 2 * int(np.sqrt(a * r) / 2)), max(2, 2 * int(np.sqrt(a / r) / 2)))
-        for a, r in np.stack([area, aspect], 1)
-    ]
-    return [height * width for height, width in sides]
+    height, width = (np.maximum(2, 2 * (np.sqrt(side) / 2).astype(int)) for side in (area * aspect, area / aspect))
+    return (height * width).tolist()
 
 
 def test_at_most_a_seventh_of_the_patches_is_padding_on_sizes_with_a_long_tail():
     """Batches of 4 rows of 4,096 take images in order until one does not fit, which waits; empty rows are padding."""
-    sizes, length, rows = long_tailed_sizes(2000, 0), 4096, 4
-    batches, current = [], []
+    sizes, length, rows = long_tailed_sizes(2000), 4096, 4
+    batches, current = 0, []
     for size in sizes:
         if len(fill_rows([*current, size], length)) > rows:
-            batches.append(current)
-            current = []
+            batches, current = batches + 1, []
         current.append(size)
-    waste = 1 - sum(map(sum, batches)) / (len(batches) * rows * length)
-    print(f"padding waste: {waste:.1%} of {len(batches)} batches")
-    assert waste <= 0.15
+    assert 1 - (sum(sizes) - sum(current)) / (batches * rows * length) <= 0.15
 
 
-def test_padding_of_empty_rows_is_counted():
-    assert padding_waste(empty_rows(2, 16, PATCH)) == 1.0
+def test_padding_is_counted_and_images_that_do_not_fit_are_named_in_one_line():
     rng = np.random.default_rng(0)
+    assert padding_waste(pack_chunks([], rows=2, length=16, patch=PATCH).batch) == 1.0
     assert padding_waste(pack_chunks([chunk((1, 2, 4), rng)], rows=2, length=16, patch=PATCH).batch) == 0.75
-
-
-def test_images_that_do_not_fit_are_named_in_one_line():
-    rng = np.random.default_rng(0)
-    with pytest.raises(UserError, match="has 80 patches, and a row holds 64"):
+    with refused("has 80 patches, and a row holds 64"):
         pack_chunks([chunk((1, 8, 10), rng)], rows=2, length=64, patch=PATCH)
-    with pytest.raises(UserError, match="3 images and chunks of video need 3 rows"):
+    with refused("3 images and chunks of video need 3 rows"):
         pack_chunks([chunk((1, 8, 8), rng)] * 3, rows=2, length=64, patch=PATCH)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import io
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,14 +12,10 @@ from PIL import Image
 import pytest
 
 from k2jax.data.images.reading import ImageError, ReadLimits, decode_data_url, read_image
+from tests.data.images.hostile import encoded, exif, noise
+from tests.refusal import refused
 
-RED = np.zeros((4, 6, 3), np.uint8) + np.array([200, 10, 30], np.uint8)
-
-
-def encoded(image, kind, **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
+RED = np.full((4, 6, 3), [200, 10, 30], np.uint8)
 
 
 def red(mode="RGB"):
@@ -36,16 +31,9 @@ def deep():
     return encoded(Image.fromarray(np.full((4, 6), 77 * 256 + 200, np.uint16)), "PNG")
 
 
-def turned():
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned: height and width change places
-    return encoded(red(), "JPEG", exif=exif)
-
-
 @functools.cache
 def samples():
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
-    return [encoded(noise, kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")]
+    return [encoded(noise(24), kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +43,7 @@ def samples():
         (encoded(red("CMYK"), "JPEG", quality=95), (6, 4), (200, 10, 30)),
         (frames(), (6, 4), (200, 10, 30)),
         (deep(), (6, 4), (77, 77, 77)),
-        (turned(), (4, 6), (200, 10, 30)),
+        (encoded(red(), "JPEG", exif=exif(6)), (4, 6), (200, 10, 30)),  # the camera was turned
         (encoded(Image.new("P", (1, 1)), "PNG"), (1, 1), (0, 0, 0)),
         (encoded(red("RGBA"), "WEBP", lossless=True), (6, 4), (200, 10, 30)),
     ],
@@ -67,25 +55,8 @@ def test_unusual_files_become_rgb(data, size, colour):
     assert np.abs(np.asarray(image).mean((0, 1)) - colour).max() <= 4  # JPEG rounds
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (samples()[0][:900], "cannot be decoded"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot be decoded"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be decoded"),
-        (b"", "cannot be decoded"),
-        (encoded(Image.new("1", (10000, 10000)), "PNG"), "100.0 megapixels; at most 90 are decoded"),
-    ],
-    ids=["truncated", "eps", "svg", "empty", "100 megapixels"],
-)
-def test_damaged_and_hostile_files_are_refused_in_one_line(data, words):
-    with pytest.raises(ImageError, match=words) as error:
-        read_image(data, name="picture.jpg")
-    assert str(error.value).startswith("picture.jpg ") and "\n" not in str(error.value)
-
-
 def test_a_large_file_is_refused_before_it_is_opened():
-    with pytest.raises(ImageError, match=r"0\.1 MB; at most 0\.05 are read"):
+    with refused(r"0\.1 MB; at most 0\.05 are read", ImageError):
         read_image(b"x" * 100_000, ReadLimits(megabytes=0.05))
 
 
@@ -105,5 +76,5 @@ def test_data_urls_are_decoded_and_others_refused():
     data = encoded(red(), "PNG")
     assert decode_data_url("data:image/png;base64," + base64.b64encode(data).decode()) == data
     for url in ("https://example.org/a.png", "data:image/png,abc", "data:image/png;base64,@@@"):
-        with pytest.raises(ImageError, match="data URL"):
+        with refused("data URL", ImageError):
             decode_data_url(url)

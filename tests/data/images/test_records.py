@@ -18,7 +18,9 @@ from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.records import visual_records
 from k2jax.inference.media_prompt import document_prompt
 from k2jax.text.media import MEDIA_PAD
-from tests.data.images.test_corpus import VISION, encoded, equal, prepared
+from tests.data.corpora import asked, equal, write_records
+from tests.data.images.hostile import encoded
+from tests.data.images.test_corpus import VISION, documents, image, prepared
 
 SIZES = [(28, 56), (56, 28), (84, 28), (28, 28), (56, 56), (28, 84), (56, 84), (30, 31)]
 
@@ -29,8 +31,7 @@ def pictures():
 
 
 def conversation(number, parts):
-    asked = [*parts, {"type": "text", "text": f"Which is {number}?"}]
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": f"Picture {number}."}]
+    return asked([*parts, {"type": "text", "text": f"Which is {number}?"}], f"Picture {number}.")["messages"]
 
 
 def images(*values):
@@ -43,10 +44,9 @@ def lines(tmp_path):
     files = pictures()
     for number, data in enumerate(files):
         (tmp_path / f"{number}.png").write_bytes(data)
-    records = [
-        {"messages": conversation(n, images(f"{n}.png", f"{(n + 1) % len(files)}.png"))} for n in range(len(files))
-    ]
-    return read(tmp_path, "chat.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
+    pairs = [images(f"{n}.png", f"{(n + 1) % len(files)}.png") for n in range(len(files))]
+    path = write_records(tmp_path / "chat.jsonl", [{"messages": conversation(*pair)} for pair in enumerate(pairs)])
+    return prepared(tmp_path, {"chat": source(kind="image_chat", path=path)})
 
 
 def read(folder, name, data):
@@ -66,9 +66,8 @@ def tar(members):
 
 def same(a, b):
     """Whether two sources have the same conversations; the split follows the images, and so do the rows."""
-    return a.manifests["chat"]["files"]["records.jsonl"]["sha256"] == b.manifests["chat"]["files"]["records.jsonl"][
-        "sha256"
-    ] and all(equal(a.loader.batch(step), b.loader.batch(step)) for step in range(3))
+    sums = {data.manifests["chat"]["files"]["records.jsonl"]["sha256"] for data in (a, b)}
+    return len(sums) == 1 and all(equal(a.loader.batch(step), b.loader.batch(step)) for step in range(3))
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -108,7 +107,7 @@ def test_captions_in_a_tar_are_conversations_without_a_question(tmp_path):
     assert [record.value["messages"][1]["content"] for record in records] == [f"Thing {n}." for n in range(len(SIZES))]
     assert all([part["type"] for part in record.value["messages"][0]["content"]] == ["image"] for record in records)
     data = prepared(tmp_path, {"chat": source(kind="image_chat", path=str(tmp_path))})
-    assert sum(split["documents"] for split in data.manifests["chat"]["splits"].values()) == len(SIZES)
+    assert documents(data) == len(SIZES)
 
 
 def told(path, **limits):
@@ -188,10 +187,7 @@ def test_rows_of_parquet_are_read_in_their_forms_or_one_line_each(tmp_path):
         ({"messages": text, "images": [shown * 2000]}, "an image has 2.0 MB; at most 1"),
         ({"messages": "{", "images": [shown]}, "Expecting property"),
         ({"messages": [{"content": [{"type": "text", "at": datetime.datetime(2026, 1, 2)}]}]}, "not JSON serializable"),
-        (
-            {"messages": unmarked, "image": shown},
-            "in no part",
-        ),
+        ({"messages": unmarked, "image": shown}, "in no part"),
     ):
         usable, lines = read_rows([row], megabytes=1)
         assert usable == 0 and len(lines) == 1 and why in lines[0], (row, lines)
@@ -208,19 +204,13 @@ def test_all_of_a_document_but_its_images_is_learned(tmp_path):
     for number, data in enumerate(files):
         (tmp_path / f"{number}.png").write_bytes(data)
     other = [{"type": "text", "text": "Only words."}]
-    text = "".join(json.dumps({"document": document}) + "\n" for document in (parts, other, [*other, *other]))
-    data = read(tmp_path, "chat.jsonl", text.encode())
+    path = write_records(tmp_path / "chat.jsonl", [{"document": each} for each in (parts, other, [*other, *other])])
+    data = prepared(tmp_path, {"chat": source(kind="image_chat", path=path)})
     tokenizer = data.tokenizer
-    shown = [
-        {"type": "image", "image": files[int(part["image"][0])]} if part["type"] == "image" else part for part in parts
-    ]
+    shown = [image(files[int(part["image"][0])]) if part["type"] == "image" else part for part in parts]
     expected = document_prompt(shown, tokenizer, ImageProcessor(VISION))
-    rows = [
-        (batch, row)
-        for batches in ((data.loader.batch(step) for step in range(9)), data.held_out.batches(4))
-        for batch in batches
-        for row in range(4)
-    ]
+    batches = [*data.loader.batches(), *data.held_out.batches(4)]
+    rows = [(batch, row) for batch in batches for row in range(4)]
     count = len(expected.tokens) + 1
     places = [(batch, row, start) for batch, row in rows for start in range(192 - count)
               if batch.tokens[row, start : start + count].tolist() == [*expected.tokens, tokenizer.eos]]  # fmt: skip
@@ -228,6 +218,5 @@ def test_all_of_a_document_but_its_images_is_learned(tmp_path):
     weights, ids = batch.targets["weights"][row], batch.tokens[row]
     learned = [ids[at] for at in range(start + 1, start + count) if weights[at]]
     assert tokenizer.decode([*learned[:-1]]) == "Before \nbetween \nafter." and learned[-1] == tokenizer.eos
-    assert (batch.media[row, start : start + count] >= 0).sum() == expected.tokens.count(
-        tokenizer.special_id(MEDIA_PAD)
-    )
+    pads = expected.tokens.count(tokenizer.special_id(MEDIA_PAD))
+    assert (batch.media[row, start : start + count] >= 0).sum() == pads

@@ -1,71 +1,39 @@
 """Stored episodes with images as training data: the ids that were sampled, and the images shown between them."""
 
-import asyncio
 import dataclasses
 
 import numpy as np
-import pytest
 
-from k2jax.agents.episode import run_episode
-from k2jax.agents.episode_key import EpisodeKey
-from k2jax.client import Sampling, ScriptedClient
 from k2jax.config import defaults, resolve, source
 from k2jax.config.presets import vision_preset
 from k2jax.data.images.corpus import prepare_visual
 from k2jax.data.images.placement import PatchRows
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.training_data import ImageShape, prepare_data
-from k2jax.data.vocabulary import MEDIA_TOKENS
-from k2jax.errors import UserError
-from k2jax.inference.media_reader import ImageReader
-from k2jax.text.chat import ChatBuilder, configured_chat
-from k2jax.text.media import MEDIA_PAD
-from k2jax.text.tokenizer import byte_tokenizer
+from k2jax.text.chat import ChatBuilder
 from k2jax.trajectory import Reward, TrajectoryStore
-from tests.rl.test_images import TwoPictures, asked, picture, two_pictures
+from tests.refusal import refused
+from tests.rl.test_images import CHAT, PAD, TOKENIZER, asked, picture
+from tests.rl.test_images import episode as recorded
 
-TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
-CHAT, PAD = configured_chat(TOKENIZER, "plain"), TOKENIZER.special_id(MEDIA_PAD)
 VISION = vision_preset("nano_vision")
 PROCESSOR = ImageProcessor(VISION)
-ANSWER = [PAD, 70, PAD]
-
-
-class Seeing(ScriptedClient):
-    async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
-        return await super().generate(prompt, sampling, resume=resume, on_token=on_token)
 
 
 def episode(first, second, sample=0, value=1.0):
-    about = two_pictures(first, second)
-    client = Seeing(lambda prompt, sampling: [*ANSWER, 80 + sample, CHAT.end])
-    options = {"key": EpisodeKey("train", 0, first, sample), "seed": 0, "sampling": Sampling(8)}
-    options["media"] = ImageReader(PROCESSOR, TOKENIZER)
-    trajectory = asyncio.run(run_episode(about, client, CHAT, TOKENIZER, TwoPictures(), **options))
+    trajectory, *_ = recorded(first, second, sample)
     assert trajectory.status == "finished", trajectory.error
     trajectory.reward = Reward(value)
     return trajectory
 
 
-def tokens_of(message):
-    builder = ChatBuilder(CHAT)
-    builder.add(PROCESSOR.prepare([message]).messages[0])
-    builder.open_assistant()
-    return builder.tokens
-
-
 def data_config(folder, **fields):
     config = defaults("sft", model="micro")
     config.data.sources = {"sampled": source(kind="image_trajectories", path=str(folder / "trajectories"), **fields)}
-    config.data.tokenizer.kind = "bytes"
-    config.data.tokenizer.media = True
-    config.data.chat_format = "plain"
-    config.data.sequence_length = 128
-    config.data.images.patches = 72
-    config.data.held_out = 0.3
-    config.data.cache_dir = str(folder / "cache")
-    config.model.vocab = TOKENIZER.vocab_size
-    config.model.vision.layers = 1
+    config.data.tokenizer.update({"kind": "bytes", "media": True})
+    config.data.update({"chat_format": "plain", "sequence_length": 128, "held_out": 0.3})
+    config.data.cache_dir, config.data.images.patches = str(folder / "cache"), 72
+    config.model.vocab, config.model.vision.layers = TOKENIZER.vocab_size, 1
     return resolve(config).data
 
 
@@ -101,8 +69,10 @@ def test_a_path_that_no_row_holds_is_reported_and_a_limit_of_records_holds(tmp_p
     large = episode(0, 1)
     message = large.nodes[0].message
     third = {**message, "content": [*message["content"], *asked(picture(2), "")["content"][:1]]}
-    tokens = tokens_of(third)
-    large.nodes[0] = type(large.nodes[0]).observed(-1, tokens, third)
+    builder = ChatBuilder(CHAT)
+    builder.add(PROCESSOR.prepare([third]).messages[0])
+    builder.open_assistant()
+    large.nodes[0] = type(large.nodes[0]).observed(-1, builder.tokens, third)
     corpus = corpus_of(tmp_path, [large, *(episode(first, first + 1) for first in (2, 4, 6))], max_documents=2)
     assert len(corpus.sizes) == 2 and "108 patches, more than the 72" in corpus.manifest["skipped"]["first"][0]
 
@@ -127,5 +97,5 @@ def test_batches_hold_the_images(tmp_path):
     assert (np.asarray(batch.media) >= 0).sum() == 4 * PROCESSOR.image(picture(0)).features
     weights, tokens = np.asarray(batch.targets["weights"]), np.asarray(batch.tokens)
     assert (tokens[weights > 0] == 70).sum() == 4
-    with pytest.raises(UserError, match="the model no vision"):
+    with refused("the model no vision"):
         prepare_data(data_config(tmp_path), batch_size=2, seed=0, steps=2)

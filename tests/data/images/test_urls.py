@@ -3,7 +3,7 @@
 import pytest
 
 from k2jax.data.images.urls import allowed_beginning, is_allowed, parse_url, urls_of_hosts
-from k2jax.errors import UserError
+from tests.refusal import refused
 
 DEEP = "https://example.com/a/b"
 INSIDE = {
@@ -70,5 +70,5 @@ def test_hosts_are_listed_with_their_ports():
     assert is_allowed(parse_url("https://example.com/a"), urls) and is_allowed(parse_url("http://[::1]/a"), urls)
     assert not is_allowed(parse_url("https://example.com:8081/a"), urls)
     for host in ("example.com/a", "user@example.com", "http://example.com", "a b", "", "::1"):
-        with pytest.raises(UserError, match=r"no host of images: .*; write HOST or HOST:PORT"):
+        with refused(r"no host of images: .*; write HOST or HOST:PORT"):
             urls_of_hosts([host])

@@ -20,12 +20,13 @@ xpk workload create \
   --num-slices=4 \
   --docker-image=us-docker.pkg.dev/my-project/k2jax/train:1 \
   --storage=k2jax-my-bucket \
+  --flex \
   --max-restarts=100 \
   --restart-on-exit-codes=1 \
-  --termination-grace-period-seconds=600 \
+  --termination-grace-period-seconds=300 \
   --env=JAX_PLATFORMS=tpu,cpu \
   --env=JAX_COMPILATION_CACHE_DIR=/gcs/my-bucket/runs/k2/compilation_cache \
   --env=K2JAX_CACHE=/gcs/my-bucket/runs/k2/cache \
-  '--env=LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true --xla_tpu_enable_async_ragged_all_to_all=true' \
+  --env=LIBTPU_INIT_ARGS= \
   --env=PYTHONUNBUFFERED=1 \
   '--command=exec python -m k2jax.train --workdir=/gcs/my-bucket/runs/k2 --config=experiments/pretrain/moonlight_16b.py --config.train.micro_batches=2 '"'"'--config.data.cache_dir=it'"'"'"'"'"'"'"'"'s $$HOME'"'"''
