@@ -60,10 +60,11 @@ def test_a_file_of_many_tests_counts_whole(tasks):
     metadata = {
         **task.metadata,
         "test_patch": task.metadata["test_patch"] + added("tests/test_many.py", source),
-        "pass_to_pass": [f"tests/test_many.py::{name}[{x}]" for x in range(200)],
+        "fail_to_pass": [f"tests/test_many.py::{name}[{x}]" for x in range(200)],
+        "pass_to_pass": [],
     }
     [reward] = scored(dataclasses.replace(task, metadata=metadata), [task.metadata["patch"]])
-    assert reward.value == 1.0
+    assert reward.value == 1.0 and reward.parts == {"fail_to_pass": 1.0}
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "[]," * 100_000, "[" + "9" * 100_000, '["a", "call"]', "1", ""])

@@ -46,8 +46,9 @@ def test_gold_patches_of_every_shape_earn_1_and_patches_that_solve_nothing_0(nam
 def test_the_agent_has_packages_below_src_and_its_patch_of_latin_1_is_right(tmp_path):
     old = "# coding: latin-1\ndef f(x):\n    return x, '\xe9'\n".encode("latin-1")
     fixed = old.replace(b"x, ", b"x + 1, ")
-    new = "def test_new():\n    assert f(1) == (2, chr(233))\n    assert f(2) == (3, chr(233))\n"
-    shape = simple("src/pkg/f.py", "pkg.f", new=new, gold={"src/pkg/f.py": fixed}, extra={"pyproject.toml": SETUP})
+    new = "def test_new():\n    if f(1) != (2, chr(233)):\n        raise ValueError\n"
+    fields = {"gold": {"src/pkg/f.py": fixed}, "extra": {"pyproject.toml": SETUP}, "passing": ()}
+    shape = simple("src/pkg/f.py", "pkg.f", new=new, **fields)
     shape["base"]["src/pkg/f.py"] = old
     task, _ = make_task(tmp_path, **(shape | {"other": None}))
     commands = (
