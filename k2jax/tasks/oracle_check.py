@@ -82,6 +82,9 @@ def main(values: flags.FlagValues, dataset: str) -> int:
             for episode in missed[:_SHOWN]:
                 print(f"  {episode.task}: {episode.error or (episode.reward.value, dict(episode.reward.info))}")
             wrong |= bool(missed)
+            for episode in episodes:
+                if episode.reward is not None and (tests := episode.reward.info.get("uncontrolled")):
+                    print(f"  {episode.task}: nothing shows a program that lies about {', '.join(tests)}")
     print(f"{2 * len(tasks)} episodes in {time.perf_counter() - begun:.1f} s")
     return int(wrong)
 
