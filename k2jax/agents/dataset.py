@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol, get_args, get_origin
 
-from k2jax.agents.options import parse_options
+from k2jax.agents.options import parameters_of, parse_options
 from k2jax.agents.registry import datasets
-from k2jax.agents.split import Split
+from k2jax.agents.split import FileSplit, Split
 from k2jax.agents.task import Task
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 
 
 class Dataset(Protocol):
@@ -20,7 +20,7 @@ class Dataset(Protocol):
         ...
 
 
-def load_tasks(dataset: str, options: Sequence[str] = (), split: Split = "train") -> list[Task]:
+def load_tasks(dataset: str, options: Sequence[str] = (), split: FileSplit = "train") -> list[Task]:
     """The tasks of a dataset, in its order.
 
     Example:
@@ -29,15 +29,24 @@ def load_tasks(dataset: str, options: Sequence[str] = (), split: Split = "train"
     Args:
         dataset: its name.
         options: ``name=value`` for keyword parameters of its maker; lists are written ``a+b``.
-        split: ``train``, or ``test`` for held-out tasks, which share no prompt with training.
+        split: ``train``, or ``test`` for held-out tasks, which share no prompt with training. ``all`` is for
+            evaluation, where a dataset reads its tasks.
 
     Raises:
-        UserError: an unknown dataset or option, a value that cannot be read, or two tasks of one id.
+        UserError: an unknown dataset, split or option, a value that cannot be read, or two tasks of one id.
     """
     maker = datasets.get(dataset)
+    if split not in (names := _splits(maker)):
+        raise UserError(f"the dataset {dataset!r} has no split {abbreviate(split)}, only {', '.join(names)}")
     tasks = list(maker(split=split, **parse_options(maker, options, f"dataset {dataset!r}")).load())
     if not tasks:
         raise UserError(f"the dataset {dataset!r} has no tasks in the split {split!r} with these options")
     if len({task.id for task in tasks}) < len(tasks):
         raise UserError(f"the dataset {dataset!r} has several tasks of one id; its maker must number them")
     return tasks
+
+
+def _splits(maker: Callable[..., Dataset]) -> tuple[str, ...]:
+    """Splits that the parameter ``split`` of a maker names in its type."""
+    annotation = parameters_of(maker)["split"].annotation
+    return get_args(annotation) if get_origin(annotation) is Literal else get_args(Split)
