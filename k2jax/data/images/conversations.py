@@ -3,12 +3,12 @@
 A record is a JSON object of ``messages`` whose content may have parts ``image``, ``image_url``, ``video``, and labels
 (``boxes``, ``points``, ``polygons``), or of one ``document`` of such parts. A video is a file, or the list of its
 frames with their number per second in ``fps``. ``augment`` lists what may be done to its pictures
-(``augment.OPERATIONS``).
+(``augment.OPERATIONS``); a text with ``"directions": true`` has its words for sides exchanged with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import itertools
@@ -20,7 +20,14 @@ from PIL import Image
 
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.chat_rendering import branches, messages_and_tools
-from k2jax.data.images.augment import IN_PLACE, OPERATIONS, Augmentation, draw_augmentation, has_direction
+from k2jax.data.images.augment import (
+    IN_PLACE,
+    OPERATIONS,
+    Augmentation,
+    draw_augmentation,
+    has_direction,
+    is_exchangeable,
+)
 from k2jax.data.images.frames import Clip, read_clip, read_frames
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.patch_packing import PatchChunk
@@ -38,7 +45,7 @@ from k2jax.text.messages import with_parts
 from k2jax.text.tokenizer import Tokenizer
 
 _TEXTS = "text", "thinking"  # keys of a part's texts, whatever it says its type is
-_REASONING = "reasoning_content"
+_DIRECTIONS = "directions"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,8 +195,7 @@ class ConversationRenderer:
             UserError: a message is malformed, or the chat format does not support it.
         """
         parts = lambda part: _rendered_part(part, augmentation)  # noqa: E731
-        messages = [_with_reasoning(message, augmentation) for message in conversation.messages]
-        prepared = self._processor.prepare(with_parts(messages, parts))
+        prepared = self._processor.prepare(with_parts(conversation.messages, parts))
         if conversation.document:
             return [self._document(prepared)]
         found = branches(prepared.messages, conversation.tools, self._chat)
@@ -227,21 +233,24 @@ class ConversationRenderer:
     ) -> Augmentation | None:
         """An augmentation that the conversation permits; None where it permits none.
 
-        Beside calls of tools, whose arguments may say where something is in forms of their own, pictures stay in place.
+        Pictures stay in place beside calls of tools, whose arguments may say where something is in forms of their own,
+        and beside texts that may say so in words that are not marked to be exchanged.
         """
-        permitted = conversation.permitted
-        if any(isinstance(message, Mapping) and message.get("tool_calls") for message in conversation.messages):
+        permitted, messages = conversation.permitted, conversation.messages
+        parts = [part for message in messages for part in _parts(message)]
+        marked = [text for part in parts if _is_marked(part) for text in _texts(part).values()]
+        called = any(isinstance(message, Mapping) and message.get("tool_calls") for message in messages)
+        if called or not all(map(is_exchangeable, marked)) or any(map(has_direction, _strings(messages))):
             permitted = tuple(name for name in permitted if name in IN_PLACE)
         if not permitted:
             return None
-        parts = [part for message in conversation.messages for part in _parts(message)]
         sizes = [media.size for part in parts for media in _media(part)]
         points = [label_points(part) for part in parts if is_label(part)]
         return draw_augmentation(
             rng,
             permitted,
             square=all(width == height for width, height in sizes),
-            directed=any(has_direction(text) for part in parts for text in _texts(part).values()),
+            directed=any(map(has_direction, marked)),
             points=np.concatenate([np.zeros((0, 2)), *points]),
         )
 
@@ -251,43 +260,50 @@ def _rendered_part(part: Any, augmentation: Augmentation | None) -> Any:
     if is_label(part):
         label_points(part)  # checks it
         return {"type": "text", "text": label_text(part, augmentation)}
-    if augmentation is None:
-        return part
-    if isinstance(part, str):
-        return augmentation.text(part)
-    if not isinstance(part, Mapping):
-        return part
-    kind = part.get("type")
-    if texts := _texts(part):
+    texts = _texts(part) if _is_marked(part) and augmentation else {}
+    if isinstance(part, Mapping) and _DIRECTIONS in part:
+        part = {key: value for key, value in part.items() if key != _DIRECTIONS}
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if texts:
         return {**part, **{key: augmentation.text(text) for key, text in texts.items()}}
-    if isinstance(part.get(kind), MeasuredMedia):
+    if augmentation is None or kind not in MEDIA_TYPES or isinstance(part.get(kind), MeasuredMedia):
         return part
     if kind == "video":
         clip = part[kind]
         return {**part, kind: Clip([augmentation.picture(frame) for frame in clip.frames], clip.times)}
-    return {**part, kind: augmentation.picture(part[kind])} if kind in MEDIA_TYPES else part
+    return {**part, kind: augmentation.picture(part[kind])}
 
 
-def _with_reasoning(message: Any, augmentation: Augmentation | None) -> Any:
-    """A message whose reasoning beside the content is transformed."""
-    reasoning = message.get(_REASONING) if isinstance(message, Mapping) else None
-    if augmentation is None or not isinstance(reasoning, str):
-        return message
-    return {**message, _REASONING: augmentation.text(reasoning)}
+def _is_marked(part: Any) -> bool:
+    """Whether a text asks for its words for sides to be exchanged as the sides are: ``"directions": true``.
+
+    Raises:
+        UserError: the mark is neither true nor false.
+    """
+    mark = part.get(_DIRECTIONS, False) if isinstance(part, Mapping) else False
+    if not isinstance(mark, bool):
+        raise UserError(f"directions is {abbreviate(mark)}; it must be true or false")
+    return mark and bool(_texts(part))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All texts of messages, under whatever key, but for marked parts."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list) and not _is_marked(value):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(each)
 
 
 def _parts(message: Any) -> Sequence[Any]:
-    """The parts of a message's content and its reasoning."""
-    if not isinstance(message, Mapping):
-        return []
-    content = message.get("content")
-    return [*([content] if isinstance(content, str) else content or []), message.get(_REASONING)]
+    """The parts of a message's content that are no plain text."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, list) else []
 
 
-def _texts(part: Any) -> dict[str, str]:
-    """The texts of a part by their keys; a part that is a text has one, without a name."""
-    texts = {key: part.get(key) for key in _TEXTS} if isinstance(part, Mapping) else {"": part}
-    return {key: text for key, text in texts.items() if isinstance(text, str)}
+def _texts(part: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of a marked part by their keys."""
+    return {key: part[key] for key in _TEXTS if isinstance(part.get(key), str)}
 
 
 def _media(part: Any) -> list[MeasuredMedia]:
