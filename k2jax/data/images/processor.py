@@ -14,7 +14,7 @@ from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, run_limits
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.places import NOWHERE, MediaPlaces, read_media
-from k2jax.data.images.reading import FILE_LIMITS, read_image
+from k2jax.data.images.reading import FILE_LIMITS, read_image, to_rgb
 from k2jax.data.images.resize import padded_size, to_patches
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.media import MediaSpan
@@ -59,8 +59,8 @@ class ImageProcessor:
         self._places = places
 
     def image(self, image: Image.Image) -> PatchChunk:
-        """Patches of one image; it is converted to RGB."""
-        patches, height, width = to_patches(image.convert("RGB"), self._vision.patch, self._limits.images)
+        """Patches of one image; it is converted to RGB, see ``to_rgb``."""
+        patches, height, width = to_patches(to_rgb(image), self._vision.patch, self._limits.images)
         return PatchChunk(patches, (1, height, width))
 
     def clip(self, clip: Clip) -> list[PatchChunk]:
@@ -138,7 +138,7 @@ class ImageProcessor:
         if isinstance(value, Clip):
             return value
         if isinstance(value, list | tuple):
-            return read_frames(value, rate, lambda frame, name: self._read_image(frame, name).convert("RGB"))
+            return read_frames(value, rate, lambda frame, name: to_rgb(self._read_image(frame, name)))
         return read_clip(self._bytes(value, name), FILE_LIMITS, name)
 
     def _bytes(self, value: Any, name: str) -> bytes:
