@@ -28,12 +28,12 @@ from k2jax.data.images.augment import (
     has_direction,
     is_exchangeable,
 )
-from k2jax.data.images.frames import Clip, read_clip, read_frames
+from k2jax.data.images.frames import Clip, read_clip, read_frames, reduced_size
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.places import MediaPlaces, read_media
 from k2jax.data.images.processor import MEDIA_TYPES, PreparedMessages, feature_index, run_processor
-from k2jax.data.images.reading import ReadLimits, read_image
+from k2jax.data.images.reading import ImageError, ReadLimits, read_image
 from k2jax.data.images.sampled import SampledConversation
 from k2jax.drawings.canvas import VisualSample
 from k2jax.drawings.labels import is_label, label_points, label_text
@@ -96,7 +96,11 @@ class RenderedConversation(NamedTuple):
 
 
 def read_conversation(
-    record: Any, places: MediaPlaces, limits: ReadLimits, undecoded: Mapping[int, MeasuredMedia] = MappingProxyType({})
+    record: Any,
+    places: MediaPlaces,
+    limits: ReadLimits,
+    undecoded: Mapping[int, MeasuredMedia] = MappingProxyType({}),
+    reduction: Mapping[str, Any] | None = None,
 ) -> VisualConversation:
     """Decodes the images of a record.
 
@@ -105,6 +109,7 @@ def read_conversation(
         places: where files of images may lie.
         limits: largest file and image.
         undecoded: images and clips that are not opened, by their numbers.
+        reduction: of the frames of clips that are not augmented, see ``read_clip``.
 
     Raises:
         UserError: the record is malformed.
@@ -117,6 +122,7 @@ def read_conversation(
     if not isinstance(permitted, list | tuple) or not all(name in OPERATIONS for name in permitted):
         raise UserError(f"augment is {abbreviate(permitted)}; it may list {', '.join(OPERATIONS)}")
     digests: list[str] = []
+    reduction = None if permitted else reduction
 
     def decoded(part: Any) -> Any:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -128,14 +134,15 @@ def read_conversation(
         value = part.get(kind)
         value = value.get("url") if kind == "image_url" and isinstance(value, Mapping) else value
         if kind == "video" and isinstance(value, list):
-            clip, digest = _listed(value, part.get("fps"), places, limits)
+            clip, digest = _listed(value, part.get("fps"), places, limits, reduction)
             digests.append(digest)
             return {"type": kind, kind: clip}
         name = f"image {len(digests) + 1}" if kind != "video" else "video"
         data = read_media(value, places, limits, name)
         digests.append(hashlib.sha256(data).hexdigest())
-        read = read_clip if kind == "video" else read_image
-        return {"type": kind, kind: read(data, limits, name)}
+        if kind == "video":
+            return {"type": kind, kind: read_clip(data, limits, name, reduction)}
+        return {"type": kind, kind: read_image(data, limits, name)}
 
     parts = with_parts(messages, decoded)
     return VisualConversation(parts, tools, tuple(permitted), tuple(digests), document=whole)
@@ -157,6 +164,7 @@ class ConversationRenderer:
 
     Attributes:
         frames: most frames of a chunk.
+        reduction: what frames are reduced to as they are read, see ``read_clip``.
 
     Args:
         chat: the chat format.
@@ -167,6 +175,7 @@ class ConversationRenderer:
 
     def __init__(self, chat: ChatFormat, tokenizer: Tokenizer, vision: VisionConfig, images: ImagesConfig):
         self._processor, self.frames = run_processor(vision, images), vision.frames
+        self.reduction = self._processor.reduction
         self._chat, self._tokenizer, self._pad = chat, tokenizer, tokenizer.special_id(MEDIA_PAD)
         markup = (MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD)
         self._markup = [tokenizer.special_id(name) for name in markup]
@@ -270,7 +279,7 @@ def _rendered_part(part: Any, augmentation: Augmentation | None) -> Any:
         return part
     if kind == "video":
         clip = part[kind]
-        return {**part, kind: Clip([augmentation.picture(frame) for frame in clip.frames], clip.times)}
+        return {**part, kind: clip._replace(frames=[augmentation.picture(frame) for frame in clip.frames])}
     return {**part, kind: augmentation.picture(part[kind])}
 
 
@@ -312,7 +321,9 @@ def _media(part: Any) -> list[MeasuredMedia]:
     return measured or [MeasuredMedia.of(value) for value in values if isinstance(value, Image.Image | Clip)]
 
 
-def _listed(files: list[Any], rate: Any, places: MediaPlaces, limits: ReadLimits) -> tuple[Clip, str]:
+def _listed(
+    files: list[Any], rate: Any, places: MediaPlaces, limits: ReadLimits, reduction: Mapping[str, Any] | None
+) -> tuple[Clip, str]:
     """The sampled frames of a video that is a list of images, and a digest of their files."""
     digest, left = hashlib.sha256(), limits.clip_megapixels
 
@@ -320,8 +331,11 @@ def _listed(files: list[Any], rate: Any, places: MediaPlaces, limits: ReadLimits
         nonlocal left
         data = read_media(file, places, limits, name)
         digest.update(hashlib.sha256(data).digest())
-        frame = read_image(data, limits._replace(megapixels=min(limits.megapixels, left)), name)
-        left -= frame.width * frame.height / 1e6
+        frame = read_image(data, limits, name)
+        width, height = reduced_size(frame, reduction)
+        left -= width * height / 1e6
+        if left < 0:
+            raise ImageError(f"{name}: all frames have more than {limits.clip_megapixels:,g} megapixels together")
         return frame
 
-    return read_frames(files, rate, read), digest.hexdigest()
+    return read_frames(files, rate, read, reduction=reduction), digest.hexdigest()

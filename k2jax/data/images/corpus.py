@@ -154,7 +154,7 @@ class VisualCorpus:
         media = [MeasuredMedia.from_json(each) for each in line["media"]]
         undecoded = {} if needed is None else not_needed(media, self._frames, needed)
         places = self._places.beside(line["folder"])
-        found = read_conversation(line["record"], places, self._limits, undecoded)
+        found = read_conversation(line["record"], places, self._limits, undecoded, self.renderer.reduction)
         now = [digest or before for digest, before in zip(found.digests, line["digests"], strict=True)]
         if now != line["digests"]:
             raise UserError(
