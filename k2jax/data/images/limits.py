@@ -8,6 +8,10 @@ from k2jax.config.schema import ImagesConfig
 from k2jax.data.images.video_process import MERGE
 
 
+FRAME_PATCHES = 4096
+"""Most patches of a frame of a clip."""
+
+
 class ResizeLimits(NamedTuple):
     """What an image is reduced to; it is never enlarged.
 
@@ -31,7 +35,7 @@ class ProcessorLimits(NamedTuple):
     """
 
     images: ResizeLimits = ResizeLimits()
-    frames: ResizeLimits = ResizeLimits(patches=4096)
+    frames: ResizeLimits = ResizeLimits(FRAME_PATCHES)
 
 
 PUBLISHED = ProcessorLimits()
@@ -47,5 +51,5 @@ def run_limits(images: ImagesConfig, frames: int) -> ProcessorLimits:
     """
     return ProcessorLimits(
         ResizeLimits(images.image_patches, padded=images.patches),
-        ResizeLimits(images.frame_patches, padded=max(MERGE**2, images.patches // frames)),
+        ResizeLimits(FRAME_PATCHES, padded=max(MERGE**2, images.patches // frames)),
     )
