@@ -15,7 +15,10 @@ from k2jax.data.vision_share import VisionShare
 from k2jax.mixture_plan import MixturePlan, Weighting
 
 if TYPE_CHECKING:
-    from k2jax.data.loader import SplitRows
+    from k2jax.data.conversation_rows import ConversationRows
+    from k2jax.data.images.image_rows import VisualRows
+
+    SplitRows = RowSource | ConversationRows | VisualRows  # by the source's kind
 
 
 class FilledMixture:

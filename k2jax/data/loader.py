@@ -21,12 +21,9 @@ from k2jax.errors import UserError
 from k2jax.mixture_plan import MixturePlan
 
 if TYPE_CHECKING:
-    from k2jax.data.conversation_rows import ConversationRows
+    from k2jax.data.filled_mixture import SplitRows
     from k2jax.data.images.batches import ImageBatches
-    from k2jax.data.images.image_rows import PlannedRow, VisualRows
-    from k2jax.data.packing import RowSource
-
-    SplitRows = RowSource | ConversationRows | VisualRows  # by the source's kind
+    from k2jax.data.images.image_rows import PlannedRow
 
 READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
 PREFETCHED_BATCHES = 4

@@ -22,10 +22,10 @@ from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from k2jax.data.filled_mixture import SplitRows
     from k2jax.data.images.batches import ImageBatches
     from k2jax.data.images.corpus import VisualCorpus
     from k2jax.data.images.placement import PatchRows
-    from k2jax.data.loader import SplitRows
 
 
 class ImageShape(NamedTuple):

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from k2jax.config.schema import ImagesConfig
 from k2jax.data.images.video_process import MERGE
 
-
 FRAME_PATCHES = 4096
 """Most patches of a frame of a clip."""
 
