@@ -178,7 +178,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         "tokenizer": {key: getattr(tokenizer, key) for key in ("fingerprint", "vocab_size", "bos", "eos")},
         "dtype": dtype,
         "splits": splits,
-        **report.unread,
+        **report.manifest,
         "files": files,
     }
     if job.marked:

@@ -38,7 +38,7 @@ class CorruptRecords:
         self._fail, self._log = on_corrupt == "fail", log or (lambda line: None)
 
     @property
-    def unread(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:
         """What a manifest says of records and files that were not read."""
         return {"skipped": {"count": self.count, "first": self.shown}, "left_out": self.left_out}
 

@@ -279,7 +279,7 @@ def _rendered_part(part: Any, augmentation: Augmentation | None) -> Any:
         return part
     if kind == "video":
         clip = part[kind]
-        return {**part, kind: clip._replace(frames=[augmentation.picture(frame) for frame in clip.frames])}
+        return {**part, kind: Clip([augmentation.picture(frame) for frame in clip.frames], clip.times)}
     return {**part, kind: augmentation.picture(part[kind])}
 
 

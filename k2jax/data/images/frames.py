@@ -25,17 +25,30 @@ class Clip(NamedTuple):
     Attributes:
         frames: in RGB and of one size, in order.
         times: time of each [seconds].
-        original: width and height of each in the file, where they are reduced already [pixels].
     """
 
     frames: Sequence[Image.Image]
     times: Sequence[float]
-    original: tuple[int, int] | None = None
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height of each frame in the file [pixels]."""
-        return self.original or self.frames[0].size
+        return self.frames[0].size
+
+
+class ReducedClip(Clip):
+    """A clip whose frames are reduced already, of another size in the file."""
+
+    def __new__(cls, frames: Sequence[Image.Image], times: Sequence[float], size: tuple[int, int]) -> ReducedClip:
+        """Frames and their times, and width and height of each in the file [pixels]."""
+        clip = super().__new__(cls, frames, times)
+        clip._size = size
+        return clip
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of each frame in the file [pixels]."""
+        return self._size
 
 
 def read_frames(
@@ -72,7 +85,8 @@ def read_frames(
         frames.append(frame if size == frame.size else frame.resize(size, Image.Resampling.BICUBIC))
     if len(sizes) > 1:
         raise ImageError("the frames of a video must have one size")
-    return Clip(frames, [number / rate for number in numbers], sizes.pop() if reduction else None)
+    times = [number / rate for number in numbers]
+    return ReducedClip(frames, times, sizes.pop()) if reduction else Clip(frames, times)
 
 
 def reduced_size(frame: Image.Image, reduction: Mapping[str, Any] | None) -> tuple[int, int]:
@@ -122,7 +136,7 @@ def read_clip(
         why = why or ("its frames differ in size" if kept else "it has no frame")
         raise ImageError(f"{name} cannot be decoded as a video: {abbreviate(why)}")
     times, sizes, frames = zip(*kept, strict=True)
-    return Clip(frames, times, sizes[0] if reduction else None)
+    return ReducedClip(frames, times, sizes[0]) if reduction else Clip(frames, times)
 
 
 def _frames(pipe: Any) -> Iterator[tuple[float, tuple[int, int], Image.Image]]:

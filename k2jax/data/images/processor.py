@@ -85,7 +85,7 @@ class ImageProcessor:
             )
         for start in range(0, len(clip.frames), together):
             frames = clip.frames[start : start + together]
-            cut = [to_patches(frame, patch, self._limits.frames, clip.original) for frame in frames]
+            cut = [to_patches(frame, patch, self._limits.frames, clip.size) for frame in frames]
             patches = np.concatenate([patches for patches, _, _ in cut])
             chunks.append(PatchChunk(patches, (len(cut), *cut[0][1:])))
         return chunks

@@ -19,7 +19,7 @@ from k2jax.data.images.video_process import sampled_times
 from tests.data.images.hostile import movie
 from tests.refusal import refused
 
-PROCESSOR = run_processor(VisionConfig(patch=4), ImagesConfig(patches=256, frame_patches=64))
+PROCESSOR = run_processor(VisionConfig(patch=4), ImagesConfig(patches=256))
 
 
 def timed_movie(stamps, form="mp4", codec="mpeg4", size=(32, 16), rate=None):
