@@ -89,6 +89,6 @@ class Scorer:
         raise VerifierError(f"no verdict on the task {task.id!r} after {1 + self._pool.retries} tries: {reason}")
 
     async def _in_sandbox(self, verifier: Verifier, task: Task, trajectory: Trajectory) -> Reward:
-        spec = dataclasses.replace(verifier.spec, image=task.image)
+        spec = dataclasses.replace(verifier.spec, image=task.image, limits=task.limits.of(verifier.spec.limits))
         async with await self._backend.open(spec) as sandbox:
             return await verifier.score(task, trajectory, sandbox)

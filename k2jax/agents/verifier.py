@@ -57,7 +57,8 @@ def judges_every_answer(control: Callable[[Task], str], worth: float | None = 1.
     verifier judge a control answer to the same task after a failure. Where that succeeds, the failed answer is to
     blame; where it does not, the machine or the task is, and the sample is masked.
 
-    The time limit of such a verifier is processor time, so that a busy machine is not taken for a slow answer.
+    The time limit of such a verifier is processor time, so that a busy machine is not taken for a slow answer; a
+    verifier that sleeps through six times as much has failed too.
 
     Example:
         >>> @judges_every_answer(lambda task: task.metadata["answer"])

@@ -28,7 +28,8 @@ COMPRESSED = {
 }
 """First bytes of compressed files, by the ends of their usual names."""
 LARGEST = 1 << 30
-"""Bytes of a line, or of a text that is compressed: one larger is not read."""
+"""Bytes of a text that is compressed: a larger one is not read."""
+_AT_ONCE = 1 << 20
 _MARK = b"\xef\xbb\xbf"
 _OTHER_MARKS = {
     b"\xff\xfe\x00\x00": "UTF-32",
@@ -38,19 +39,30 @@ _OTHER_MARKS = {
 }
 
 
-def lines_of_file(path: Path) -> Iterator[bytes]:
-    """Lines of a file with their ends, the first one without a mark of UTF-8.
+def lines_of_file(path: Path, most: int) -> Iterator[tuple[bytes, int]]:
+    """Lines of a file with their ends, and the length of each [bytes]; the first one is without a mark of UTF-8.
+
+    Of a line of more than ``most`` bytes there is the beginning alone.
 
     Raises:
-        OSError: it cannot be read, is damaged, in UTF-16 or UTF-32, or has a line beyond ``LARGEST``.
+        OSError: it cannot be read, is damaged, or in UTF-16 or UTF-32.
     """
     with _content(path) as file:
-        line = _without_mark(file.readline(LARGEST + 1))
-        while line:
-            if len(line) > LARGEST:
-                raise OSError(0, f"a line has more than {LARGEST:,} bytes")
-            yield line
-            line = file.readline(LARGEST + 1)
+        raw = file.readline(most + 1)
+        line = _without_mark(raw)
+        while raw:
+            length = len(raw) + (_skipped(file, raw) if len(raw) > most else 0)
+            yield line, length
+            line = raw = file.readline(most + 1)
+
+
+def _skipped(file: IO[bytes], line: bytes) -> int:
+    """Reads on to the end of a line whose beginning has been read; returns how many bytes that were."""
+    skipped = 0
+    while line and not line.endswith(b"\n"):
+        line = file.readline(_AT_ONCE)
+        skipped += len(line)
+    return skipped
 
 
 def text_of_file(path: Path) -> bytes:

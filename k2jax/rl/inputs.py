@@ -74,7 +74,8 @@ def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> 
         UserError: a verifier is unknown, or the machine lacks what the backend needs.
     """
     scoring = config.rl.scoring
-    with VerifierPool(scoring.workers, scoring.timeout, scoring.retries) as pool:
+    limits = (scoring.workers, scoring.timeout, scoring.retries)
+    with VerifierPool(*limits, environment=scoring.environment) as pool:
         with EventLoop() as event_loop:
             names = sorted({task.verifier for task in tasks if task.verifier})
             in_sandbox = [event_loop.run(pool.needs_sandbox(name)) for name in names]

@@ -86,7 +86,7 @@ class ToolEnvironment(Environment):
         await self.close()
         if self.services.backend is None:
             raise UserError(f"the environment {task.environment!r} needs a sandbox; name a backend")
-        spec = joined_spec(self.spec(task, needs.read_only), needs)
+        spec = joined_spec(self._limited_spec(task, needs.read_only), needs)
         self._task, self._sandbox = task, await self.services.backend().open(spec)
         await self.prepare(task, self._sandbox)
         return self._sandbox
@@ -134,7 +134,11 @@ class ToolEnvironment(Environment):
         if self.services.backend is None:
             raise UserError(f"the toolset {needing[0]!r} of the task {task.id!r} needs a sandbox; name a backend")
         shown = dict.fromkeys(path for toolset in made for path in toolset.read_only)
-        return await self.services.backend().open(self.spec(task, tuple(shown)))
+        return await self.services.backend().open(self._limited_spec(task, tuple(shown)))
+
+    def _limited_spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
+        spec = self.spec(task, read_only)
+        return dataclasses.replace(spec, limits=task.limits.of(spec.limits))
 
     async def _result(self, call: Mapping[str, Any]) -> Message:
         result = await self._toolbox.call(call)

@@ -45,6 +45,7 @@ class TaskConfig:
     components: tuple[str, ...] = ()  #: prompt components in order, each "NAME option=value ..."
     steps: NonNegativeInt = 0  #: most calls of the model in an episode; 0 is the dataset's choice
     episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
+    limits: tuple[str, ...] = ()  #: of sandboxes, "memory=MIB", "disk=MIB", "files=N", "processes=N"; "test_seconds=S"
     pass_rates: str = ""  #: JSON file by python -m k2jax.trajectories --pass_rates, to filter by difficulty; empty: all
     pass_band: tuple[Share, ...] = (0.1, 0.9)  #: least and largest pass rate of the tasks that are trained on
 
@@ -82,9 +83,10 @@ class ScoringConfig:
     """Verifiers in processes that can be killed."""
 
     workers: PositiveInt = 2  #: processes
-    timeout: PositiveFloat = 10.0  #: limit of one verdict [s]: wall time; of the processor where it judges every answer
+    timeout: PositiveFloat = 10.0  #: limit of one verdict, without waits for a busy machine [s]
     retries: NonNegativeInt = 2  #: tries after an error of the infrastructure; then the sample is masked
     sandbox: SandboxKind = "bubblewrap"  #: backend for verifiers that run code
+    environment: tuple[str, ...] = ()  #: variables that verifiers get beside paths and languages, such as that of a key
 
 
 @dataclasses.dataclass(frozen=True)
