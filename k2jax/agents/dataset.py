@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol, get_args, get_origin
+from collections.abc import Iterable, Sequence
+from typing import Protocol, get_args
 
 from k2jax.agents.options import parameters_of, parse_options
 from k2jax.agents.registry import datasets
@@ -29,14 +29,13 @@ def load_tasks(dataset: str, options: Sequence[str] = (), split: FileSplit = "tr
     Args:
         dataset: its name.
         options: ``name=value`` for keyword parameters of its maker; lists are written ``a+b``.
-        split: ``train``, or ``test`` for held-out tasks, which share no prompt with training. ``all`` is for
-            evaluation, where a dataset reads its tasks.
+        split: ``train``, ``test`` (held-out, which shares no prompt with training), or ``all`` of a file.
 
     Raises:
         UserError: an unknown dataset, split or option, a value that cannot be read, or two tasks of one id.
     """
     maker = datasets.get(dataset)
-    if split not in (names := _splits(maker)):
+    if split not in (names := get_args(parameters_of(maker)["split"].annotation) or get_args(Split)):
         raise UserError(f"the dataset {dataset!r} has no split {abbreviate(split)}, only {', '.join(names)}")
     tasks = list(maker(split=split, **parse_options(maker, options, f"dataset {dataset!r}")).load())
     if not tasks:
@@ -44,9 +43,3 @@ def load_tasks(dataset: str, options: Sequence[str] = (), split: FileSplit = "tr
     if len({task.id for task in tasks}) < len(tasks):
         raise UserError(f"the dataset {dataset!r} has several tasks of one id; its maker must number them")
     return tasks
-
-
-def _splits(maker: Callable[..., Dataset]) -> tuple[str, ...]:
-    """Splits that the parameter ``split`` of a maker names in its type."""
-    annotation = parameters_of(maker)["split"].annotation
-    return get_args(annotation) if get_origin(annotation) is Literal else get_args(Split)

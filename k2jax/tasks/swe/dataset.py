@@ -13,11 +13,11 @@ from typing import Any
 from k2jax.agents.environments.git_history import checked_id
 from k2jax.agents.environments.repository import FOLDER, TREE
 from k2jax.agents.sandbox.interpreter import host_python
-from k2jax.agents.split import FileSplit, in_split
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Budget, Task
 from k2jax.errors import UserError
 from k2jax.files.confined import confined
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 _TEXTS = ("instance_id", "repo", "base_commit", "problem_statement", "test_patch")
 _LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")

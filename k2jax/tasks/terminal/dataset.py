@@ -7,10 +7,10 @@ import random
 from typing import Any, NamedTuple
 
 from k2jax.agents.environments.files import FILES, OUTPUTS
-from k2jax.agents.split import FileSplit, in_split
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Budget, Task
 from k2jax.errors import UserError, abbreviate, nearest
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron", "inlet", "jade", "kelp", "lotus")
 _DONE = " All paths are below /work. When you are done, answer without calling a tool."
