@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 from pathlib import Path
@@ -15,10 +15,18 @@ from k2jax.data.chat_rendering import tokenised_chats, tokenised_trajectories
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import Shards, open_shards
-from k2jax.data.sources import CorruptRecords, at_least_one, describe, documents, refuse_skipped
+from k2jax.data.sources import (
+    CorruptRecords,
+    at_least_one,
+    describe,
+    documents,
+    log_left_out,
+    refuse_skipped,
+    report_unread,
+)
 from k2jax.data.split import adjusted_threshold, threshold_for
 from k2jax.data.split_writer import SplitWriter
-from k2jax.data.tokenised import Reader, tokenised_texts
+from k2jax.data.tokenised import Reader, Tokenised, tokenised_texts
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
@@ -64,6 +72,7 @@ def prepare_shards(
         described["chat"] = [CHAT_FORMAT, config.chat_format, config.sequence_length]
     folder = cache_root(config.cache_dir) / "shards" / f"{source.kind}-{key_of(described)}"
     report = CorruptRecords(config.on_corrupt, job.log)
+    log_left_out(name, source, log)
 
     def build(folder: Path) -> None:
         _build_folder(folder, job, report, threshold)
@@ -76,11 +85,15 @@ def prepare_shards(
 def _reader(name: str, config: DataConfig, tokenizer: Tokenizer) -> Reader:
     """What reads the source, by its kind."""
     source = config.sources[name]
-    if source.kind not in CONVERSATIONS:
-        return lambda report: tokenised_texts(name, documents(name, source, report), tokenizer)
-    tokenised = tokenised_chats if source.kind == "chat" else tokenised_trajectories
-    read = functools.partial(tokenised, name, config, tokenizer)
-    return lambda report: at_least_one(name, source, read(report), report, "conversations")
+    chats = functools.partial(tokenised_chats if source.kind == "chat" else tokenised_trajectories, name, config)
+
+    def read(report: CorruptRecords) -> Iterator[Tokenised]:
+        report_unread(name, source, report)
+        if source.kind in CONVERSATIONS:
+            return at_least_one(name, source, chats(tokenizer, report), report, "conversations")
+        return tokenised_texts(name, documents(name, source, report), tokenizer)
+
+    return read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +178,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         "tokenizer": {key: getattr(tokenizer, key) for key in ("fingerprint", "vocab_size", "bos", "eos")},
         "dtype": dtype,
         "splits": splits,
-        "skipped": {"count": report.count, "first": report.shown},
+        **report.manifest,
         "files": files,
     }
     if job.marked:

@@ -7,16 +7,17 @@ import importlib
 import json
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from k2jax.errors import UserError
+from k2jax.files.content import lines_of_file, text_of_file
 from k2jax.files.parquet_pages import page_sizes
 
-_SKIPPED_AT_ONCE = 1 << 20
 Report = Callable[[str, str], None]
 """Receives the location of an unusable record and the reason."""
 Documents = Iterator[tuple[str, str]]
 ROWS_PER_READ = 256
+IN_ONE_PIECE = "one JSON value over many lines, not one object a line: convert it with jq -c '.[]' FILE > FILE.jsonl"
 LARGEST_RECORD = 64 << 20
 """Bytes of a line of JSON, and of a cell of a Parquet file. A larger one is a corrupt record."""
 _MOST_COMPRESSED = 100
@@ -27,7 +28,7 @@ into one, images as well, and those are no smaller in the file. A few kilobytes 
 def whole_file(path: Path, field: str, report: Report) -> Documents:
     """Reads a text file as one document; ``field`` is not used."""
     try:
-        content = path.read_bytes()
+        content = text_of_file(path)
         yield str(path), content.decode()
     except OSError as error:
         report(str(path), f"cannot be read: {error.strerror}")
@@ -63,31 +64,30 @@ class JsonLine(NamedTuple):
 
 
 def lines_of_json(path: Path) -> Iterator[JsonLine]:
-    """Reads lines, those included that are no JSON."""
+    """Reads lines, those included that are no JSON; a file may be compressed, and bytes count what it grows to.
+
+    A file that is one JSON value over many lines is reported once, instead of each of its lines.
+    """
     try:
-        with path.open("rb") as file:
-            offset = 0
-            for number, line in enumerate(iter(lambda: file.readline(LARGEST_RECORD + 1), b""), start=1):
-                where, length = f"{path}, line {number}, byte {offset}", len(line)
-                if length > LARGEST_RECORD:
-                    length += _skip_line(file, line)
-                    value, why = None, f"longer than {LARGEST_RECORD:,} bytes"
-                elif line.strip():
-                    value, why = _from_json(line)
-                if length > LARGEST_RECORD or line.strip():
-                    yield JsonLine(f"{path}:{number}", where, value, length, why)
-                offset += length
+        offset = 0
+        for number, (line, length) in enumerate(lines_of_file(path, LARGEST_RECORD), start=1):
+            where, offset = f"{path}, line {number}, byte {offset}", offset + length
+            if number == 1 and line.strip() in (b"[", b"{"):
+                yield JsonLine(f"{path}:{number}", where, None, length, IN_ONE_PIECE)
+                return
+            if length > LARGEST_RECORD:
+                yield JsonLine(f"{path}:{number}", where, None, length, f"longer than {LARGEST_RECORD:,} bytes")
+            elif line.strip():
+                value, why = _from_json(line)
+                yield JsonLine(f"{path}:{number}", where, value, length, why)
     except OSError as error:
         yield JsonLine(str(path), str(path), None, 0, f"cannot be read: {error.strerror}")
 
 
-def _skip_line(file: BinaryIO, line: bytes) -> int:
-    """Reads on to the end of a line whose beginning has been read; returns how many bytes that were."""
-    skipped = 0
-    while line and not line.endswith(b"\n"):
-        line = file.readline(_SKIPPED_AT_ONCE)
-        skipped += len(line)
-    return skipped
+def has_lines_of_json(path: Path) -> bool:
+    """Whether the first line that is not blank is a JSON object; a file that cannot be read is left to its reader."""
+    first = next(lines_of_json(path), None)
+    return first is None or isinstance(first.value, dict) or first.why.startswith("cannot be read")
 
 
 def _from_json(line: bytes) -> tuple[Any, str]:

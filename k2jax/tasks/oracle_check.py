@@ -60,7 +60,9 @@ def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
     flags.DEFINE_list("options", [], "Options of the dataset, each name=value.", **to)
-    flags.DEFINE_enum("split", "train", ["train", "test"], "Split of the dataset.", **to)
+    flags.DEFINE_enum(
+        "split", "train", ["train", "test", "all"], "Split of the dataset; all is of datasets that are read.", **to
+    )
     flags.DEFINE_integer("count", 0, "Play the first so many tasks; 0 plays all.", **to, lower_bound=0)
     flags.DEFINE_string("sandbox", "bubblewrap", "Backend of sandboxes.", **to)
     flags.DEFINE_string("images", "", "What tasks may choose their images from: a folder; empty refuses all.", **to)

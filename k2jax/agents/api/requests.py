@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
+import hashlib
 import secrets
 from typing import Any
 
@@ -80,8 +81,15 @@ class GenerationRequest:
         room = max_length - len(self.choice_prompt(choice))
         # A request that only scores its prompt draws one token, because the engine scores on the way to a token.
         max_tokens = room if self.max_tokens is None else min(max(1, self.max_tokens), room)
-        seed = (self.sampling.seed + choice % self.n) % _SEEDS
+        seed = _choice_seed(self.sampling.seed, choice % self.n)
         return dataclasses.replace(self.sampling, max_tokens=max_tokens, seed=seed)
+
+
+def _choice_seed(seed: int, choice: int) -> int:
+    """The first choice has the seed of its request; those of others are hashes, which no neighbouring seed repeats."""
+    if not choice:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=4).digest(), "little")
 
 
 def read_options(

@@ -13,11 +13,11 @@ from typing import Any
 from k2jax.agents.environments.git_history import checked_id
 from k2jax.agents.environments.repository import FOLDER, TREE
 from k2jax.agents.sandbox.interpreter import host_python
-from k2jax.agents.split import Split, split_of
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Budget, Task
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.confined import confined
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 _TEXTS = ("instance_id", "repo", "base_commit", "problem_statement", "test_patch")
 _LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
@@ -29,7 +29,7 @@ class SWETasks:
     The test patch, the lists of tests and the reference patch are in the metadata, and never enter the agent's sandbox.
     """
 
-    def __init__(self, path: str, steps: int = 50, repositories: str = "", split: Split = "train"):
+    def __init__(self, path: str, steps: int = 50, repositories: str = "", split: FileSplit = "train"):
         """Records of a file.
 
         Args:
@@ -42,7 +42,7 @@ class SWETasks:
             steps: of an episode, see ``Budget``.
             repositories: folder that records choose from; everything below it may be shown to agents. Empty is the
                 folder of the file.
-            split: ``train``, or ``test`` for a tenth of the issues, by content.
+            split: ``train``, ``test`` for a tenth of the issues, by content, or ``all``.
         """
         self._path, self._steps, self._repositories, self._split = path, steps, repositories, split
 
@@ -60,7 +60,7 @@ class SWETasks:
             if wrong or not lists["FAIL_TO_PASS"]:
                 raise UserError(f"swe: record {number} of {self._path} needs {wrong[0] if wrong else 'FAIL_TO_PASS'}")
             _check(record, lists, f"swe: record {number} of {self._path}")
-            if split_of(record["problem_statement"]) == self._split:
+            if in_split(record["problem_statement"], self._split):
                 repository = confined(record["repo"], folder, f"swe: repo of record {number}")
                 yield self._task(record, lists, {"repository": repository, FOLDER: str(folder)})
 
