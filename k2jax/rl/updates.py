@@ -9,15 +9,21 @@ from typing import Any
 import numpy as np
 
 from k2jax.batch import PackedBatch
+from k2jax.errors import UserError
 from k2jax.losses.quantiles import quantile
 from k2jax.rl.groups import PromptGroup, training_samples
 from k2jax.rl.packing.images import image_batches
 from k2jax.rl.packing.rows import ImageSource, PackedRows, equalize_domains, in_updates, pack, parts_of
-from k2jax.rl.packing.training_paths import TrainingSample, replayed_routes
+from k2jax.rl.packing.training_paths import TrainingResponse, TrainingSample, replayed_routes
 from k2jax.text.media_reading import MediaReader
 from k2jax.train.record import logit_metrics, scalar_metrics
-from k2jax.train.run import Run
+from k2jax.train.run import NonFiniteError, Run
 from k2jax.train.step import StepMetrics
+
+LARGE_ADVANTAGE = 1e3
+"""From this size on an advantage, and no learning rate, is suspected where an update is not finite."""
+PATIENCE = 3
+"""Iterations in a row of which no response fits a row, after which a run stops."""
 
 
 class Trainer:
@@ -39,9 +45,17 @@ class Trainer:
         self._local_rows, self._image_batches = sharding.rows, image_batches(sharding, run.config.model.vision)
         self._images = None if media is None else ImageSource(media, run.config.data.images.patches)
         self._routes = replayed_routes(run.config)
+        self._without = 0  # iterations in a row whose responses were all too large
 
     def pack(self, groups: Sequence[PromptGroup]) -> dict[int, PackedRows]:
-        """The rows of the updates of an iteration that may have a signal, by their number."""
+        """The rows of the updates of an iteration that may have a signal, by their number.
+
+        A response that fits no row, nor in pieces where the loss allows them, is left out, counted and said; it stays
+        in the baseline of its group.
+
+        Raises:
+            UserError: rewards overflow, or several iterations in a row had no response that fits.
+        """
         rl, self._began = self._config.rl, time.perf_counter()
         self._metrics: list[StepMetrics] = []
         self._packed: dict[int, PackedRows] = {}
@@ -49,10 +63,16 @@ class Trainer:
         self._updated = self._began
         samples, flat = training_samples(rl, groups)
         self._flat = flat / max(1, len(groups))
+        self._too_large: list[TrainingResponse] = []
         if flat < len(groups) or self._has_signal:
             for number, update in enumerate(in_updates(samples, rl.updates)):
                 if self._has_signal or any(sample.advantage for sample in update):
-                    self._packed[number] = self._rows(update)
+                    packed = self._rows(update)
+                    self._too_large += packed.too_large
+                    signal = self._has_signal or any(place.response.advantage for place in packed.places)
+                    if packed.rows and signal:
+                        self._packed[number] = packed
+        self._check_sizes()
         return self._packed
 
     def update(self, number: int, rows: Sequence[PackedBatch]) -> StepMetrics:
@@ -62,7 +82,11 @@ class Trainer:
             NonFiniteError: see ``Run.update``.
         """
         parts = parts_of(rows, self._config.train.batch_size, self._local_rows, self._image_batches)
-        self._metrics.append(self._run.update(parts))
+        try:
+            self._metrics.append(self._run.update(parts))
+        except NonFiniteError as error:
+            error.advice = self._advice(number) or error.advice
+            raise
         self._trained.append(self._packed[number])
         self._updated = time.perf_counter()
         return self._metrics[-1]
@@ -71,11 +95,38 @@ class Trainer:
         """Metrics of the updates since ``pack``, see ``_summary``."""
         metrics, seconds = self._metrics, self._updated - self._began
         record = {"flat_groups": self._flat, "updates": len(metrics), "train_seconds": seconds}
+        if self._too_large:
+            record["responses_too_large"] = len(self._too_large)
         if self._packed:
             record |= _packing(self._trained)
         if metrics:
             record |= self._run.recorder.rates(sum(int(m.tokens) for m in metrics), seconds) | _summary(metrics)
         return record
+
+    def _advice(self, number: int) -> str:
+        """What to do about an update that overflowed where its advantages are large; empty where they are not."""
+        responses = [place.response for place in self._packed[number].places]
+        largest = max(responses, key=lambda response: abs(response.advantage))
+        if abs(largest.advantage) <= LARGE_ADVANTAGE:
+            return ""
+        where = f"{largest.advantage:g}, of the task {largest.trajectory.task!r}"
+        return f"its largest advantage is {where}: lower the rewards of its class, or their weights in config.rl.tasks"
+
+    def _check_sizes(self) -> None:
+        """Says which responses were left out, and ends a run that trains on no other ones."""
+        if not self._too_large:
+            self._without = 0
+            return
+        one = self._too_large[0]
+        words = (
+            f"{len(self._too_large):,} responses are larger than a row and were left out, one of them of the task "
+            f"{one.trajectory.task!r} with {len(one.paths)} paths of up to {max(map(len, one.paths)):,} tokens; raise "
+            "config.data.sequence_length, or take config.rl.packing.shared_tokens=paths or a loss of tokens or turns"
+        )
+        self._run.note(f"step {self._run.step:,}: {words}")
+        self._without = 0 if self._packed else self._without + 1
+        if self._without == PATIENCE:
+            raise UserError(f"nothing was trained on in {PATIENCE} iterations: {words}")
 
     def _rows(self, update: Sequence[TrainingSample]) -> PackedRows:
         rl = self._config.rl

@@ -7,11 +7,11 @@ from typing import Literal
 
 from k2jax.config.ranges import (
     IntFromTwo,
-    NonNegativeFloat,
     NonNegativeInt,
     Percentile,
     PositiveFloat,
     PositiveInt,
+    RewardWeight,
     Share,
 )
 
@@ -28,12 +28,12 @@ class TaskConfig:
     options: tuple[str, ...] = ()  #: options of the dataset, each "name=value"
     weight: PositiveFloat = 1.0  #: relative share of the prompts
     max_tokens: PositiveInt = 256  #: most tokens of a response; a longer one is cut there [tokens]
-    verifier_weight: NonNegativeFloat = 1.0  #: of the dataset's verifier in the reward; 0 asks it in evaluations alone
-    verifier_weight_final: NonNegativeFloat | None = None  #: at the end of reward_decay; None is the same throughout
-    judge_weight: NonNegativeFloat = 0.0  #: of the mean win over the others of the group, by rl.critic's judge
-    judge_weight_final: NonNegativeFloat | None = None  #: at the end of reward_decay; None is the same throughout
-    overlong_penalty: NonNegativeFloat = 0.0  #: subtracted from the reward of a response that was cut
-    overlong_penalty_final: NonNegativeFloat | None = None  #: at the end of reward_decay; None is the same
+    verifier_weight: RewardWeight = 1.0  #: of the dataset's verifier in the reward; 0 asks it in evaluations alone
+    verifier_weight_final: RewardWeight | None = None  #: at the end of reward_decay; None is the same throughout
+    judge_weight: RewardWeight = 0.0  #: of the mean win over the others of the group, by rl.critic's judge
+    judge_weight_final: RewardWeight | None = None  #: at the end of reward_decay; None is the same throughout
+    overlong_penalty: RewardWeight = 0.0  #: subtracted from the reward of a response that was cut
+    overlong_penalty_final: RewardWeight | None = None  #: at the end of reward_decay; None is the same
     reward_decay: Share = 0.0  #: share of the run over which weights of rewards change linearly; 0 is no change
     temperature: PositiveFloat = 1.0  #: sampling temperature of the first iterations
     temperature_final: PositiveFloat = 1.0  #: temperature from the end of the decay on

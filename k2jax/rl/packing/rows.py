@@ -24,8 +24,12 @@ from k2jax.rl.packing.placement import place
 from k2jax.rl.packing.training_paths import Routes, TrainingPath, TrainingResponse, TrainingSample, training_responses
 from k2jax.text.media_reading import MediaReader
 
-TOKENS_PER_ENTRY = 4
-"""Tokens of a row for each entry of its tables of turns and responses: a row takes no more of them than a table has."""
+TOKENS_PER_TURN, TOKENS_PER_RESPONSE = 2, 4
+"""Tokens of a row for each entry of its tables: a row takes no more turns and responses than they have.
+
+A turn is at least one token that the policy has seen and one that it sampled, so that the turns of a path fit where its
+tokens do.
+"""
 
 
 class ImageSource(NamedTuple):
@@ -66,12 +70,14 @@ class PackedRows(NamedTuple):
         stored_tokens: tokens in them, padding left out.
         path_tokens: tokens that they would hold if every path were stored by itself.
         places: where every path is.
+        too_large: responses that fit no row, and are in none.
     """
 
     rows: list[PackedBatch]
     stored_tokens: int
     path_tokens: int
     places: Sequence[PathPlace] = ()
+    too_large: Sequence[TrainingResponse] = ()
 
     @property
     def padding(self) -> float:
@@ -108,12 +114,11 @@ def pack(
 
     Raises:
         UserError: an image cannot be read.
-        ValueError: a path is longer than a row, or a response that may not be split is larger.
     """
     reader, patches = images or (None, 0)
     room, shared = empty_row_size(length)._replace(patches=patches), config.shared_tokens
     responses = [one for sample in samples for one in training_responses(sample, shared, routes, reader)]
-    parts = fragments(responses, config.layout, room, splits_responses=splits_responses)
+    parts, too_large = fragments(responses, config.layout, room, splits_responses=splits_responses)
     rows, places = [], []
     for indices in place(np.array([part.size for part in parts], int), room):
         row = _Row(length, routes, ImageTable(length) if images else None)
@@ -121,7 +126,7 @@ def pack(
             places += [each._replace(row=len(rows)) for each in row.add(parts[index])]
         rows.append(row.packed())
     stored = sum(part.size.tokens for part in parts)
-    return PackedRows(rows, stored, sum(len(path) for response in responses for path in response.paths), places)
+    return PackedRows(rows, stored, sum(len(place.path) for place in places), places, too_large)
 
 
 def parts_of(
@@ -160,8 +165,7 @@ def padding_like(row: PackedBatch) -> PackedBatch:
 
 def empty_row_size(length: int) -> RowSize:
     """What an empty row of so many tokens has room for."""
-    entries = max(1, length // TOKENS_PER_ENTRY)
-    return RowSize(length, entries, entries)
+    return RowSize(length, max(1, length // TOKENS_PER_TURN), max(1, length // TOKENS_PER_RESPONSE))
 
 
 def ptx_row(row: PackedBatch, routes: Routes | None = None) -> PackedBatch:
