@@ -7,7 +7,6 @@ import contextlib
 from pathlib import Path
 
 from k2jax import processes
-from k2jax.agents.mixture import TaskMixture
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
@@ -20,11 +19,12 @@ from k2jax.rl.inputs import open_chat, open_images, open_scorer
 from k2jax.rl.lockstep import LockstepPrompts, LockstepSampler
 from k2jax.rl.methods import METHODS, Methods, Parts, open_methods
 from k2jax.rl.policy import Policy
+from k2jax.rl.prompt_lengths import PromptLengths
 from k2jax.rl.report import write_results
 from k2jax.rl.sampler import Sampler
 from k2jax.rl.updates import Trainer
 from k2jax.train.program import Program
-from k2jax.train.run import Run
+from k2jax.train.run import Run, say
 from k2jax.train.workdir import lock_workdir
 
 
@@ -45,7 +45,9 @@ def open_rl(
     check_config(config)
     with lock_workdir(workdir, config) as path, contextlib.ExitStack() as opened:
         tokenizer, chat = open_chat(config, path)
-        mixture = TaskMixture(config.rl.tasks, config.train.seed)
+        mixture, left_out = PromptLengths(config, chat).open_mixture()
+        if left_out:
+            say(left_out)
         scorer = opened.enter_context(open_scorer(config, path, mixture))
         program, event_loop = Program(config, loss=loss_of(config)), opened.enter_context(EventLoop())
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}

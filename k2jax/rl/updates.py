@@ -13,7 +13,15 @@ from k2jax.errors import UserError
 from k2jax.losses.quantiles import quantile
 from k2jax.rl.groups import PromptGroup, training_samples
 from k2jax.rl.packing.images import image_batches
-from k2jax.rl.packing.rows import ImageSource, PackedRows, equalize_domains, in_updates, pack, parts_of
+from k2jax.rl.packing.rows import (
+    TOKENS_PER_ENTRY,
+    ImageSource,
+    PackedRows,
+    equalize_domains,
+    in_updates,
+    pack,
+    parts_of,
+)
 from k2jax.rl.packing.training_paths import TrainingResponse, TrainingSample, replayed_routes
 from k2jax.text.media_reading import MediaReader
 from k2jax.train.record import logit_metrics, scalar_metrics
@@ -113,14 +121,15 @@ class Trainer:
         return f"its largest advantage is {where}: lower the rewards of its class, or their weights in config.rl.tasks"
 
     def _check_sizes(self) -> None:
-        """Says which responses were left out, and ends a run that trains on no other ones."""
+        """Says which responses were left out, and ends a run that has no other ones."""
         if not self._too_large:
             self._without = 0
             return
         one = self._too_large[0]
         words = (
             f"{len(self._too_large):,} responses are larger than a row and were left out, one of them of the task "
-            f"{one.trajectory.task!r} with {len(one.paths)} paths of up to {max(map(len, one.paths)):,} tokens; raise "
+            f"{one.trajectory.task!r} with {len(one.paths)} paths of up to {max(map(len, one.paths)):,} tokens and "
+            f"{one.turns:,} turns (a row has an entry for each {TOKENS_PER_ENTRY} of its tokens); raise "
             "config.data.sequence_length, or take config.rl.packing.shared_tokens=paths or a loss of tokens or turns"
         )
         self._run.note(f"step {self._run.step:,}: {words}")

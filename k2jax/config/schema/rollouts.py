@@ -15,6 +15,7 @@ from k2jax.config.ranges import (
     Share,
 )
 
+LongPrompts = Literal["refuse", "skip"]
 RoutingKind = Literal["own", "record", "replay"]
 SandboxKind = Literal["bubblewrap", "nsjail", "kubernetes", "e2b", "unsafe"]
 """All backends of sandboxes, see ``k2jax.agents.sandbox.backends``."""
@@ -69,6 +70,7 @@ class RolloutConfig:
     concurrency: NonNegativeInt = 0  #: episodes at a time; the next ones begin when these have ended; 0 is all
     slots: PositiveInt = 64  #: sequences that run at a time, over all devices
     max_length: IntFromTwo = 512  #: longest sequence, prompt and response together [tokens]
+    long_prompts: LongPrompts = "refuse"  #: a task whose prompt is as long as that ends the run, or is left out
     data: PositiveInt = 1  #: groups of the engine's devices, each with all experts
     expert: PositiveInt = 1  #: devices of the engine that share the experts
     routing: RoutingKind = "own"  #: who chooses experts in training; record keeps the engine's choice, replay uses it

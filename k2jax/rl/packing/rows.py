@@ -24,12 +24,8 @@ from k2jax.rl.packing.placement import place
 from k2jax.rl.packing.training_paths import Routes, TrainingPath, TrainingResponse, TrainingSample, training_responses
 from k2jax.text.media_reading import MediaReader
 
-TOKENS_PER_TURN, TOKENS_PER_RESPONSE = 2, 4
-"""Tokens of a row for each entry of its tables: a row takes no more turns and responses than they have.
-
-A turn is at least one token that the policy has seen and one that it sampled, so that the turns of a path fit where its
-tokens do.
-"""
+TOKENS_PER_ENTRY = 4
+"""Tokens of a row for each entry of its tables of turns and responses: a row takes no more of them than a table has."""
 
 
 class ImageSource(NamedTuple):
@@ -165,7 +161,8 @@ def padding_like(row: PackedBatch) -> PackedBatch:
 
 def empty_row_size(length: int) -> RowSize:
     """What an empty row of so many tokens has room for."""
-    return RowSize(length, max(1, length // TOKENS_PER_TURN), max(1, length // TOKENS_PER_RESPONSE))
+    entries = max(1, length // TOKENS_PER_ENTRY)
+    return RowSize(length, entries, entries)
 
 
 def ptx_row(row: PackedBatch, routes: Routes | None = None) -> PackedBatch:
