@@ -113,8 +113,8 @@ class Episodes:
         except PromptTooLongError as error:  # by what the environment has added to the instruction
             if self.config.rl.rollout.long_prompts == "refuse":
                 raise UserError(too_long(group.prompt.kind, task, str(error), self.config)) from error
-            masked = {"purpose": key.purpose, "status": "masked", "error": f"PromptTooLongError: {error}"}
-            return Trajectory(task.id, task.domain, key.place, **masked)
+            masked = {"status": "masked", "error": f"PromptTooLongError: {error}"}
+            return Trajectory(task.id, task.domain, key.place, purpose=key.purpose, **masked)
 
     async def _run(self, task: Task, **options: Any) -> Trajectory:
         shared = self.client, self._chat, self._tokenizer, self._environments.make(task)

@@ -127,10 +127,7 @@ def training_samples(rl: RLConfig, groups: Sequence[PromptGroup]) -> tuple[list[
 
     Args:
         rl: settings; with ``skip_flat_groups`` such groups are left out.
-        groups: complete ones, with the terms of their rewards.
-
-    Raises:
-        UserError: a reward is not finite or too large; it names the class, the task and the terms.
+        groups: complete ones, with the terms of their rewards. One that is not finite or too large is a UserError.
     """
     samples, flat = [], 0
     numbers = {name: number for number, name in enumerate(sorted(rl.tasks))}

@@ -1,13 +1,13 @@
-"""Tasks whose prompt leaves the response no room: seen at the start, before anything is sampled.
+"""Tasks whose instruction leaves the response no room: seen at the start, before anything is sampled.
 
-What is measured is the instruction. What an environment adds to it, such as declarations of tools and images, is seen
-when an episode begins; see ``Episodes``.
+What an environment adds, such as declarations of tools and images, is seen when an episode begins; see ``Episodes``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+import contextlib
 import itertools
 from typing import Any
 
@@ -22,12 +22,7 @@ _MARKUP = 128
 
 
 class PromptLengths:
-    """What becomes of tasks by the length of their prompt, as ``config.rl.rollout.long_prompts`` says.
-
-    Args:
-        config: the experiment.
-        chat: the policy's conversations.
-    """
+    """What becomes of tasks by the length of their prompt, as ``config.rl.rollout.long_prompts`` says."""
 
     def __init__(self, config: Config, chat: ChatFormat):
         self._config, self._chat, self._most = config, chat, config.rl.rollout.max_length - 1
@@ -57,19 +52,17 @@ class PromptLengths:
         if bytes_of_text + _MARKUP * (1 + len(messages)) <= self._most:  # no token is less than a byte
             return 0
         builder = ChatBuilder(self._chat)
-        try:
+        with contextlib.suppress(UserError):  # the episode says what is wrong, if its environment shows the messages
             for message in messages:
                 builder.add(message)
             builder.open_assistant()
-        except UserError:  # the environment shows other messages, or the episode says what is wrong
-            return 0
         return len(builder.tokens)
 
     def _fits(self, kind: str, task: Task) -> bool:
-        fits = self.tokens(task) <= self._most
-        if not fits:
-            self._left_out.add((kind, task.id))
-        return fits
+        if self.tokens(task) <= self._most:
+            return True
+        self._left_out.add((kind, task.id))
+        return False
 
 
 def too_long(kind: str, task: Task, reason: str, config: Config) -> str:

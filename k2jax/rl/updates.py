@@ -11,27 +11,15 @@ import numpy as np
 from k2jax.batch import PackedBatch
 from k2jax.errors import UserError
 from k2jax.losses.quantiles import quantile
+from k2jax.rl.failures import PATIENCE
 from k2jax.rl.groups import PromptGroup, training_samples
 from k2jax.rl.packing.images import image_batches
-from k2jax.rl.packing.rows import (
-    TOKENS_PER_ENTRY,
-    ImageSource,
-    PackedRows,
-    equalize_domains,
-    in_updates,
-    pack,
-    parts_of,
-)
+from k2jax.rl.packing.rows import ImageSource, PackedRows, equalize_domains, in_updates, pack, parts_of
 from k2jax.rl.packing.training_paths import TrainingResponse, TrainingSample, replayed_routes
 from k2jax.text.media_reading import MediaReader
 from k2jax.train.record import logit_metrics, scalar_metrics
-from k2jax.train.run import NonFiniteError, Run
+from k2jax.train.run import Run
 from k2jax.train.step import StepMetrics
-
-LARGE_ADVANTAGE = 1e3
-"""From this size on an advantage, and no learning rate, is suspected where an update is not finite."""
-PATIENCE = 3
-"""Iterations in a row of which no response fits a row, after which a run stops."""
 
 
 class Trainer:
@@ -59,10 +47,7 @@ class Trainer:
         """The rows of the updates of an iteration that may have a signal, by their number.
 
         A response that fits no row, nor in pieces where the loss allows them, is left out, counted and said; it stays
-        in the baseline of its group.
-
-        Raises:
-            UserError: rewards overflow, or several iterations in a row had no response that fits.
+        in its group's baseline. Several iterations in a row without a response that fits are a UserError.
         """
         rl, self._began = self._config.rl, time.perf_counter()
         self._metrics: list[StepMetrics] = []
@@ -77,10 +62,11 @@ class Trainer:
                 if self._has_signal or any(sample.advantage for sample in update):
                     packed = self._rows(update)
                     self._too_large += packed.too_large
-                    signal = self._has_signal or any(place.response.advantage for place in packed.places)
-                    if packed.rows and signal:
+                    if packed.rows and (self._has_signal or any(place.response.advantage for place in packed.places)):
                         self._packed[number] = packed
-        self._check_sizes()
+        self._without = self._without + 1 if self._too_large and not self._packed else 0
+        if self._too_large:
+            self._check_sizes()
         return self._packed
 
     def update(self, number: int, rows: Sequence[PackedBatch]) -> StepMetrics:
@@ -90,11 +76,7 @@ class Trainer:
             NonFiniteError: see ``Run.update``.
         """
         parts = parts_of(rows, self._config.train.batch_size, self._local_rows, self._image_batches)
-        try:
-            self._metrics.append(self._run.update(parts))
-        except NonFiniteError as error:
-            error.advice = self._advice(number) or error.advice
-            raise
+        self._metrics.append(self._run.update(parts))
         self._trained.append(self._packed[number])
         self._updated = time.perf_counter()
         return self._metrics[-1]
@@ -111,29 +93,16 @@ class Trainer:
             record |= self._run.recorder.rates(sum(int(m.tokens) for m in metrics), seconds) | _summary(metrics)
         return record
 
-    def _advice(self, number: int) -> str:
-        """What to do about an update that overflowed where its advantages are large; empty where they are not."""
-        responses = [place.response for place in self._packed[number].places]
-        largest = max(responses, key=lambda response: abs(response.advantage))
-        if abs(largest.advantage) <= LARGE_ADVANTAGE:
-            return ""
-        where = f"{largest.advantage:g}, of the task {largest.trajectory.task!r}"
-        return f"its largest advantage is {where}: lower the rewards of its class, or their weights in config.rl.tasks"
-
     def _check_sizes(self) -> None:
         """Says which responses were left out, and ends a run that has no other ones."""
-        if not self._too_large:
-            self._without = 0
-            return
         one = self._too_large[0]
         words = (
-            f"{len(self._too_large):,} responses are larger than a row and were left out, one of them of the task "
+            f"{len(self._too_large):,} responses are larger than a row and were left out, one of the task "
             f"{one.trajectory.task!r} with {len(one.paths)} paths of up to {max(map(len, one.paths)):,} tokens and "
-            f"{one.turns:,} turns (a row has an entry for each {TOKENS_PER_ENTRY} of its tokens); raise "
-            "config.data.sequence_length, or take config.rl.packing.shared_tokens=paths or a loss of tokens or turns"
+            f"{one.turns:,} turns; raise config.data.sequence_length (4 tokens for each turn), or take "
+            "config.rl.packing.shared_tokens=paths or a loss of tokens or turns"
         )
         self._run.note(f"step {self._run.step:,}: {words}")
-        self._without = 0 if self._packed else self._without + 1
         if self._without == PATIENCE:
             raise UserError(f"nothing was trained on in {PATIENCE} iterations: {words}")
 

@@ -43,17 +43,11 @@ _STATUS = {0: "finished", NON_FINITE: "stopped on a non-finite value", 143: "sto
 
 
 class NonFiniteError(Exception):
-    """A step met a value that is not finite and was not applied; a Run that is left with it saves and ends well.
-
-    Attributes:
-        metrics: of the step.
-        advice: what may help, in words that follow a colon.
-    """
+    """A step met a value that is not finite and was not applied; a Run that is left with it saves and ends well."""
 
     def __init__(self, metrics: StepMetrics):
         super().__init__("a non-finite loss, gradient or logit")
         self.metrics = metrics
-        self.advice = "lower config.optimizer.learning_rate or config.optimizer.grad_clip"
 
 
 class Run:
@@ -128,7 +122,7 @@ class Run:
         """Commits saves that were started and releases threads; a non-finite step becomes an exit code."""
         try:
             if isinstance(error, NonFiniteError):
-                self._stop_unhealthy(error.metrics, error.advice)
+                self._stop_unhealthy(error.metrics)
                 error = None
         finally:
             self._open.close()
@@ -340,7 +334,7 @@ class Run:
         params, opt_state = self._checkpoint_layout.save(self.state.params, self.state.opt_state)
         self._checkpoints.save(step, params, opt_state, meta, extra)
 
-    def _stop_unhealthy(self, metrics: StepMetrics, lower: str) -> None:
+    def _stop_unhealthy(self, metrics: StepMetrics) -> None:
         """Saves the state of the step before, if it is finite: the step refused to apply itself."""
         self._checkpoints.wait()  # for the one that may be under way
         good, steps = self.done, self._checkpoints.steps()
@@ -349,6 +343,7 @@ class Run:
             f"stopped: step {self.step:,} is not finite (loss {float(metrics.loss)}, gradient norm "
             f"{float(metrics.grad_norm)}" + (f", max logit in {where}" if where else "") + ")"
         )
+        lower = "lower config.optimizer.learning_rate or config.optimizer.grad_clip"
         again = f"run again to go on from step {steps[-1]:,}" if steps else "run again from the start"
         self.exit_code = NON_FINITE
         if leaves := non_finite_leaves(self.state):
@@ -367,7 +362,7 @@ class Run:
                 self._save(good, self.extra)
             self.note(
                 f"{happened}; the last good step is {good:,} and no weight of step {self.step:,} was written. "
-                f"{lower[0].upper()}{lower[1:]} and run again."
+                f"{lower.capitalize()} and run again."
             )
 
 
