@@ -9,7 +9,6 @@ from k2jax.agents.mixture import DrawnTask
 from k2jax.agents.task import Task
 from k2jax.rl.groups import PromptGroup, RewardTerm
 from k2jax.rl.updates import PATIENCE, Trainer
-from k2jax.train.run import NonFiniteError
 from k2jax.trajectory import Node
 from tests.refusal import refused
 from tests.rl.tiny import tiny
@@ -18,15 +17,10 @@ from tests.rl.trees import sampled, single_turn
 
 def trainer(notes, **overrides):
     """The trainer of a run that has no program."""
-    overflow = NonFiniteError(SimpleNamespace())
-
-    def update(parts):
-        raise overflow
-
     sharding = SimpleNamespace(rows=[0, 1, 2, 3])
     program = SimpleNamespace(batch_sharding=lambda: sharding)
     config = tiny(**{"rl.updates": 1, **overrides})
-    return Trainer(SimpleNamespace(program=program, config=config, note=notes.append, step=1, update=update))
+    return Trainer(SimpleNamespace(program=program, config=config, note=notes.append, step=1))
 
 
 def group(*answers, rewards=(1.0, 0.0)):
@@ -67,15 +61,3 @@ def test_a_run_ends_where_no_response_fits_and_goes_on_where_one_does():
         assert not training.pack([large])
     with refused(f"nothing was trained on in {PATIENCE} iterations: 2 responses are larger than a row"):
         training.pack([large])
-
-
-@pytest.mark.parametrize(
-    ("reward", "advice"), [(1e6, "advantage is 500000, of the task 'task'"), (1.0, "learning_rate")]
-)
-def test_an_update_that_overflows_blames_the_reward_where_that_is_large(reward, advice):
-    rng = np.random.default_rng(0)
-    training = trainer([])
-    packed = training.pack([group(single_turn(rng), single_turn(rng), rewards=(reward, 0.0))])
-    with pytest.raises(NonFiniteError) as error:
-        training.update(0, packed[0].rows)
-    assert advice in error.value.advice
