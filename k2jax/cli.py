@@ -17,10 +17,16 @@ from ml_collections import config_flags
 
 from k2jax.config.reference import keys, reference_text
 from k2jax.errors import UserError, nearest
+from k2jax.files.local import check_local
 
 USER_ERROR = 2
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors of a full disk: nothing is wrong with the program, and what was saved before stays."""
+PATHS = (
+    "api_keys_file", "checkpoint", "images", "out", "preferences", "repositories", "rubrics", "to", "tokenizer",
+    "workdir",
+)  # fmt: skip
+"""Names of the flags of all commands that name files or folders."""
 
 
 def run(
@@ -29,6 +35,7 @@ def run(
     doc: str,
     positional: tuple[str, ...] = (),
     optional: int = 0,
+    remote: tuple[str, ...] = (),
 ) -> None:
     """Parses the command line, runs ``main`` and exits with its code.
 
@@ -38,6 +45,7 @@ def run(
         doc: printed by ``--help``, above the flags.
         positional: names of the arguments that are not flags.
         optional: number of positional arguments, from the last, that may be omitted.
+        remote: names among ``PATHS`` that this command takes as URLs.
     """
     # Orbax and grain report every routine step through absl, and a failed save in hundreds of lines before it raises.
     logging.set_verbosity(logging.FATAL)
@@ -47,6 +55,7 @@ def run(
     warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")
     try:
         values, arguments = parse(sys.argv, define, doc, positional, optional)
+        _check_paths(values, arguments, positional, remote)
         sys.exit(main(values, *arguments) or 0)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -113,6 +122,17 @@ def require(values: flags.FlagValues, *names: str) -> None:
     for name in names:
         if values[name].value is None:
             raise UserError(f"--{name} is required; --help shows an example")
+
+
+def _check_paths(values: flags.FlagValues, arguments: Sequence[str], positional: Sequence[str], remote: Sequence[str]):
+    """Rejects URLs in the place of files and folders, which would be folders with the name ``gs:``."""
+    for name in PATHS:
+        if name in values and name not in remote and values[name].value:
+            of_flag = values[name].value
+            for text in [of_flag] if isinstance(of_flag, str) else of_flag:
+                check_local(text, f"--{name}")
+    for name, text in zip(positional, arguments, strict=False):
+        check_local(text, name)
 
 
 def _check_config_file(argv: Sequence[str]) -> None:
