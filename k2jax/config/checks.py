@@ -38,6 +38,7 @@ def check_combinations(config: Config) -> None:
     _check_distillation(config.rl)
     _check_routing(config)
     _check_sources(config)
+    _check_stage(config)
     for name, task in config.rl.tasks.items():
         if len(task.pass_band) != 2 or task.pass_band[0] > task.pass_band[1]:
             raise UserError(
@@ -47,6 +48,22 @@ def check_combinations(config: Config) -> None:
     profile = config.train.profile_steps
     if profile and not (len(profile) == 2 and 1 <= profile[0] <= profile[1]):
         raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
+
+
+def _check_stage(config: Config) -> None:
+    """Rejects keys that a run of reinforcement learning does not read; 0 turns samples of text off, which has none."""
+    if config.stage != "rl":
+        return
+    unread = [f"eval.{name}" for name in ("rows", "final_rows", "by_source", "sample_temperature", "prompts")]
+    unread += ["train.patience", *(["eval.sample_tokens"] if config.eval.sample_tokens else [])]
+    for key in unread:
+        group, _, name = key.partition(".")
+        value, default = getattr(getattr(config, group), name), getattr(getattr(Config(), group), name)
+        if value != default:
+            raise UserError(
+                f"config.{key} {value!r} is for stages pretrain and sft; reinforcement learning evaluates on held-out "
+                "tasks (eval.every, rl.eval_prompts, rl.eval_samples)"
+            )
 
 
 def _check_sources(config: Config) -> None:
