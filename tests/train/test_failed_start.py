@@ -1,5 +1,6 @@
 """A start that did no step binds its workdir to nothing, and a later one reads nothing of what it wrote."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -76,3 +77,17 @@ def test_a_step_that_runs_out_of_memory_is_one_line_and_a_bug_is_not(monkeypatch
     else:
         with refused("out of memory .*Out of memory allocating 8 bytes.*config.train.micro_batches.*remat"):
             command.run_loop("k2jax.train", "")
+
+
+def test_a_folder_without_a_checkpoint_is_named_with_its_key_before_anything_is_opened(tmp_path):
+    """It was the tokenizer that was missing."""
+    empty, unfinished, whole = (tmp_path / name for name in ("empty", "unfinished", "whole"))
+    (unfinished / "checkpoints").mkdir(parents=True)
+    (whole / "checkpoints" / "5").mkdir(parents=True)
+    empty.mkdir()
+    for folder, words in ((empty, "holds no checkpoint"), (unfinished, "a workdir without a checkpoint"), (whole, "")):
+        config = defaults("rl", model="micro")
+        config.init_from = str(folder)
+        outcome = refused(f"config.init_from {folder} .*{words}") if words else contextlib.nullcontext()
+        with outcome, lock_workdir(tmp_path / "run", resolve(config)):
+            pass
