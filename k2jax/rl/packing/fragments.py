@@ -70,7 +70,7 @@ class Fragment(NamedTuple):
 def fragments(
     responses: Sequence[TrainingResponse], layout: PackingLayout, room: RowSize, *, splits_responses: bool
 ) -> tuple[list[Fragment], list[TrainingResponse]]:
-    """The responses as fragments, and those that fit no row.
+    """The responses as fragments, and those of which a path, or all paths where they may not be split, fit no row.
 
     Args:
         responses: those of one group are in one piece.
@@ -79,10 +79,6 @@ def fragments(
         room: the size of a row.
         splits_responses: whether the paths of a response that is larger than a row may go into several. Their tokens
             and turns are then all there, but no row has the response's whole sum.
-
-    Returns:
-        Fragments, each not larger than a row, and the responses of which a path, or all paths where they may not be
-        split, are larger.
     """
     of_responses = [(response, _units(response, layout, room, splits_responses)) for response in responses]
     units = [unit for _, of_response in of_responses for unit in of_response]
