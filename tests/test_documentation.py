@@ -23,7 +23,8 @@ from k2jax.model.remat import activation_table
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"python -m ((?:k2jax|pallas_kernels)[\w.]*)")
-KEY = re.compile(r"(?:model|optimizer|router|data|train|parallel|checkpoint|log|eval)\.[a-z_0-9.]+")
+KEY = re.compile(rf"(?:{'|'.join({key.path.partition('.')[0] for key in keys()})})(?:\.[A-Za-z_0-9]+)+")
+NO_KEY = re.compile(r".*\.(?:py|ipynb|jsonl|json|md|update)")
 ARGUMENTS = {  # positional arguments that are names of the code
     "k2jax.bench": lambda name: (ROOT / "k2jax/bench" / f"{name}.py").is_file(),
     "k2jax.reproduce": lambda name: (ROOT / "experiments/reproduce" / f"{name}.py").is_file(),
@@ -185,8 +186,8 @@ def test_named_keys_exist(page):
     known |= {path.rsplit(".", depth)[0] for path in known for depth in range(1, path.count(".") + 1)}
     for _, code in code_of(page.read_text()):
         name = re.sub(r"^config\.", "", code.partition("=")[0])
-        name = re.sub(r"^data\.sources\.(?!NAME)\w+", "data.sources.NAME", name)
-        if KEY.fullmatch(name):
+        name = re.sub(r"^(data\.sources|rl\.tasks)\.(?!NAME)\w+", r"\1.NAME", name)
+        if KEY.fullmatch(name) and not NO_KEY.fullmatch(name):
             assert name in known, f"no key {name}"
 
 

@@ -77,7 +77,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the start, and what goes on from it."""
+    """The start of each seed, and what continues from it."""
     return for_seeds(base.SEEDS, _chain)
 
 

@@ -77,7 +77,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the start, then every number of passes in every way."""
+    """The start of each seed, then every number of passes in every way."""
     return for_seeds(SEEDS, _of_seed)
 
 
@@ -124,15 +124,15 @@ def _statistics(result: RunResult) -> dict[str, float]:
     if not norms:
         return {}
     windows = np.array_split(norms, max(1, len(norms) // WINDOW))
-    found = {
+    statistics = {
         "spread": relative_spread(norms, WINDOW),
         "highest": max(float(max(window) / np.median(window)) for window in windows),
     }
     means = {"clipped": "policy/clipped", "zeroed": "tokens/zeroed", "mismatch": "tokens/mismatch"}
     for name, metric in (means | {"mcla_std": "mcla_std"}).items():
         if values := curve(result, metric)[1]:
-            found[name] = float(np.mean(values))
-    return found | {"accuracy": float(np.mean(curve(result, "accuracy")[1][-WINDOW:]))}
+            statistics[name] = float(np.mean(values))
+    return statistics | {"accuracy": float(np.mean(curve(result, "accuracy")[1][-WINDOW:]))}
 
 
 def _falls(measured: SeedRecords, way: str) -> int:

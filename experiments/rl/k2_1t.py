@@ -23,7 +23,7 @@ def get_config():
     config = on_one_pod("k2")
     config.data.sources = {"curated": source(kind="parquet", path="curated/*.parquet")}  # of PTX
     rl = config.rl
-    rl.tasks = {name: _class(*given) for name, given in CLASSES.items()}
+    rl.tasks = {name: _class(*options) for name, options in CLASSES.items()}
     rl.loss.update({"ptx": 0.02, "ptx_rows": 1024})
     rl.critic.update({"share": 0.1, "max_tokens": 1024})
     rl.rollout.token_cap = 1024

@@ -1,4 +1,4 @@
-"""From a config and a topology's name to a compiled program or to the best layouts; mistakes get one line."""
+"""Compiles a config for a topology by its name, or finds the best layouts there; mistakes get one line."""
 
 from __future__ import annotations
 
@@ -138,10 +138,10 @@ def _bytes(layout: Candidate) -> float:
     return layout.estimate.hbm.total
 
 
-def _distance(layout: Config, given: Config) -> float:
+def _distance(layout: Config, other: Config) -> float:
     """How differently two layouts cut a model, in doublings; a change of recomputation counts as one. 0 is the same."""
     keys = ("stage", "virtual_stages", "expert", "expert_chunks", CONTEXT, TENSOR)
-    sizes = [(getattr(layout.parallel, key), getattr(given.parallel, key)) for key in keys]
-    sizes.append((layout.train.micro_batches, given.train.micro_batches))
-    policies = [(getattr(layout.train, key), getattr(given.train, key)) for key in ("remat", "store_fp8", "offload")]
+    sizes = [(getattr(layout.parallel, key), getattr(other.parallel, key)) for key in keys]
+    sizes.append((layout.train.micro_batches, other.train.micro_batches))
+    policies = [(getattr(layout.train, key), getattr(other.train, key)) for key in ("remat", "store_fp8", "offload")]
     return sum(abs(math.log2(a / b)) for a, b in sizes) + sum(a != b for a, b in policies)

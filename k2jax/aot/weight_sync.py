@@ -107,12 +107,12 @@ class SwitchReport:
 
     @property
     def push_seconds(self) -> float:
-        """Of all programs of a push."""
+        """Seconds of all programs of a push."""
         return sum(bucket.runs * bucket.seconds for bucket in self.buckets)
 
     @property
     def seconds(self) -> float:
-        """From the end of a training step to the first token: state to the host, and weights to the engine."""
+        """Seconds from the end of a training step to the first token: state to the host, and weights to the engine."""
         return self.host_seconds + self.push_seconds
 
 

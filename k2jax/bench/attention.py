@@ -84,7 +84,7 @@ def gradients(function):
 
 
 def scale(q_nope: Array, q_rope: Array) -> float:
-    """Of the logits."""
+    """Factor of the logits."""
     return (q_nope.shape[-1] + q_rope.shape[-1]) ** -0.5
 
 

@@ -70,13 +70,13 @@ def drawn_rows(rng: np.random.Generator, rows: int, features: float, length: int
         length: most patches of a row; an image that does not fit is passed over.
     """
     drawn: list[list[int]] = [[] for _ in range(rows)]
-    room, wanted = np.full(rows, length), rows * features * GROUP
-    while wanted > 0:
+    room, missing = np.full(rows, length), rows * features * GROUP
+    while missing > 0:
         for row, size in enumerate(image_sizes(rng, rows)):
-            if size <= room[row] and wanted > 0:
+            if size <= room[row] and missing > 0:
                 drawn[row].append(size)
                 room[row] -= size
-                wanted -= size
+                missing -= size
     return drawn
 
 
@@ -135,9 +135,9 @@ def _efficiency() -> Iterator[Row]:
     devices, groups = estimator.layout.mesh.size, estimator.layout.mesh.size // parallel.stage
     rate = 1 / device_seconds(chip, 1.0, 0.0)[0]
     for share in SHARES:
-        wanted = share * config.data.sequence_length
-        length = max(LARGEST, int(1.5 * wanted * GROUP))
-        own = drawn_rows(np.random.default_rng(1), config.train.batch_size, wanted, length)
+        features = share * config.data.sequence_length
+        length = max(LARGEST, int(1.5 * features * GROUP))
+        own = drawn_rows(np.random.default_rng(1), config.train.batch_size, features, length)
         loads = np.array([sum(chunk_load(size, vision) for size in row) for row in own])
         padding = len(own) * length - sum(map(sum, own))
         # Placed on fewer devices at a time; rows of padding take the tower's products, not its attention.

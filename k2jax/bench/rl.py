@@ -26,7 +26,7 @@ from k2jax.text.chat import configured_chat
 
 LENGTHS = {"random lengths": 192, "cut at 24": 24}  # most tokens of a response
 MODELS = ("micro",)
-MOST_ITERATIONS = 5  # whose phases are timed
+MAX_ITERATIONS = 5  # whose phases are timed
 
 
 def measure(rounds: int = 10) -> list[Row]:
@@ -43,8 +43,8 @@ def _measure_model(name: str, rounds: int) -> list[Row]:
         end = configured_chat(tokenizer, config.data.chat_format).end
         config = dataclasses.replace(config, init_from=str(start_weights(config.model, end, Path(folder))))
         with _Loop(config, Path(folder)) as loop:
-            rows = [_rollout_row(loop, name, kind, most, rounds) for kind, most in LENGTHS.items()]
-            return [*rows, *_phase_rows(loop, name, min(rounds, MOST_ITERATIONS))]
+            rows = [_rollout_row(loop, name, kind, max_tokens, rounds) for kind, max_tokens in LENGTHS.items()]
+            return [*rows, *_phase_rows(loop, name, min(rounds, MAX_ITERATIONS))]
 
 
 class _Loop(BenchLoop):
@@ -57,11 +57,11 @@ class _Loop(BenchLoop):
         self.generate_client = GenerateClient(generate, SLOTS)
 
 
-def _rollout_row(loop: _Loop, name: str, kind: str, most: int, rounds: int) -> Row:
+def _rollout_row(loop: _Loop, name: str, kind: str, max_tokens: int, rounds: int) -> Row:
     counts: dict[str, list[int]] = {"ours": [], "base": []}
 
     def side(which: str, client: LockstepClient | GenerateClient) -> Callable[[], None]:
-        prompts = loop.prompts(most, client)
+        prompts = loop.prompts(max_tokens, client)
 
         def run() -> None:
             groups = loop.event_loop.run(prompts.collect(1 + len(counts[which])))

@@ -19,7 +19,7 @@ from k2jax.convert.importing import import_folder
 END_SCALE = 8.0
 """Factor of the end token's row of the head."""
 Generate = Callable[[list[tuple[int, ...]], int, Sampling], list[list[int]]]
-"""From distinct prompts, samples of each and how to sample, to the new ids of each sample, the end included."""
+"""Maps distinct prompts, samples of each and how to sample to the new ids of each sample, the end included."""
 
 
 class GenerateClient(Client):

@@ -51,8 +51,8 @@ class ScaleRun:
     tasks: int
     lag: Any
     seconds: float
-    most_running: int
-    most_requests: int
+    max_running: int
+    max_requests: int
     kills: int
     memory: int
     tokens: int
@@ -73,7 +73,7 @@ def measure(rounds: int = 1) -> list[Row]:
 
 
 def run_scale(tasks: int, kills: int = 6, seed: int = 0) -> ScaleRun:
-    """Collects so many episodes and prints what was measured.
+    """Collects a number of episodes and prints what was measured.
 
     Raises:
         AssertionError: an episode was lost, doubled, or is not what it should be.
@@ -83,10 +83,10 @@ def run_scale(tasks: int, kills: int = 6, seed: int = 0) -> ScaleRun:
         _check(Path(folder), result)
     lag = result.lag
     print(
-        f"{tasks:,} episodes in {result.seconds:.0f} s: at most {result.most_running:,} at a time, "
-        f"{result.most_requests:,} of them waiting for the engine\n"
-        f"scheduler late by p50 {lag.p50 * 1e3:.1f} ms, p99 {lag.p99 * 1e3:.1f} ms, at most {lag.most * 1e3:.0f} ms; "
-        f"p99 of what it did itself {lag.own_p99 * 1e3:.1f} ms; "
+        f"{tasks:,} episodes in {result.seconds:.0f} s: at most {result.max_running:,} at a time, "
+        f"{result.max_requests:,} of them waiting for the engine\n"
+        f"scheduler late by p50 {lag.p50 * 1e3:.1f} ms, p99 {lag.p99 * 1e3:.1f} ms, at most "
+        f"{lag.maximum * 1e3:.0f} ms; p99 of what it did itself {lag.own_p99 * 1e3:.1f} ms; "
         f"longest of {lag.collections} garbage collections {lag.collecting * 1e3:.0f} ms\n"
         f"processors that this took on average {result.processors[0]:.2f}, that other programs took beside it "
         f"{result.processors[1]:.2f}, of {os.cpu_count()}\n"
@@ -101,7 +101,7 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
     tokenizer = byte_tokenizer()
     tokenizer.save(folder / "tokenizer")
     mean = max(1.0, tasks * _SECONDS_OF_AN_EPISODE)
-    simulation = Simulation(answer=mean, tool=mean / 20, most=4)
+    simulation = Simulation(answer=mean, tool=mean / 20, max_calls=4)
     write_tasks(folder, [("simulated", _task(number, simulation)) for number in range(tasks // SAMPLES)])
     record = {
         "socket": str(folder / "engine.sock"),
@@ -202,8 +202,8 @@ def _result(
         tasks=len(emissions),
         lag=manager.probe.lag,
         seconds=seconds,
-        most_running=manager.most_running,
-        most_requests=watch.requests,
+        max_running=manager.max_running,
+        max_requests=watch.requests,
         kills=watch.kills,
         memory=watch.memory,
         **{name: sum(getattr(emission, name) for emission in emissions) for name in names},

@@ -35,7 +35,7 @@ from k2jax.tasks.code.human_eval import human_eval_records
 STARTS = 80
 """Cold starts of one round."""
 _STARTED_AT_ONCE = 8
-"""Of them, for each processor."""
+"""Cold starts that run at once, for each processor."""
 LIVE = 3000
 """Sandboxes that live at once, each with a worker, where the machine has the memory."""
 CALLS = 20_000
@@ -50,8 +50,8 @@ _SOURCE = "def add(a, b): return {'sum': a + b}"
 
 def measure(rounds: int = 10) -> list[Row]:
     """Rows of cold starts, of tool calls, and of HumanEval where its package is installed."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     return asyncio.run(_measure(rounds))
 
 
@@ -71,8 +71,8 @@ async def _measure(rounds: int) -> list[Row]:
         backend.close()
 
 
-async def _at_once(most: int, works: list[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Any]:
-    """Results of coroutine functions, of which only so many run at a time."""
+async def _at_once(limit: int, works: list[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Any]:
+    """Results of coroutine functions, of which at most ``limit`` run at a time."""
     results: list[Any] = [None] * len(works)
     numbers = iter(range(len(works)))
 
@@ -80,7 +80,7 @@ async def _at_once(most: int, works: list[Callable[[], Coroutine[Any, Any, Any]]
         for number in numbers:
             results[number] = await works[number]()
 
-    await asyncio.gather(*(take() for _ in range(most)))
+    await asyncio.gather(*(take() for _ in range(limit)))
     return results
 
 
@@ -130,7 +130,7 @@ def available_memory() -> int:
 
 
 async def _tool_calls(backend: BubblewrapBackend, spec: SandboxSpec, live: int) -> tuple[float, float, int]:
-    """Calls a second over so many live sandboxes, the seconds that opening them took, and the bytes that they need."""
+    """Calls a second over ``live`` sandboxes, the seconds that opening them took, and the bytes that they need."""
     sandboxes: list[NamespaceSandbox] = []
     workers: list[ToolWorker] = []
 

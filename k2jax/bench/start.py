@@ -109,6 +109,6 @@ def _kept_in(cache: str) -> dict[str, str]:
 
 
 def _processor_time() -> float:
-    """Of all processes that this one has started and that have ended [s]."""
+    """Processor time of all processes that this one has started and that have ended [s]."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -32,7 +32,7 @@ class HTTPClient(Client):
 
     The server has to understand ``return_token_ids``, ``stop_token_ids`` and ``ignore_eos``, as
     ``python -m k2jax.serve`` and vLLM do: the stop tokens of the sampling end a completion, no others. A resumed
-    completion is sent as a longer prompt: its tokens go on with other random numbers than an engine's would.
+    completion is sent as a longer prompt: its tokens continue with other random numbers than an engine's would.
 
     Example:
         >>> async with HTTPClient("http://localhost:8000", "k2") as client:
@@ -97,12 +97,12 @@ class HTTPClient(Client):
         refuse_media(self, media)
         if sampling.return_experts:
             raise UserError("a server does not report chosen experts; leave return_experts out")
-        known = [] if resume is None else resume.tokens.tolist()
-        if len(known) >= sampling.max_tokens:
+        resumed = [] if resume is None else resume.tokens.tolist()
+        if len(resumed) >= sampling.max_tokens:
             raise UserError(f"the completion has max_tokens {sampling.max_tokens} already")
-        body = self._body([*map(int, prompt), *known], sampling, len(known), stream=on_token is not None)
+        body = self._body([*map(int, prompt), *resumed], sampling, len(resumed), stream=on_token is not None)
         tokens, logprobs, finish = await self._with_retries(body, on_token)
-        tokens, logprobs = known + tokens, [0.0] * len(known) + logprobs
+        tokens, logprobs = resumed + tokens, [0.0] * len(resumed) + logprobs
         return new_completion(tokens, logprobs, [self._version] * len(tokens), finish, resume)
 
     async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
@@ -120,8 +120,8 @@ class HTTPClient(Client):
             raise UserError(f"{self._url} does not score the tokens of an echoed prompt, which k2jax.serve and vLLM do")
         return np.array(logprobs[start : len(ids)], np.float32)
 
-    def _body(self, prompt: list[int], sampling: Sampling, known: int, stream: bool) -> dict[str, Any]:
-        body = {"model": self._model, "prompt": prompt, "max_tokens": sampling.max_tokens - known, "stream": stream}
+    def _body(self, prompt: list[int], sampling: Sampling, resumed: int, stream: bool) -> dict[str, Any]:
+        body = {"model": self._model, "prompt": prompt, "max_tokens": sampling.max_tokens - resumed, "stream": stream}
         names = ("temperature", "top_p", "top_k", "min_p", "seed")
         body |= {name: getattr(sampling, name) for name in names} | {"logprobs": 0, "return_token_ids": True}
         # What ends a request is what its sampling says, as with an engine in the same process.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 CONFIDENCE = 0.95
-"""Of all intervals."""
+"""Confidence level of all intervals."""
 
 
 class ShareEstimate(NamedTuple):

@@ -65,8 +65,8 @@ class ForcedClient(Client):
         sampling.check()
         prompt = tuple(int(token) for token in prompt)
         tokens, finish = cut_reply(self._reply(prompt, sampling), sampling, resume)
-        known = 0 if resume is None else len(resume.tokens)
-        if len(tokens) == known:
+        resumed = 0 if resume is None else len(resume.tokens)
+        if len(tokens) == resumed:
             return Completion(*resume[:3], finish, resume.experts) if resume else new_completion([], [], [], finish)
         scoring = dataclasses.replace(SCORING, return_experts=sampling.return_experts)
         request, scored = await run_request(
@@ -75,7 +75,7 @@ class ForcedClient(Client):
         if not len(scored.tokens):  # the engine cancelled it
             return resume._replace(finish=finish) if resume else new_completion([], [], [], scored.finish)
         logprobs = np.array(request.prompt_logprobs)[len(prompt) - 1 :]
-        for i in range(known, len(tokens) - 1):
+        for i in range(resumed, len(tokens) - 1):
             if on_token is not None and on_token(tokens[i], float(logprobs[i])):
                 tokens, logprobs, finish = tokens[: i + 1], logprobs[: i + 1], "stop"
                 break

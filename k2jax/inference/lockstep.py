@@ -47,7 +47,7 @@ class Participant:
 
     @property
     def blocked(self) -> bool:
-        """Whether it cannot submit anything before the engine or another participant goes on."""
+        """Whether it cannot submit anything before the engine or another participant continues."""
         return self.waits or self.children > 0
 
     def next_key(self) -> tuple[int, ...]:

@@ -254,7 +254,7 @@ class EngineWeights:
         return spread(array.astype(self._dtypes[name], copy=False), self._sharding(name, is_layer))
 
     def _sharding(self, name: str, is_layer: bool) -> Sharding:
-        """Of a weight, or of one of its layers."""
+        """Sharding of a weight, or of one of its layers."""
         sharding = self._shardings[name]
         if is_layer and isinstance(sharding, NamedSharding):
             return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))

@@ -24,7 +24,7 @@ _scoring = False
 
 @contextlib.contextmanager
 def selection_noise(noise: SelectionNoise | None) -> Iterator[None]:
-    """Within the context programs are compiled with this noise; None is without any."""
+    """A context in which programs are compiled with this noise; None is without any."""
     global _noise
     if noise is None:
         yield
@@ -40,7 +40,7 @@ def selection_noise(noise: SelectionNoise | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noise_of_scoring() -> Iterator[None]:
-    """Within the context a program is traced that only scores."""
+    """A context in which a program is traced that only scores."""
     global _scoring
     _scoring = True
     try:

@@ -55,11 +55,11 @@ def seed_bars(
     """
     for place, (key, label) in enumerate(keys.items()):
         values = {row: measured.values(run, key) for row, run in enumerate(runs)}
-        known = {row: of_seeds for row, of_seeds in values.items() if None not in of_seeds}
-        values_RS = np.array(list(known.values()), float).reshape(len(known), len(measured.seeds))
+        complete = {row: of_seeds for row, of_seeds in values.items() if None not in of_seeds}
+        values_RS = np.array(list(complete.values()), float).reshape(len(complete), len(measured.seeds))
         means_R = values_RS.mean(1)
         errors = np.abs((means_R - values_RS.min(1), values_RS.max(1) - means_R))
-        at = np.array(list(known), float) + BAR * (place - 0.5)
+        at = np.array(list(complete), float) + BAR * (place - 0.5)
         panel.barh(at, means_R, 0.36, xerr=errors, color=colors[place], label=label)
     panel.set_yticks(range(len(runs)), list(runs.values()))
     panel.invert_yaxis()

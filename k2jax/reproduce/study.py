@@ -80,11 +80,11 @@ def check_held_out(name: str, study: Study) -> None:
         UserError: a dataset has fewer tasks in the split ``test`` than it is asked for, or than are measured.
     """
     for config in map(resolve, study.held_out()):
-        wanted, mixture = config.rl.eval_prompts, TaskMixture(config.rl.tasks, config.train.seed)
-        if (found := len(mixture.held_out(wanted))) < wanted:
+        expected, mixture = config.rl.eval_prompts, TaskMixture(config.rl.tasks, config.train.seed)
+        if (count := len(mixture.held_out(expected))) < expected:
             raise UserError(
-                f"study {name!r} measures on {wanted:,} held-out tasks, and its classes of tasks have {found:,}; raise "
-                "their count, or measure on fewer"
+                f"study {name!r} measures on {expected:,} held-out tasks, and its classes of tasks have {count:,}; "
+                "raise their count, or measure on fewer"
             )
 
 

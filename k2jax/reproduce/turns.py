@@ -39,7 +39,7 @@ class Turns:
         sft_steps: of fine-tuning.
         iterations: of reinforcement learning.
         steps: most calls of the model in an episode.
-        calls: an episode with so many calls of tools does what rewards should find.
+        calls: an episode with this number of calls of tools does what rewards should find.
         does: what such an episode does, for headings: ``call``.
     """
 
@@ -78,11 +78,11 @@ class Turns:
         return config
 
     def options(self, count: int, kinds: str = "") -> tuple[str, str]:
-        """Options of the dataset: so many problems, of the study's kinds or others."""
+        """Options of the dataset: the number of problems, of the study's kinds or others."""
         return f"kinds={kinds or '+'.join(self.kinds)}", f"count={count}"
 
     def runs(self) -> dict[str, dict]:
-        """For each seed the start, and what goes on from it: rewards, and as many more steps of fine-tuning."""
+        """The start of each seed, and what continues from it: rewards, and as many more steps of fine-tuning."""
         return for_seeds(SEEDS, self._chain)
 
     def _chain(self, seed: int) -> dict[str, dict]:

@@ -6,7 +6,7 @@ Example:
     python -m k2jax.rollout --config=experiments/rl/tools_nano.py --url=http://localhost:8000 --model=k2 \
         --tokenizer=runs/sft-tools-nano --workdir=runs/rollouts-served --tasks=200
 
-A command that was stopped or killed goes on when it is given again; nothing is lost or doubled. What it has collected
+A command that was stopped or killed continues when it is given again; nothing is lost or doubled. What it has collected
 is in the workdir, where python -m k2jax.trajectories finds it. The server has to take and return token ids, as
 python -m k2jax.serve and vLLM do; $OPENAI_API_KEY is sent to it.
 """
@@ -82,7 +82,7 @@ def main(values: flags.FlagValues) -> int:
     try:
         run(collection.run(report, opened_manager=serve, trace=trace))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"\ninterrupted at {progress.line()}; the same command goes on")
+        print(f"\ninterrupted at {progress.line()}; the same command continues")
         return INTERRUPTED
     finally:
         if trace is not None:

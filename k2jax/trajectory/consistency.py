@@ -11,7 +11,7 @@ from k2jax.trajectory.types import NO_TURN, NO_VERSION, ROOT, Node, Status, Traj
 
 FINISHES = ("stop", "length", "cancelled")
 SLACK = 1e-4
-"""By how much rounding may lift a log-probability above 0 [nats]."""
+"""Amount by which rounding may lift a log-probability above 0 [nats]."""
 _TYPES = {"tokens": np.int32, "mask": np.bool_, "logprobs": np.float32, "versions": np.int64}
 
 
@@ -99,7 +99,7 @@ def _turn_problems(node: Node) -> list[str]:
 
 
 def _order_problems(trajectory: Trajectory, index: int) -> list[str]:
-    """Weights and turns only go on: down a path neither a version nor the number of a call falls."""
+    """Weights and turns only increase: down a path neither a version nor the number of a call falls."""
     node = trajectory.nodes[index]
     versions = node.versions[node.versions != NO_VERSION]
     problems = ["versions fall within the node"] if (np.diff(versions) < 0).any() else []

@@ -70,7 +70,7 @@ class _Turns(_Format):
         return [sequence_row(trajectory, trajectory.path(index), [index]) for index in sampled]
 
     def reorder(self, rows: list[TrajectoryRow]) -> list[TrajectoryRow]:
-        """By the number of the call."""
+        """Sorts rows by the number of the call."""
         return sorted(rows, key=lambda row: row.turns[-1] if len(row.turns) else 0)
 
 

@@ -87,7 +87,7 @@ class Trajectory:
         key: (step, prompt, sample): the order of training.
         nodes: in the order in which they were made; a parent comes before its children.
         status: ``finished``; ``truncated`` by a budget, which is scored and trained on; ``masked`` by an error of the
-            infrastructure, which is neither; ``unfinished`` where it goes on in a later iteration.
+            infrastructure, which is neither; ``unfinished`` where it continues in a later iteration.
         reward: None until it is scored.
         error: why it is masked.
         metadata: JSON values.

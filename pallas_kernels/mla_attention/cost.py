@@ -12,7 +12,7 @@ import dataclasses
 from jax import Array
 from jax.experimental import pallas as pl
 
-from pallas_kernels.mla_attention.blocks import most_pairs
+from pallas_kernels.mla_attention.blocks import max_pairs
 
 FLOAT32 = 4
 
@@ -46,9 +46,9 @@ class AttentionShape:
         return cls(**sizes, rope=rope, value=v.shape[-1], itemsize=v.dtype.itemsize)
 
 
-def most_visits(exit: Array, block: int, causal: bool) -> int:
+def max_visits(exit: Array, block: int, causal: bool) -> int:
     """Number of pairs of blocks of exits ``[B, S]`` in whole blocks, if every key that the mask may show is visible."""
-    return exit.shape[0] * most_pairs(exit.shape[1] // block, causal)
+    return exit.shape[0] * max_pairs(exit.shape[1] // block, causal)
 
 
 def forward_cost(shape: AttentionShape, block: int, heads: int, visits: int) -> pl.CostEstimate:

@@ -170,7 +170,7 @@ def test_text_runs_the_programs_of_a_decoder_alone(ran, monkeypatch):
 
 
 def test_features_of_the_contents_that_were_used_last_are_kept():
-    store = FeatureStore(SEEING["gqa"], None, most_bytes=3 * 32 * 4)  # of three features
+    store = FeatureStore(SEEING["gqa"], None, max_bytes=3 * 32 * 4)  # of three features
     images = {content_digest(chunk): chunk for chunk in (image(1, 2, 2, seed=seed) for seed in range(5))}
     a, b, c, d, _ = images.items()
     tower = weights("gqa")["vision"]

@@ -120,7 +120,7 @@ def test_a_tree_of_eight_branches_visits_little_more_than_it_must():
     must = tiles(dense_mask(exit), 128).any(-1).sum()
     visited = {group: schedule(exit[None].astype(np.int32), 128, group).steps for group in ("query", "key")}
     assert must <= visited["query"] == visited["key"] <= 1.15 * must
-    assert visited["query"] < 0.85 * blocks.most_pairs(length // 128)
+    assert visited["query"] < 0.85 * blocks.max_pairs(length // 128)
 
 
 def test_schedule_of_the_longest_sequence_fits_scalar_memory():

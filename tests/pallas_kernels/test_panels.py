@@ -80,5 +80,5 @@ def test_bfloat16(shape):
 def test_a_weight_comes_out_as_it_went_in(width):
     weight = jnp.arange(3 * 5 * width, dtype=jnp.float32).reshape(3, 5, width)
     parts = panels.split(weight)
-    assert len(parts) == (1 if width > panels.WIDTH * panels.MOST_PANELS else -(-width // panels.WIDTH))
+    assert len(parts) == (1 if width > panels.WIDTH * panels.MAX_PANELS else -(-width // panels.WIDTH))
     np.testing.assert_array_equal(panels.join(parts, weight.shape), weight)

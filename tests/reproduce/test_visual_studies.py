@@ -93,7 +93,7 @@ def test_the_three_ways_of_video_spend_equal_tokens_on_a_clip_and_show_what_they
 def test_an_answer_about_a_clip_says_first_what_each_chunk_shows(name):
     for index in range(40):
         sample, _ = video.clip_of(name, index)
-        seen, _, answer = video.told(sample).partition(": ")
+        seen, _, answer = video.worked_answer(sample).partition(": ")
         chunks = seen.split(",")
         assert answer == sample.answer and len(chunks) == video.CHUNKS
         if sample.kind == "way":

@@ -170,7 +170,7 @@ def test_a_model_of_text_refuses_images():
 
 def test_images_that_wait_take_a_limited_amount_of_memory(monkeypatch):
     """A second request whose patches do not fit beside the first's is told to come back; alone it is taken."""
-    monkeypatch.setattr(media_module, "MOST_MEDIA_BYTES", 1)
+    monkeypatch.setattr(media_module, "MAX_MEDIA_BYTES", 1)
     reader = ImageReader(PROCESSOR, TOKENIZER, LIMITS)
     slow = FakeEngine(lambda request: [2 + ord("a")], seconds=0.05)
     with live(slow, TOKENIZER, vocab=TOKENIZER.vocab_size, media=reader) as running:

@@ -21,7 +21,7 @@ _IGNORED = frozenset({"metadata", "service_tier", "cache_control", "context_mana
 _BILLING = "x-anthropic-billing-header:"
 """Begins a system block of Claude Code that differs from call to call and is not for the model."""
 _PARAGRAPH = "\n\n"
-"""Between text blocks of one message, which are texts of their own."""
+"""Separator of the text blocks of one message, which are texts of their own."""
 
 
 def count_tokens(body: Any, card: ModelCard) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """A conversation as every chat dialect parses to it: messages and tools in OpenAI's chat format, and options.
 
-A server renders it to token ids anew for every request. A gateway finds out how it goes on from what it has recorded.
+A server renders it to token ids anew for every request. A gateway finds out how it continues from what it has recorded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MALFORMED = "malformed_arguments"
 
 MAX_DEPTH = 64
 """Arguments of calls that are nested deeper count as malformed."""
-MOST_ARGUMENT_VALUES = 50_000
+MAX_ARGUMENT_VALUES = 50_000
 """Arguments of a call with more values count as malformed."""
 
 
@@ -212,7 +212,7 @@ def text_of_parts(parts: Any, kinds: tuple[str, ...], where: str, separator: str
 def arguments_object(text: str) -> dict[str, Any]:
     """Returns a call's arguments as a JSON object; those that are none as text under ``MALFORMED``."""
     try:
-        value = parse_bounded_json(text, MOST_ARGUMENT_VALUES)
+        value = parse_bounded_json(text, MAX_ARGUMENT_VALUES)
         if _is_deep(value):  # wherever the interpreter's own limit is
             return {MALFORMED: text}
         dump_json(value)  # refuses what no strict reader takes back: infinities and unpaired surrogates

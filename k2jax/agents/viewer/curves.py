@@ -18,7 +18,7 @@ PANELS = {  # title: pattern of the keys of metrics.jsonl
     "mismatch of engine and trainer [nats]": r"(.*/)?mismatch(_mean|/mean|_max|/max|_p99)?",
     "loss": r"(val_)?loss",
 }
-MOST_LINES = 6
+MAX_LINES = 6
 WIDTH, HEIGHT = 340, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 24
 _POINTS = 400
@@ -35,10 +35,10 @@ def curves(records: Records) -> Html:
     panels = []
     for title, pattern in PANELS.items():
         names = [key for key in keys if re.fullmatch(pattern, key)]
-        lines = [(name, *found) for name in names if (found := scalars(records, name)) is not None]
+        lines = [(name, *curve) for name in names if (curve := scalars(records, name)) is not None]
         if lines:
-            bands = [_band(records, name) for name, *_ in lines[:MOST_LINES]]
-            panels.append(_panel(title, lines[:MOST_LINES], bands, len(lines) - MOST_LINES))
+            bands = [_band(records, name) for name, *_ in lines[:MAX_LINES]]
+            panels.append(_panel(title, lines[:MAX_LINES], bands, len(lines) - MAX_LINES))
     return joined(panels)
 
 

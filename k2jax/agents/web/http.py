@@ -158,4 +158,4 @@ async def _internal_error(request: Request, error: Exception) -> Response:
 
 
 EXCEPTION_HANDLERS = {ApiError: _api_error, HTTPException: _http_error, Exception: _internal_error}
-"""Of an application: exceptions as responses, in the format of the dialect that was asked."""
+"""Handlers of an application: exceptions as responses, in the format of the dialect that was asked."""

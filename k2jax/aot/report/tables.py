@@ -87,7 +87,7 @@ def serving_table(report: ServingReport) -> str:
     return "\n\n".join(line.rstrip() for line in lines)
 
 
-def sweep_table(candidates: list[Candidate], most: int) -> str:
+def sweep_table(candidates: list[Candidate], limit: int) -> str:
     """The best layouts, the fastest first; ``parts`` are those of the experts' exchange."""
     columns = {
         "stage": lambda layout: layout.config.parallel.stage,
@@ -104,7 +104,7 @@ def sweep_table(candidates: list[Candidate], most: int) -> str:
         "exposed s": lambda layout: layout.estimate.roofline.exposed,
         "MFU": lambda layout: percent(layout.estimate.roofline.mfu()),
     }
-    table = column_table(columns, candidates[:most])
+    table = column_table(columns, candidates[:limit])
     return f"{len(candidates)} layouts fit by formulas, nothing compiled\n{table}".rstrip()
 
 

@@ -35,9 +35,9 @@ TokenizerKind = Literal["bpe", "file", "bytes"]
 CONVERSATIONS = ("chat", "trajectories")
 """Kinds of sources whose records are conversations."""
 IMAGE_SOURCES = ("image_chat", "image_trajectories", "synthetic_images")
+"""Kinds of sources whose records are conversations with images, for models with vision."""
 TRAJECTORIES = ("trajectories", "image_trajectories")
 """Kinds of sources that are stores of trajectories."""
-"""Kinds of sources whose records are conversations with images, for models with vision."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -175,7 +175,7 @@ def test_a_damaged_image_and_too_many_at_a_time_are_refused(worker, monkeypatch)
 
     assert bench.run(lambda http: ask(http, bench, damaged)) == 400
     assert blind.run(lambda http: ask(http, blind, body)) == 400
-    monkeypatch.setattr(media_module, "MOST_MEDIA_BYTES", 1)
+    monkeypatch.setattr(media_module, "MAX_MEDIA_BYTES", 1)
 
     async def together(http):
         return await asyncio.gather(*(ask(http, bench, body) for _ in range(2)))
