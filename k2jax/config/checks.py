@@ -38,7 +38,6 @@ def check_combinations(config: Config) -> None:
     _check_distillation(config.rl)
     _check_routing(config)
     _check_sources(config)
-    _check_stage(config)
     for name, task in config.rl.tasks.items():
         if len(task.pass_band) != 2 or task.pass_band[0] > task.pass_band[1]:
             raise UserError(
@@ -50,10 +49,12 @@ def check_combinations(config: Config) -> None:
         raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
 
 
-def _check_stage(config: Config) -> None:
-    """Rejects keys that a run of reinforcement learning does not read; 0 turns samples of text off, which has none."""
-    if config.stage != "rl":
-        return
+def check_unread(config: Config) -> None:
+    """Rejects keys that a run of reinforcement learning does not read; 0 turns samples of text off, which has none.
+
+    Raises:
+        UserError: in one line that names the key.
+    """
     unread = [f"eval.{name}" for name in ("rows", "final_rows", "by_source", "sample_temperature", "prompts")]
     unread += ["train.patience", *(["eval.sample_tokens"] if config.eval.sample_tokens else [])]
     for key in unread:

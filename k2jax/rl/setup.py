@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 from k2jax import processes
+from k2jax.config.checks import check_unread
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
@@ -96,6 +97,7 @@ def check_config(config: Config) -> None:
     rl, length = config.rl, config.data.sequence_length
     if config.stage != "rl":
         raise UserError(f"config.stage is {config.stage!r}; k2jax.rl runs 'rl', and k2jax.train the others")
+    check_unread(config)
     if rl.rollout.max_length > length:
         raise UserError(
             f"config.rl.rollout.max_length {rl.rollout.max_length} is longer than a row of config.data.sequence_length "

@@ -15,8 +15,7 @@ from k2jax.report.metrics import FILE
 FOLDER = "failed_start"
 """Where in a workdir the files of the last such start are kept."""
 _WRITTEN = ("config.json", FILE, "tensorboard", "tokenizer", "trajectories", "verdicts", "teachers.json")
-_BEFORE_CONFIG = ("tokenizer",)
-"""What a start writes before ``config.json``; without that the rest may be another program's."""
+"""Without ``config.json`` they may be another program's, and stay."""
 
 
 def is_bound(workdir: Path) -> bool:
@@ -30,12 +29,9 @@ def set_aside(workdir: Path, config: Config) -> str:
     Returns:
         What was done, in a line; empty for nothing.
     """
-    if is_bound(workdir) or _is_of(workdir, config):
+    if not (workdir / "config.json").exists() or is_bound(workdir) or _is_of(workdir, config):
         return ""
-    written = _WRITTEN if (workdir / "config.json").exists() else _BEFORE_CONFIG
-    left = [workdir / name for name in written if (workdir / name).exists()]
-    if not left:
-        return ""
+    left = [workdir / name for name in _WRITTEN if (workdir / name).exists()]
     kept = workdir / FOLDER
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir()
@@ -48,7 +44,7 @@ def _is_of(workdir: Path, config: Config) -> bool:
     """Whether the start was one of a run with this config."""
     try:
         return fixed_keys(run_config(workdir)) == fixed_keys(config)
-    except UserError:  # there is no config.json, or it cannot be read
+    except UserError:  # it cannot be read
         return False
 
 
