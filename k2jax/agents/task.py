@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+from k2jax.agents.options import parse_options
 from k2jax.agents.registry import components, environments, scaffolds, toolsets, verifiers
+from k2jax.agents.sandbox.types import MEBI, Limits
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.trajectory.budget import Budget
 
 if TYPE_CHECKING:
     from k2jax.config.schema import TaskConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class Budget:
-    """What an episode may use; None is no limit.
+class TaskLimits:
+    """What a task needs of its sandboxes and tests; 0 is the choice of its environment and its verifier.
+
+    They are the user's: neither a record of a data set nor a client of a server chooses them.
 
     Attributes:
-        tokens: tokens that the model samples, over all turns.
-        steps: calls of the model.
+        memory: of each sandbox [MiB].
+        disk: bytes of the files in it [MiB].
+        files: how many files it may have.
+        processes: processes and threads of it.
+        test_seconds: wall time of the verifier's tests [s].
     """
 
-    tokens: int | None = None
-    steps: int | None = None
+    memory: int = 0
+    disk: int = 0
+    files: int = 0
+    processes: int = 0
+    test_seconds: float = 0.0
+
+    def of(self, limits: Limits) -> Limits:
+        """A sandbox's limits with those of the task in their place."""
+        sizes = {"memory": self.memory * MEBI, "disk": self.disk * MEBI}
+        chosen = sizes | {"files": self.files, "processes": self.processes}
+        return dataclasses.replace(limits, **{name: value for name, value in chosen.items() if value})
+
+    def set_limits(self) -> dict[str, Any]:
+        """Those that the task sets, by name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +63,8 @@ class Task:
         tools: names of its toolsets.
         scaffold: name of what turns the task into calls of a model.
         budget: see Budget.
+        limits: see TaskLimits.
+        thinking: whether answers begin with reasoning, of models that reason.
         metadata: JSON values for the environment and the verifier, such as the right answer.
     """
 
@@ -54,7 +77,9 @@ class Task:
     image: str = ""
     tools: tuple[str, ...] = ()
     scaffold: str = "chat"
-    budget: Budget = Budget()
+    budget: Budget = Budget()  # noqa: RUF009  (immutable)
+    limits: TaskLimits = TaskLimits()
+    thinking: bool = True
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def with_choices(self, config: TaskConfig) -> Task:
@@ -67,17 +92,30 @@ class Task:
         """
         environment = config.environment or ("tools" if config.tools else "")
         names = {"tools": config.tools, "scaffold": config.scaffold, "verifier": config.verifier}
-        limits = {"steps": config.steps, "tokens": config.episode_tokens}
+        limits = {
+            "steps": config.steps,
+            "critical_steps": config.critical_steps,
+            "tokens": config.episode_tokens,
+            "prompt_tokens": config.episode_prompt_tokens,
+        }
         budget = dataclasses.replace(self.budget, **{name: limit for name, limit in limits.items() if limit})
         chosen = {name: value for name, value in ({"environment": environment} | names).items() if value}
-        task = dataclasses.replace(self, budget=budget, **chosen)
+        task_limits = dataclasses.replace(self.limits, **chosen_limits(config.limits))
+        task = dataclasses.replace(
+            self, budget=budget, limits=task_limits, thinking=self.thinking and config.thinking, **chosen
+        )
         for text in config.components:
             task = components.make(text, task=task)
         return task
 
     def to_json(self) -> str:
-        """The task as one line of JSON; ``from_json`` is the inverse."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, sort_keys=True, allow_nan=False)
+        """The task as one line of JSON, of its limits those that it sets; ``from_json`` is the inverse."""
+        values = dataclasses.asdict(self)
+        if not (limits := self.limits.set_limits()):
+            del values["limits"]
+        else:
+            values["limits"] = limits
+        return json.dumps(values, ensure_ascii=False, sort_keys=True, allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> Task:
@@ -88,7 +126,8 @@ class Task:
         """
         try:
             values = parse_bounded_json(line)
-            values["budget"] = Budget(**values.get("budget", {}))
+            values["budget"] = Budget.from_json(values.get("budget", {}))
+            values["limits"] = TaskLimits(**values.get("limits", {}))
             for key in ("instruction", "tools"):
                 values[key] = tuple(values.get(key, ()))
             task = cls(**values)
@@ -99,8 +138,22 @@ class Task:
         return task
 
 
+def chosen_limits(texts: Sequence[str]) -> dict[str, Any]:
+    """Fields of TaskLimits from texts such as ``memory=2048``.
+
+    Raises:
+        UserError: there is no such limit, or it is no positive number.
+    """
+    values = parse_options(TaskLimits, texts, "the limits of a task", given=())
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise UserError(f"the limit {name} of a task is {value}; it must be positive")
+    return values
+
+
 def check_choices(config: TaskConfig) -> None:
     """Raises UserError where a config's names or their options are unknown, so that a run stops before it begins."""
+    chosen_limits(config.limits)
     for text in config.tools:
         toolsets.make(text)
     if config.scaffold:
@@ -114,13 +167,14 @@ def _mistake(task: Task) -> str:
     """Which field of a task from JSON is of a wrong type; empty for none."""
     texts = ("id", "domain", "verifier", "environment", "image", "scaffold")
     wrong = [name for name in texts if not isinstance(getattr(task, name), str)]
-    limits = dataclasses.astuple(task.budget)
-    if not all(limit is None or (type(limit) is int and limit >= 0) for limit in limits):
-        wrong.append("budget")
+    if not all(type(limit) in (int, float) and 0 <= limit < float("inf") for limit in dataclasses.astuple(task.limits)):
+        wrong.append("limits")
     if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in task.instruction):
         wrong.append("instruction")
     if not all(isinstance(tool, str) for tool in task.tools):
         wrong.append("tools")
+    if not isinstance(task.thinking, bool):
+        wrong.append("thinking")
     if not isinstance(task.metadata, dict):
         wrong.append("metadata")
     return f"its {' and '.join(wrong)} cannot be read" if wrong else ""

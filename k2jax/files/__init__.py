@@ -1,5 +1,5 @@
 """Files and messages: what is written survives, and what others have written is read within bounds.
 
 Reading order: ``atomic`` (replacement), ``append_log`` (records), ``frames`` (messages between processes),
-``confined`` (paths), ``bounded_json`` (values).
+``confined`` (paths), ``bounded_json`` (values), ``folder_lock``, ``readers`` with ``parquet_pages`` (corpora).
 """

@@ -45,8 +45,8 @@ def _held_out(config: Config, since: int) -> str:
     return (
         f"Shares of {config.rl.eval_prompts:,} held-out tasks that are right at the first{begin} and the last "
         "evaluation, in brackets their 95 % intervals. greedy: one answer at temperature 0, in the last rows by "
-        f"domain; avg@{k}: share of {k} answers sampled at temperature 1; pass@{k}: tasks with a right one among them; "
-        f"pass^{k}: tasks with all of them right."
+        f"domain; avg@{k}: share of {k} answers sampled at temperature {config.rl.eval_temperature:g}; pass@{k}: tasks "
+        f"with a right one among them; pass^{k}: tasks with all of them right."
     )
 
 

@@ -25,7 +25,7 @@ def read_records(dataset: str, path: str) -> Iterator[dict[str, Any]]:
         if line.strip():
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict):
                 raise UserError(f"{dataset}: line {number} of {path} is no JSON object")

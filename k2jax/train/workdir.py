@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
-import fcntl
 from pathlib import Path
 
 from k2jax import processes, runtime
@@ -15,6 +14,7 @@ from k2jax.config.paths import check_paths
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
+from k2jax.files.folder_lock import locked_folder
 from k2jax.files.local import check_local
 from k2jax.train.failed_start import is_bound, set_aside
 from k2jax.train.init_from import check_checkpoints
@@ -94,13 +94,15 @@ def locked(workdir: Path) -> Iterator[None]:
     """Keeps other processes of this machine from running in the workdir; the system unlocks it when a process dies.
 
     Raises:
-        UserError: another one does.
+        UserError: another one does, or the folder cannot be written.
     """
-    with open(workdir / ".lock", "w") as file:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked_folder(workdir))
+        except BlockingIOError:
+            raise UserError(f"{workdir} is in use by another process; wait for it, or use a new --workdir") from None
         except OSError as error:
-            raise UserError(f"{workdir} is in use by another process; wait for it, or use a new --workdir") from error
+            raise UserError(f"--workdir {workdir} cannot be locked: {error.strerror}; use another --workdir") from None
         yield
 
 

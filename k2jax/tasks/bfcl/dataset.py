@@ -41,7 +41,7 @@ class BFCLTasks:
             category: of the package's tasks.
             path: JSONL instead, of records with ``id``, ``question`` (messages of each turn), ``initial_config``,
                 ``ground_truth`` (calls of each turn, written as Python) and ``classes`` (names of declared ones).
-            steps: calls of the model in an episode.
+            steps: of an episode, see ``Budget``.
             split: ``test``; there is nothing to train on, but for a file of your own, which is all of ``train`` too.
 
         Raises:

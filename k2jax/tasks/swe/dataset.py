@@ -37,7 +37,7 @@ class SWETasks:
                 ``base_commit`` (its full id), ``problem_statement``, ``test_patch``, ``FAIL_TO_PASS`` and
                 ``PASS_TO_PASS`` (pytest's node ids, as a list or as its JSON); optionally ``patch`` (the reference
                 solution), ``image``, and ``plugins`` (names of pytest's plugins that the tests need).
-            steps: calls of the model in an episode.
+            steps: of an episode, see ``Budget``.
             repositories: folder that records choose from; everything below it may be shown to agents. Empty is the
                 folder of the file.
             split: ``train``, or ``test`` for a tenth of the issues, by content.

@@ -96,7 +96,7 @@ class SWEVerifier(Verifier):
             "canaries": _canary_source(canaries),
             "packages": "" if task.image else base64.b64encode(packed_pytest()).decode(),
             "plugins": task.metadata.get("plugins", []),
-            "timeout": TIMEOUT,
+            "timeout": task.limits.test_seconds or TIMEOUT,
         }
         result = await run_program(sandbox, task, header, MOST_REPORTS, payload=tree)
         verdict = verdict_of(result.stdout, secret)

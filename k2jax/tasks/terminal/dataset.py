@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import random
 from typing import Any, NamedTuple
 
-from k2jax.agents.environments.files import FILES
+from k2jax.agents.environments.files import FILES, OUTPUTS
 from k2jax.agents.split import Split, split_of
 from k2jax.agents.task import Budget, Task
 from k2jax.errors import UserError, abbreviate, nearest
@@ -24,12 +24,14 @@ class TerminalProblem(NamedTuple):
         files: text and octal mode by path below ``/work``.
         solution: what ``/bin/sh`` runs in ``/work``.
         test: Python source that raises where the files that are left are wrong; see ``terminal_program``.
+        outputs: paths below ``/work`` that the test needs, which are kept before others where not all files fit.
     """
 
     instruction: str
     files: dict[str, dict[str, str]]
     solution: str
     test: str
+    outputs: tuple[str, ...] = ()
 
 
 class TerminalTasks:
@@ -48,8 +50,9 @@ class TerminalTasks:
 
         Args:
             kinds: of generated problems, in turn.
-            path: JSONL instead, with ``instruction``, ``solution``, ``test`` and ``files`` (texts by path).
-            steps: calls of the model in an episode.
+            path: JSONL instead, with ``instruction``, ``solution``, ``test``, ``files`` (texts by path) and, where
+                a test needs few files, ``outputs`` (paths).
+            steps: of an episode, see ``Budget``.
             count: number of generated tasks.
             seed: of them.
             split: ``train`` or ``test``, by the content of the instruction and the files.
@@ -98,7 +101,8 @@ class TerminalTasks:
             environment="files",
             tools=("shell",),
             budget=Budget(steps=self._steps),
-            metadata={FILES: problem.files, "solution": problem.solution, "test": problem.test},
+            metadata={FILES: problem.files, "solution": problem.solution, "test": problem.test}
+            | ({OUTPUTS: problem.outputs} if problem.outputs else {}),
         )
 
 
@@ -108,10 +112,12 @@ def _problem(record: dict[str, Any]) -> TerminalProblem | None:
     files = record.get(FILES, {})
     if not all(isinstance(text, str) for text in texts) or not isinstance(files, dict):
         return None
-    if not all(isinstance(text, str) for text in files.values()):
+    outputs = record.get(OUTPUTS, [])
+    if not isinstance(outputs, list) or not all(isinstance(text, str) for text in (*files.values(), *outputs)):
         return None
     instruction, solution, test = texts
-    return TerminalProblem(instruction, {path: {"text": text} for path, text in files.items()}, solution, test)
+    contents = {path: {"text": text} for path, text in files.items()}
+    return TerminalProblem(instruction, contents, solution, test, tuple(outputs))
 
 
 def _split(problem: TerminalProblem) -> Split:
