@@ -16,7 +16,7 @@ from tests.refusal import refused
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = frozenset({
-    "cluster", "endpoint", "env", "environments", "filters", "format", "host", "image", "image_hosts", "kinds", "mode",
+    "allowed_hosts", "cluster", "endpoint", "env", "environments", "filters", "format", "host", "image", "image_hosts", "kinds", "limits", "mode",
     "model", "model_name", "name", "only", "options", "project", "prompt", "ray", "reservation", "sandbox",
     "service_account", "topologies", "tools", "topology", "tpu", "url", "video", "zone",
 })  # fmt: skip
