@@ -19,6 +19,7 @@ from ml_collections import config_flags
 
 from k2jax.config.reference import keys, reference_text
 from k2jax.errors import UserError, abbreviate, nearest
+from k2jax.files.local import check_local
 
 USER_ERROR = 2
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -29,6 +30,11 @@ NO_ACCESS = (
 """Numbers of errors that only the user can mend who named the file: of its permissions, or of its path."""
 CLOSED_PIPE = 128 + signal.SIGPIPE
 """What a shell gives for a program that wrote into a closed pipe, as ``COMMAND | head -1`` makes them do."""
+PATHS = (
+    "api_keys_file", "checkpoint", "images", "out", "preferences", "repositories", "rubrics", "to", "tokenizer",
+    "workdir",
+)  # fmt: skip
+"""Names of the flags of all commands that name files or folders."""
 
 
 def run(
@@ -37,6 +43,7 @@ def run(
     doc: str,
     positional: tuple[str, ...] = (),
     optional: int = 0,
+    remote: tuple[str, ...] = (),
 ) -> None:
     """Parses the command line, runs ``main`` and exits with its code.
 
@@ -46,6 +53,7 @@ def run(
         doc: printed by ``--help``, above the flags.
         positional: names of the arguments that are not flags.
         optional: number of positional arguments, from the last, that may be omitted.
+        remote: names among ``PATHS`` that this command takes as URLs.
     """
     # Orbax and grain report every routine step through absl, and a failed save in hundreds of lines before it raises.
     logging.set_verbosity(logging.FATAL)
@@ -55,6 +63,7 @@ def run(
     warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")
     try:
         values, arguments = parse(sys.argv, define, doc, positional, optional)
+        _check_paths(values, arguments, positional, remote)
         code = main(values, *arguments) or 0
         sys.stdout.flush()  # where it could not be written, this is the place to say so
         sys.exit(code)
@@ -157,6 +166,17 @@ def require(values: flags.FlagValues, *names: str) -> None:
     for name in names:
         if values[name].value is None:
             raise UserError(f"--{name} is required; --help shows an example")
+
+
+def _check_paths(values: flags.FlagValues, arguments: Sequence[str], positional: Sequence[str], remote: Sequence[str]):
+    """Rejects URLs in the place of files and folders, which would be folders with the name ``gs:``."""
+    for name in PATHS:
+        if name in values and name not in remote and values[name].value:
+            of_flag = values[name].value
+            for text in [of_flag] if isinstance(of_flag, str) else of_flag:
+                check_local(text, f"--{name}")
+    for name, text in zip(positional, arguments, strict=False):
+        check_local(text, name)
 
 
 def _check_config_file(argv: Sequence[str]) -> None:

@@ -206,7 +206,7 @@ print(json.dumps(json.loads(task.to_json()), indent=1))
 # call is answered, whatever is wrong with it. It never ends the run.
 
 # %%
-from k2jax.agents.scripted import called, called_all, said
+from k2jax.agents.scaffolds.scripted import called, called_all, said
 
 maker = EnvironmentMaker(experiment.rl.rollout.sandbox)
 
@@ -312,8 +312,8 @@ print("the program that was left behind runs on:", runs(SURVIVOR))
 # %%
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scaffolds.scripted import play as play_policy
 from k2jax.agents.scorer import Scorer
-from k2jax.agents.scripted import play as play_policy
 from k2jax.agents.verifier_pool.pool import VerifierPool
 
 [program] = load_tasks("expressions", ("count=1",))

@@ -80,7 +80,10 @@ COMMANDS = commands()
 def parser_of(module):
     """What a command gives to ``cli.run``: its flags and the names of its positional arguments; None without flags."""
     calls = []
-    run = lambda main, define, doc, positional=(), optional=0: calls.append((define, doc, positional, optional))  # noqa: E731
+
+    def run(main, define, doc, positional=(), optional=0, remote=()):
+        calls.append((define, doc, positional, optional))
+
     with mock.patch.object(cli, "run", run), mock.patch.object(sys, "argv", [module]):
         runpy.run_module(module, run_name="__main__", alter_sys=False)
     return calls[0] if calls else None

@@ -33,7 +33,7 @@ def get_config():
 def on_one_pod(method, **architecture):
     """Kimi K2 by a method of reinforcement learning, training and engine on the same chips; no tasks are chosen."""
     config = defaults("rl", model="k2", method=method, **architecture)
-    config.init_from = "gs://my-bucket/k2-sft"
+    config.init_from = "/gcs/my-bucket/k2-sft"
     config.model.yarn.factor = 1.0
     config.data.sequence_length = 4096
     config.data.tokenizer.kind = "file"

@@ -4,7 +4,7 @@ Reproduces: K2.5's objective with rewards by domain (Kimi K2.5, equation 1) and 
 tasks together; training and engine share the chips as in k2_1t.py. The report gives no coefficients: those are choices.
 Expected: nothing was trained with it.
 
-    python -m k2jax.rl --config=experiments/rl/k2_5_1t.py --workdir=gs://my-bucket/k2.5-rl
+    python -m k2jax.rl --config=experiments/rl/k2_5_1t.py --workdir=/gcs/my-bucket/k2.5-rl
 
 Name your own checkpoint, tokenizer and tasks.
 """
@@ -19,7 +19,7 @@ base = load_experiment(Path(__file__).with_name("k2_1t.py"))
 def get_config():
     """The experiment."""
     config = base.on_one_pod("k2.5", vision="moonvit")
-    config.init_from = "gs://my-bucket/k2.5-sft"
+    config.init_from = "/gcs/my-bucket/k2.5-sft"
     rl = config.rl
     rl.tasks = {
         "math": task(dataset="math", options=("path=tasks/math.jsonl",), weight=2.0, max_tokens=3072),

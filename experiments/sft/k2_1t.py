@@ -17,7 +17,7 @@ from k2jax.config import defaults, source
 def get_config():
     """The experiment."""
     config = defaults("sft", model="k2")
-    config.init_from = "gs://my-bucket/k2-32k"
+    config.init_from = "/gcs/my-bucket/k2-32k"
     config.data.sequence_length = 32768
     config.data.sources = {
         "chats": source(kind="chat", path="chats/*.jsonl", weight=3.0),

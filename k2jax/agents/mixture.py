@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import functools
 import hashlib
 import itertools
@@ -42,6 +42,11 @@ def class_config(rl: RLConfig, kind: str) -> TaskConfig:
 class TaskMixture:
     """Training prompts without end, and held-out ones.
 
+    Args:
+        tasks: classes of tasks by name.
+        seed: of the order.
+        fits: whether a task of a class is used; None is all of them.
+
     Attributes:
         fingerprint: hash of all training tasks and of their order.
 
@@ -49,10 +54,10 @@ class TaskMixture:
         UserError: there is no class of tasks, or a dataset cannot be loaded.
     """
 
-    def __init__(self, tasks: Mapping[str, TaskConfig], seed: int):
+    def __init__(self, tasks: Mapping[str, TaskConfig], seed: int, fits: Callable[[str, Task], bool] | None = None):
         if not tasks:
             raise UserError("config.rl.tasks is empty: name at least one class of tasks")
-        self._configs, self._seed, self._names = tasks, seed, sorted(tasks)
+        self._configs, self._seed, self._names, self._fits = tasks, seed, sorted(tasks), fits
         self._train = {name: self._load(name, "train") for name in self._names}
         self._plan = MixturePlan([tasks[name].weight for name in self._names], [None] * len(tasks))
         digest = hashlib.sha256(repr([(name, tasks[name].weight, seed) for name in self._names]).encode())
@@ -89,6 +94,14 @@ class TaskMixture:
         config = self._configs[name]
         check_choices(config)
         tasks = [task.with_choices(config) for task in load_tasks(config.dataset, config.options, split)]
+        if self._fits is not None:
+            kept = [task for task in tasks if self._fits(name, task)]
+            if tasks and not kept:
+                raise UserError(
+                    f"config.rl.rollout.long_prompts leaves none of {len(tasks)} {split} tasks of class {name!r}; "
+                    "raise config.rl.rollout.max_length"
+                )
+            tasks = kept
         return tasks if split != "train" or not config.pass_rates else _of_moderate_difficulty(name, config, tasks)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 (a run has one mixture)

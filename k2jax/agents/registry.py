@@ -123,7 +123,7 @@ datasets = Registry("dataset", "k2jax.datasets")
 """Makers of datasets: called with the options and ``split``."""
 
 oracles = Registry("oracle", "k2jax.oracles")
-"""Policies that solve every task of the dataset of the same name; see ``k2jax.agents.scripted``."""
+"""Policies that solve every task of the dataset of the same name; see ``k2jax.agents.scaffolds.scripted``."""
 
 environments = Registry(
     "environment",

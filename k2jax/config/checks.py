@@ -49,6 +49,24 @@ def check_combinations(config: Config) -> None:
         raise UserError("config.train.profile_steps must be (first, last), e.g. (10, 12)")
 
 
+def check_unread(config: Config) -> None:
+    """Rejects keys that a run of reinforcement learning does not read; 0 turns samples of text off, which has none.
+
+    Raises:
+        UserError: in one line that names the key.
+    """
+    unread = [f"eval.{name}" for name in ("rows", "final_rows", "by_source", "sample_temperature", "prompts")]
+    unread += ["train.patience", *(["eval.sample_tokens"] if config.eval.sample_tokens else [])]
+    for key in unread:
+        group, _, name = key.partition(".")
+        value, default = getattr(getattr(config, group), name), getattr(getattr(Config(), group), name)
+        if value != default:
+            raise UserError(
+                f"config.{key} {value!r} is for stages pretrain and sft; reinforcement learning evaluates on held-out "
+                "tasks (eval.every, rl.eval_prompts, rl.eval_samples)"
+            )
+
+
 def _check_sources(config: Config) -> None:
     """Rules about the kinds of sources of a stage that trains on them."""
     conversations = [name for name, source in config.data.sources.items() if source.kind in CONVERSATIONS]

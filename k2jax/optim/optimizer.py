@@ -15,6 +15,7 @@ from k2jax.optim.groups import FROZEN, decays, group_labels
 from k2jax.optim.muon import NewtonSchulz, scale_by_muon
 from k2jax.optim.qk_clip import clip_groups
 from k2jax.optim.schedule import build_schedule
+from k2jax.optim.signals import where_signal, with_signals
 from k2jax.params import VISION, Specs, map_specs
 from pallas_kernels.newton_schulz import Coefficients
 from pallas_kernels.newton_schulz import coefficients as newton_schulz_coefficients
@@ -36,7 +37,8 @@ def build_optimizer(
     ``update(grads, state, params, *, max_logit, expert_tokens)`` takes the step's statistics: ``max_logit`` by
     group of layers float32 ``[layers, heads]`` (for muonclip), ``expert_tokens`` int32 ``[L_moe, E]`` (if there are
     router biases); a missing one is an error. A non-finite ``max_logit`` gives NaN updates, so check them before
-    applying them. ``init`` also accepts abstract parameters.
+    applying them. ``init`` also accepts abstract parameters. A part of the vision tower whose gradient is exactly 0
+    keeps its weights, momentum and moments, and only its schedule goes on; see ``train.step`` for the whole model.
 
     Args:
         optimizer_config: rule and its constants.
@@ -64,7 +66,8 @@ def build_optimizer(
     chain.append(optax.partition(rules, group_labels(specs, config)))
     if config.name == "muonclip":
         chain.append(clip_groups(specs, config))
-    return optax.with_extra_args_support(optax.chain(*chain))
+    optimizer = optax.with_extra_args_support(optax.chain(*chain))
+    return with_signals(specs, optimizer) if VISION in specs else optimizer
 
 
 def learning_rate(optimizer_config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -88,7 +91,10 @@ def _rules(
     if VISION in specs:
         for part, factor in (("tower", config.tower_rate), ("projector", config.projector_rate)):
             last = optax.scale_by_learning_rate(lambda count, factor=factor: factor * rate(count))
-            rules |= {f"muon/{part}": optax.chain(muon, decay, last), f"adamw/{part}": optax.chain(adam, decay, last)}
+            rules |= {
+                f"muon/{part}": where_signal(part, muon, decay, last),
+                f"adamw/{part}": where_signal(part, adam, decay, last),
+            }
         rules[FROZEN] = optax.set_to_zero()
     return rules
 

@@ -17,6 +17,9 @@ import optax
 from k2jax.config.schema import OptimizerConfig
 from k2jax.params import TEXT, VISION, ParamSpec, Specs, by_group, from_groups, is_spec
 
+PARTS = {TEXT: "text", VISION: "tower"}
+"""The part of the model whose heads a group of layers has, as ``optim.groups`` names it."""
+
 
 def qk_clip_gamma(max_logit: Array, tau: float) -> Array:
     """Per-head factor: ``tau / S`` where ``S > tau``, else exactly 1 (Kimi K2, section 2.1).
@@ -41,14 +44,15 @@ def qk_clip_gamma(max_logit: Array, tau: float) -> Array:
 
 def clips(group: str, config: OptimizerConfig) -> bool:
     """Whether QK-Clip rescales heads of a group of layers: one that does not learn stays as it is."""
-    return config.name == "muonclip" and {TEXT: "text", VISION: "tower"}[group] not in config.frozen
+    return config.name == "muonclip" and PARTS[group] not in config.frozen
 
 
 def clip_groups(specs: Specs, config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
     """QK-Clip of every group of layers that learns, each by its own maxima.
 
-    ``update`` needs the parameters and ``max_logit``, by group what ``qk_clip`` does. In the tower every head has its
-    own keys: queries and their biases are scaled by γ^alpha, keys by γ^(1 − alpha).
+    ``update`` needs the parameters and ``max_logit``, by group what ``qk_clip`` does. A tower without one of
+    ``signals`` (see ``optim.signals``) stays as it is. In the tower every head has its own keys: queries and their
+    biases are scaled by γ^alpha, keys by γ^(1 − alpha).
     """
     exponents = {"q": config.qk_clip_alpha, "k": 1.0 - config.qk_clip_alpha, "v": 0.0}
     options = {TEXT: {}, VISION: {"heads": "vision_heads", "exponents": exponents}}
@@ -59,14 +63,23 @@ def clip_groups(specs: Specs, config: OptimizerConfig) -> optax.GradientTransfor
     }
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, max_logit: dict[str, Array] | None = None, **extra: Any
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        max_logit: dict[str, Array] | None = None,
+        signals: dict[str, Array] | None = None,
+        **extra: Any,
     ):
         del extra
         if params is None or max_logit is None:
             raise ValueError("QK-Clip needs the parameters and the step's max_logit, by group of layers")
         updates, params = by_group(updates), by_group(params)
         for group, clip in chosen.items():
-            updates[group], _ = clip.update(updates[group], state, params[group], max_logit=max_logit[group])
+            logits = max_logit[group]
+            if group == VISION and signals is not None:
+                logits = jnp.where(signals[PARTS[group]], logits, -jnp.inf)
+            updates[group], _ = clip.update(updates[group], state, params[group], max_logit=logits)
         return from_groups(updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

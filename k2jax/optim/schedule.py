@@ -47,8 +47,9 @@ def build_schedule(config: ScheduleConfig, peak: float, steps: int) -> optax.Sch
         hold_before = available - decay
     if available < decay:
         raise UserError(
-            f"the learning-rate schedule does not fit into {steps} steps: warm-up {config.warmup_steps}, "
-            f"decay {decay}, annealing {config.anneal_steps}; shorten these (optimizer.schedule) or raise train.steps"
+            f"the learning-rate schedule does not fit into {steps} updates: config.optimizer.schedule has warmup_steps "
+            f"{config.warmup_steps}, decay_steps {decay} and anneal_steps {config.anneal_steps}; lower these, or raise "
+            "config.train.steps"
         )
     if config.kind == "constant":
         return _join([(optax.linear_schedule(0.0, peak, config.warmup_steps), config.warmup_steps)], peak)

@@ -131,4 +131,4 @@ def trainer_arguments(argv: Sequence[str], values: flags.FlagValues) -> tuple[st
 
 def command() -> None:
     """Runs the command line."""
-    cli.run(main, define, __doc__)
+    cli.run(main, define, __doc__, remote=("workdir",))

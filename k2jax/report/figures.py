@@ -62,6 +62,7 @@ def _draw_loss(axes: Axes, loss, val_loss, bits, baselines: Baselines) -> None:
             top, bottom = max(top, np.nanmax(val_loss[1])), min(bottom, np.nanmin(val_loss[1]))
         margin = 0.04 * (top - bottom) or 0.1
         axes.set_ylim(bottom - margin, top + margin)
+        _mark_peaks(axes, steps, values, PALETTE[0])
     if val_loss is not None:
         axes.plot(*val_loss, color=PALETTE[1], linewidth=1.6, marker="o", markersize=4, label="held out")
     legend(axes, loc="upper right")
@@ -209,8 +210,12 @@ def throughput_figure(records: Records) -> Figure | None:
     return curves(records, panels)
 
 
-def curves(records: Records, panels: list[tuple[str, str, str, str, bool]]) -> Figure | None:
-    """Returns panels of (key, title, unit, color, whether it is noisy), of the keys that are recorded."""
+def curves(records: Records, panels: list[tuple[str, str, str, str, bool]], *, whole: bool = False) -> Figure | None:
+    """Returns panels of (key, title, unit, color, whether it is noisy), of the keys that are recorded.
+
+    A single high peak may exceed the axis, so that it does not flatten the curve; a triangle and its value show it.
+    With ``whole`` axes show every value.
+    """
     recorded = [(scalars(records, key), *rest) for key, *rest in panels]
     recorded = [panel for panel in recorded if panel[0] is not None]
     if not recorded:
@@ -222,12 +227,25 @@ def curves(records: Records, panels: list[tuple[str, str, str, str, bool]]) -> F
             _raw_and_smooth(axes, steps, values, color)
         else:
             axes.plot(*thin(steps, values), color=color, linewidth=1.7)
-        # A single high peak may exceed the axis.
         usual, highest = np.nanquantile(values, 0.995, method="lower"), np.nanmax(values)
-        axes.set_ylim(0, 1.08 * (highest if highest <= PEAK * usual else usual) or 1)
+        axes.set_ylim(0, 1.08 * (highest if whole or highest <= PEAK * usual else usual) or 1)
+        _mark_peaks(axes, steps, values, color)
         step_ticks(axes)
     grid[-1, 0].set_xlabel("step")
     return figure
+
+
+def _mark_peaks(axes: Axes, steps: np.ndarray, values: np.ndarray, color: str) -> None:
+    """Shows values above the axis as triangles at its upper end, the largest with its number."""
+    top = axes.get_ylim()[1]
+    above = np.flatnonzero(values > top)
+    if not len(above):
+        return
+    style = {"linestyle": "none", "marker": "^", "markersize": 6, "clip_on": False}
+    axes.plot(steps[above], np.full(len(above), top), color=color, **style)
+    largest = above[np.argmax(values[above])]
+    where = {"xytext": (7, -4), "textcoords": "offset points", "fontsize": 9, "color": color, "path_effects": HALO}
+    axes.annotate(f"{values[largest]:.4g}", (steps[largest], top), **where)
 
 
 def _raw_and_smooth(

@@ -7,7 +7,7 @@ import numpy as np
 
 from k2jax.report.figures import curves
 from k2jax.report.series import Records, scalars
-from k2jax.report.style import PALETTE, legend, new_figure, style_axes
+from k2jax.report.style import PALETTE, legend, new_figure, step_ticks, style_axes
 
 
 def accuracy_figure(records: Records) -> Figure | None:
@@ -27,7 +27,8 @@ def accuracy_figure(records: Records) -> Figure | None:
         if low is not None and high is not None:
             axes.fill_between(steps, low[1], high[1], color=color, alpha=0.15, linewidth=0)
     style_axes(axes, title="Reward and accuracy", x="iteration", y="share of right responses")
-    axes.set_ylim(min(0.0, float(np.nanmin(reward[1]))), 1.02)
+    axes.set_ylim(min(0.0, float(np.nanmin(reward[1]))), max(1.02, 1.02 * float(np.nanmax(reward[1]))))
+    step_ticks(axes)
     legend(axes)
     return figure
 
@@ -40,7 +41,7 @@ def responses_figure(records: Records) -> Figure | None:
         ("tokens/entropy", "Entropy", "nats per token", PALETTE[2], True),
         ("rollout_tokens_per_second", "Rollout", "tokens/s", PALETTE[5], True),
     ]
-    return curves(records, panels)
+    return curves(records, panels, whole=True)
 
 
 def drift_figure(records: Records) -> Figure | None:

@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from k2jax.config import defaults
+from k2jax.config.schema import EvalConfig
 from k2jax.files.atomic import write_json_lines
 
 BY_REWARDS = {
@@ -18,6 +19,7 @@ BY_REWARDS = {
     "router.bias_rate": 0.0,
     "router.bias_rate_final": 0.0,
     "checkpoint.every": 10,
+    "eval.rows": EvalConfig().rows,  # fine-tuning may have its own
 }
 """Overrides of a run of reinforcement learning that starts from another run."""
 

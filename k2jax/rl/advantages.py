@@ -6,6 +6,9 @@ import numpy as np
 
 from k2jax.config.schema import AdvantageConfig
 
+LARGEST = 1e18
+"""Largest size of a group's reward: the square of an advantage is a float32 in losses."""
+
 
 def group_advantages(rewards_PK: np.ndarray, counted_PK: np.ndarray, config: AdvantageConfig) -> np.ndarray:
     """Rewards less a baseline of their group: the mean of all (Kimi K1.5, K2 and K2.5) or of the others.
@@ -27,13 +30,13 @@ def group_advantages(rewards_PK: np.ndarray, counted_PK: np.ndarray, config: Adv
         Float32 ``[P, K]``.
 
     Raises:
-        ValueError: the shapes differ, or a counted reward is not finite.
+        ValueError: the shapes differ, or a counted reward is not finite or larger than ``LARGEST``.
     """
     rewards_PK, counted_PK = np.asarray(rewards_PK, np.float64), np.asarray(counted_PK, bool)
     if rewards_PK.shape != counted_PK.shape or rewards_PK.ndim != 2:
         raise ValueError(f"rewards {rewards_PK.shape} and counted samples {counted_PK.shape} are not [P, K] both")
-    if not np.isfinite(rewards_PK[counted_PK]).all():
-        raise ValueError("a reward that counts is not finite")
+    if not (np.abs(rewards_PK[counted_PK]) <= LARGEST).all():
+        raise ValueError(f"a reward that counts is not finite, or larger than {LARGEST:g}")
     rewards_PK = np.where(counted_PK, rewards_PK, 0.0)
     if config.baseline == "none":
         return rewards_PK.astype(np.float32)

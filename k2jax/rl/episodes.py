@@ -16,10 +16,11 @@ from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey, spawned_seed
 from k2jax.agents.mixture import class_config
+from k2jax.agents.scaffolds.prompt_lengths import too_long
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.spawning import Run, Spawner, SubEpisode
 from k2jax.agents.task import Task
-from k2jax.client import Sampling
+from k2jax.client import PromptTooLongError, Sampling
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
@@ -108,7 +109,13 @@ class Episodes:
         spawner = Spawner(_refused if token_cap else self.sub_episodes(key, seed, sampling), group.prompt.kind)
         partial = {"token_cap": token_cap, "trajectory": group.trajectories[sample]}
         options = {"key": key, "seed": seed, "sampling": sampling(group.prompt.kind), "spawner": spawner}
-        return await self._run(task, **options, **partial)
+        try:
+            return await self._run(task, **options, **partial)
+        except PromptTooLongError as error:  # by what the environment has added to the instruction
+            if self.config.rl.rollout.long_prompts == "refuse":
+                raise UserError(too_long(group.prompt.kind, task, str(error), self.config)) from error
+            masked = {"status": "masked", "error": f"PromptTooLongError: {error}"}
+            return Trajectory(task.id, task.domain, key.place, purpose=key.purpose, **masked)
 
     async def _run(self, task: Task, **options: Any) -> Trajectory:
         shared = self.client, self._chat, self._tokenizer, self._environments.make(task)

@@ -12,6 +12,7 @@ from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.judges.verdict_metrics import JudgedPair
 from k2jax.agents.mixture import DrawnTask, class_config
 from k2jax.config.schema import RLConfig, TaskConfig
+from k2jax.errors import UserError
 from k2jax.rl.advantages import group_advantages
 from k2jax.rl.packing.training_paths import TrainingSample
 from k2jax.trajectory import Trajectory
@@ -126,13 +127,18 @@ def training_samples(rl: RLConfig, groups: Sequence[PromptGroup]) -> tuple[list[
 
     Args:
         rl: settings; with ``skip_flat_groups`` such groups are left out.
-        groups: complete ones, with the terms of their rewards.
+        groups: complete ones, with the terms of their rewards. One that is not finite or too large is a UserError.
     """
     samples, flat = [], 0
     numbers = {name: number for number, name in enumerate(sorted(rl.tasks))}
     for group in groups:
         counted_K = group.counted_K
-        advantages = group_advantages(total_reward(group.terms)[None], counted_K[None], rl.advantage)[0]
+        try:
+            advantages = group_advantages(total_reward(group.terms)[None], counted_K[None], rl.advantage)[0]
+        except ValueError as error:
+            terms = ", ".join(f"{term.name} {np.abs(term.weight * term.values_K).max():g}" for term in group.terms)
+            task = f"the task {group.prompt.task.id!r} of class {group.prompt.kind!r}"
+            raise UserError(f"{task} has {error}; its largest terms: {terms}") from error
         flat += not advantages.any()
         if advantages.any() or not rl.skip_flat_groups:
             kept = advantages if rl.distill.rewards else np.zeros_like(advantages)

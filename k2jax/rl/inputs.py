@@ -37,7 +37,7 @@ def open_chat(config: Config, workdir: Path) -> tuple[Tokenizer, ChatFormat]:
         UserError: there is no tokenizer, or its vocabulary is larger than the model's.
     """
     folder = workdir / "tokenizer"
-    if folder.exists():
+    if folder.exists() and (workdir / "config.json").exists():  # else a start that failed has left it
         tokenizer = load_tokenizer(folder)
     elif config.init_from:
         tokenizer = tokenizer_of(config.init_from)

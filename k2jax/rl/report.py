@@ -9,6 +9,9 @@ from k2jax.report.series import Records, scalars
 from k2jax.train.report import write_run
 from k2jax.train.run import Run
 
+_DECIDING = ("rl.eval_prompts", "rl.correct_reward", "rl.rollout.long_prompts")
+"""Keys that decide which held-out tasks are asked and what is right: evaluations before a change are not compared."""
+
 
 def write_results(run: Run, status: str, command: str | None) -> None:
     """Redraws the plots and rewrites ``report.md``.
@@ -25,8 +28,9 @@ def write_results(run: Run, status: str, command: str | None) -> None:
         "objective": rl.loss.name,
         "init_from": config.init_from,
     }
-    shares = _shares(read_metrics(run.workdir, most_lists=1))
-    write_run(run, status, command, shown, held_out=_held_out(config), held_out_shares=shares)
+    since = max((change.step for change in run.changes if change.key in _DECIDING), default=-1)
+    records = [record for record in read_metrics(run.workdir, most_lists=1) if record["step"] > since]
+    write_run(run, status, command, shown, held_out=_held_out(config, since), held_out_shares=_shares(records))
 
 
 def write_results_when_due(run: Run, step: int, command: str | None) -> None:
@@ -35,17 +39,14 @@ def write_results_when_due(run: Run, step: int, command: str | None) -> None:
         write_results(run, "running", command)
 
 
-def _held_out(config: Config) -> str:
+def _held_out(config: Config, since: int) -> str:
     """What the held-out shares are, in words."""
-    k = config.rl.eval_samples
-    sampled = (
-        f"; avg@{k}: share of {k} answers sampled at temperature "
-        f"{config.rl.eval_temperature:g}; pass@{k}: tasks with a right one among them; "
-        f"pass^{k}: tasks with all of them right"
-    )
+    k, begin = config.rl.eval_samples, f" after step {since:,}, when the tasks were others," if since >= 0 else ""
     return (
-        f"Shares of {config.rl.eval_prompts:,} held-out tasks that are right at the first and the last evaluation, in "
-        f"brackets their 95 % intervals. greedy: one answer at temperature 0, in the last rows by domain{sampled}."
+        f"Shares of {config.rl.eval_prompts:,} held-out tasks that are right at the first{begin} and the last "
+        "evaluation, in brackets their 95 % intervals. greedy: one answer at temperature 0, in the last rows by "
+        f"domain; avg@{k}: share of {k} answers sampled at temperature {config.rl.eval_temperature:g}; pass@{k}: tasks "
+        f"with a right one among them; pass^{k}: tasks with all of them right."
     )
 
 

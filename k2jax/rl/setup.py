@@ -7,7 +7,8 @@ import contextlib
 from pathlib import Path
 
 from k2jax import processes
-from k2jax.agents.mixture import TaskMixture
+from k2jax.agents.scaffolds.prompt_lengths import PromptLengths
+from k2jax.config.checks import check_unread
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
@@ -24,7 +25,7 @@ from k2jax.rl.report import write_results
 from k2jax.rl.sampler import Sampler
 from k2jax.rl.updates import Trainer
 from k2jax.train.program import Program
-from k2jax.train.run import Run
+from k2jax.train.run import Run, say
 from k2jax.train.workdir import lock_workdir
 
 
@@ -45,7 +46,9 @@ def open_rl(
     check_config(config)
     with lock_workdir(workdir, config) as path, contextlib.ExitStack() as opened:
         tokenizer, chat = open_chat(config, path)
-        mixture = TaskMixture(config.rl.tasks, config.train.seed)
+        mixture, left_out = PromptLengths(config, chat).open_mixture()
+        if left_out:
+            say(left_out)
         scorer = opened.enter_context(open_scorer(config, path, mixture))
         program, event_loop = Program(config, loss=loss_of(config)), opened.enter_context(EventLoop())
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
@@ -94,6 +97,7 @@ def check_config(config: Config) -> None:
     rl, length = config.rl, config.data.sequence_length
     if config.stage != "rl":
         raise UserError(f"config.stage is {config.stage!r}; k2jax.rl runs 'rl', and k2jax.train the others")
+    check_unread(config)
     if rl.rollout.max_length > length:
         raise UserError(
             f"config.rl.rollout.max_length {rl.rollout.max_length} is longer than a row of config.data.sequence_length "

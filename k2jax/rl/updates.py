@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from k2jax.batch import PackedBatch
+from k2jax.errors import UserError
 from k2jax.losses.quantiles import quantile
+from k2jax.rl.failures import PATIENCE
 from k2jax.rl.groups import PromptGroup, training_samples
 from k2jax.rl.packing.images import image_batches
 from k2jax.rl.packing.rows import ImageSource, PackedRows, equalize_domains, in_updates, pack, parts_of
-from k2jax.rl.packing.training_paths import TrainingSample, replayed_routes
+from k2jax.rl.packing.training_paths import TrainingResponse, TrainingSample, replayed_routes
 from k2jax.text.media_reading import MediaReader
 from k2jax.train.record import logit_metrics, scalar_metrics
 from k2jax.train.run import Run
@@ -39,9 +41,14 @@ class Trainer:
         self._local_rows, self._image_batches = sharding.rows, image_batches(sharding, run.config.model.vision)
         self._images = None if media is None else ImageSource(media, run.config.data.images.patches)
         self._routes = replayed_routes(run.config)
+        self._without = 0  # iterations in a row whose responses were all too large
 
     def pack(self, groups: Sequence[PromptGroup]) -> dict[int, PackedRows]:
-        """The rows of the updates of an iteration that may have a signal, by their number."""
+        """The rows of the updates of an iteration that may have a signal, by their number.
+
+        A response that fits no row, nor in pieces where the loss allows them, is left out, counted and said; it stays
+        in its group's baseline. Several iterations in a row without a response that fits are a UserError.
+        """
         rl, self._began = self._config.rl, time.perf_counter()
         self._metrics: list[StepMetrics] = []
         self._packed: dict[int, PackedRows] = {}
@@ -49,10 +56,17 @@ class Trainer:
         self._updated = self._began
         samples, flat = training_samples(rl, groups)
         self._flat = flat / max(1, len(groups))
+        self._too_large: list[TrainingResponse] = []
         if flat < len(groups) or self._has_signal:
             for number, update in enumerate(in_updates(samples, rl.updates)):
                 if self._has_signal or any(sample.advantage for sample in update):
-                    self._packed[number] = self._rows(update)
+                    packed = self._rows(update)
+                    self._too_large += packed.too_large
+                    if packed.rows and (self._has_signal or any(place.response.advantage for place in packed.places)):
+                        self._packed[number] = packed
+        self._without = self._without + 1 if self._too_large and not self._packed else 0
+        if self._too_large:
+            self._check_sizes()
         return self._packed
 
     def update(self, number: int, rows: Sequence[PackedBatch]) -> StepMetrics:
@@ -71,11 +85,26 @@ class Trainer:
         """Metrics of the updates since ``pack``, see ``_summary``."""
         metrics, seconds = self._metrics, self._updated - self._began
         record = {"flat_groups": self._flat, "updates": len(metrics), "train_seconds": seconds}
+        if self._too_large:
+            record["responses_too_large"] = len(self._too_large)
         if self._packed:
             record |= _packing(self._trained)
         if metrics:
             record |= self._run.recorder.rates(sum(int(m.tokens) for m in metrics), seconds) | _summary(metrics)
         return record
+
+    def _check_sizes(self) -> None:
+        """Says which responses were left out, and ends a run that has no other ones."""
+        one = self._too_large[0]
+        words = (
+            f"{len(self._too_large):,} responses are larger than a row and were left out, one of the task "
+            f"{one.trajectory.task!r} with {len(one.paths)} paths of up to {max(map(len, one.paths)):,} tokens and "
+            f"{one.turns:,} turns; raise config.data.sequence_length (4 tokens for each turn), or take "
+            "config.rl.packing.shared_tokens=paths or a loss of tokens or turns"
+        )
+        self._run.note(f"step {self._run.step:,}: {words}")
+        if self._without == PATIENCE:
+            raise UserError(f"nothing was trained on in {PATIENCE} iterations: {words}")
 
     def _rows(self, update: Sequence[TrainingSample]) -> PackedRows:
         rl = self._config.rl

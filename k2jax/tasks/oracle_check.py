@@ -1,5 +1,7 @@
 """Plays a dataset's tasks with its oracle, which must earn 1, and with a policy that does nothing, which must earn 0.
 
+A dataset without an oracle is played with the second alone, and a line says so.
+
 Example:
     python -m k2jax.env.check tool_use --options=count=50
     python -m k2jax.env.check human_eval --split=test
@@ -22,8 +24,8 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.registry import oracles
 from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scaffolds.scripted import Policy, null_policy, play
 from k2jax.agents.scorer import Scorer
-from k2jax.agents.scripted import Policy, null_policy, play
 from k2jax.agents.task import Task
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.trajectory import Trajectory
@@ -70,13 +72,17 @@ def define(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues, dataset: str) -> int:
     """Runs the command; the exit code is 1 where a reward is not what it should be."""
-    oracle = oracles.get(dataset)
+    policies = [("null", null_policy, 0.0)]
+    if dataset in oracles.names():
+        policies.insert(0, ("oracle", oracles.get(dataset), 1.0))
     tasks = load_tasks(dataset, values.options, values.split)[: values.count or None]
     cores, begun, wrong = os.cpu_count() or 1, time.perf_counter(), False
     maker = EnvironmentMaker(values.sandbox, images=values.images, repositories=None)
     with VerifierPool(workers=min(4, cores), timeout=60.0, retries=1) as pool:
         scorer = Scorer(pool, backend=make_backend(values.sandbox, images=values.images))
-        for name, policy, expected in (("oracle", oracle, 1.0), ("null", null_policy, 0.0)):
+        if len(policies) == 1:
+            print(f"{dataset}: it has no oracle, so that nothing shows that its tasks can be solved")
+        for name, policy, expected in policies:
             episodes = asyncio.run(play_all(tasks, policy, maker, scorer, 2 * cores))
             missed = [e for e in episodes if e.reward is None or e.reward.value != expected]
             earning = f"{len(episodes) - len(missed)} of {len(episodes)}"
@@ -87,7 +93,7 @@ def main(values: flags.FlagValues, dataset: str) -> int:
             for episode in episodes:
                 if episode.reward is not None and (tests := episode.reward.info.get("uncontrolled")):
                     print(f"  {episode.task}: nothing shows a program that lies about {', '.join(tests)}")
-    print(f"{2 * len(tasks)} episodes in {time.perf_counter() - begun:.1f} s")
+    print(f"{len(policies) * len(tasks)} episodes in {time.perf_counter() - begun:.1f} s")
     return int(wrong)
 
 

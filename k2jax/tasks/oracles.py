@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from k2jax.agents.environment import Message
 from k2jax.agents.environments.repository import TREE
-from k2jax.agents.scripted import called, called_all, play_actions, said
+from k2jax.agents.scaffolds.scripted import called, called_all, play_actions, said
 from k2jax.agents.task import Task
 from k2jax.tasks.bfcl.simulated_apis import APIS, read_call
 from k2jax.tasks.tool_use.demonstrations import solved

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from k2jax.convert.loading import open_pretrained
+from k2jax.checkpoint import committed_steps, run_folder
+from k2jax.config.schema import Config
+from k2jax.convert.loading import is_run, open_pretrained
 from k2jax.errors import UserError
 from k2jax.model import model_specs
 from k2jax.model.vision import multimodal_specs
@@ -19,6 +22,27 @@ from k2jax.params import VISION, Specs, map_specs, named_specs
 
 CONTRAST = "contrast"
 """Part of the tower's tree with what SigLIP's loss learns."""
+
+
+def check_checkpoints(config: Config) -> None:
+    """Rejects a folder without a checkpoint in ``init_from`` and ``init_tower_from``, before anything is opened.
+
+    Raises:
+        UserError: in one line that names the key.
+    """
+    for key, name in (("init_from", config.init_from), ("init_tower_from", config.init_tower_from)):
+        if not name or not Path(name).is_dir():  # a packaged model, a file, or what opening it will say is not there
+            continue
+        if is_run(name):
+            if not committed_steps(run_folder(name)):
+                raise UserError(
+                    f"config.{key} {name} is a workdir without a checkpoint: train it first, or name another"
+                )
+        elif not (Path(name) / "config.json").exists():
+            raise UserError(
+                f"config.{key} {name} holds no checkpoint: neither checkpoints/ of a workdir nor config.json of a "
+                "Hugging Face folder"
+            )
 
 
 def pretrained_params(init_from: str, layout: Layout, initial: Any = None) -> tuple[Any, str]:

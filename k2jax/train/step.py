@@ -117,7 +117,10 @@ def add_sums(a: GradientSums, b: GradientSums) -> GradientSums:
 def make_apply_step(
     config: Config, optimizer: optax.GradientTransformationExtraArgs, layout: Layout
 ) -> Callable[[TrainState, GradientSums], tuple[TrainState, StepMetrics]]:
-    """``(state, sums) -> (state, metrics)``: the optimizer's update with the sums of a whole batch."""
+    """``(state, sums) -> (state, metrics)``: the optimizer's update with the sums of a whole batch.
+
+    Where every gradient is 0, as in reinforcement learning where the loss has clipped all tokens, the state stays.
+    """
 
     def apply_step(state: TrainState, sums: GradientSums) -> tuple[TrainState, StepMetrics]:
         stats = sums.stats
@@ -129,7 +132,8 @@ def make_apply_step(
             new = (state.step + 1, optax.apply_updates(state.params, updates), opt_state)
             healthy = state.healthy & _finite(sums.shares.total, grad_norm, stats.max_logit) & all_finite(new)
             old = (state.step, state.params, state.opt_state)
-            kept = jax.tree.map(lambda a, b: jnp.where(healthy, a, b), new, old)
+            changes = healthy & (grad_norm > 0)  # an update of Muon or AdamW does not shrink with its gradient
+            kept = jax.tree.map(lambda a, b: jnp.where(changes, a, b), new, old)
         balance_loss = stats.balance_loss / config.train.batch_size
         metrics = StepMetrics(
             sums.shares.total,

@@ -10,18 +10,23 @@ from k2jax import processes, runtime
 from k2jax.checkpoint import run_config
 from k2jax.config.build import from_json, to_json
 from k2jax.config.identity import changed_key, fixed_keys, flat_keys
+from k2jax.config.paths import check_paths
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
 from k2jax.files.folder_lock import locked_folder
+from k2jax.files.local import check_local
+from k2jax.train.failed_start import is_bound, set_aside
+from k2jax.train.init_from import check_checkpoints
 
 
 def open_workdir(workdir: str | Path, config: Config) -> Path:
     """Makes the workdir, or checks that it belongs to the same run.
 
     Raises:
-        UserError: it holds a run of another model, corpus, seed or batch size.
+        UserError: it holds a step of a run of another model, corpus, seed or batch size.
     """
+    check_local(str(workdir), "--workdir")
     path = Path(workdir)
     if path.exists() and not path.is_dir():
         raise UserError(f"--workdir {path} is a file; name a folder")
@@ -29,7 +34,7 @@ def open_workdir(workdir: str | Path, config: Config) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--workdir {path} cannot be made: {error.strerror}") from error
-    if (path / "config.json").exists():
+    if (path / "config.json").exists() and is_bound(path):
         _check_same(path, run_config(path), config)
     return path
 
@@ -72,9 +77,15 @@ def lock_workdir(workdir: str | Path, config: Config) -> Iterator[Path]:
     """
     runtime.check_kernels(config.model)
     runtime.check_exchange(config)
+    check_paths(config)
     check_equal(processes.broadcast_from_first("config", to_json(config)), config)
     path = open_workdir(workdir, config)
     with locked(path) if processes.is_first() else contextlib.nullcontext():
+        if not is_bound(path):
+            check_checkpoints(config)
+        if processes.is_first() and (words := set_aside(path, config)):
+            print(words)
+        processes.barrier("workdir")
         yield path
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 TILE = 128
 FP8 = jnp.float8_e4m3fn
 _LARGEST = float(jnp.finfo(FP8).max)
+_SMALLEST_SCALE = float(jnp.finfo(jnp.float32).tiny)
 
 
 class Fp8(NamedTuple):
@@ -34,10 +35,14 @@ class Fp8(NamedTuple):
 
 
 def quantize(x: jax.Array) -> Fp8:
-    """Rounds ``x [..., R, W]`` to FP8, scaled by each tile's largest absolute value; a tile with a NaN is all NaN."""
+    """Rounds ``x [..., R, W]`` to FP8, scaled by each tile's largest absolute value.
+
+    A tile whose largest value is below 5.3e-36 is stored less finely. One with NaN or infinity is all NaN.
+    """
     tiles = _tiles(x.astype(jnp.float32))
     largest = jnp.max(jnp.abs(tiles), axis=-1)
-    scales = jnp.where(largest == 0, 1.0, largest / _LARGEST)
+    # XLA flushes smaller scales to zero, which the tile cannot be divided by; maximum keeps NaN.
+    scales = jnp.maximum(largest / _LARGEST, _SMALLEST_SCALE)
     values = (tiles / scales[..., None]).astype(FP8).reshape(*tiles.shape[:-2], -1)[..., : x.shape[-1]]
     return Fp8(values, scales.swapaxes(-1, -2).reshape(-1))
 

@@ -77,6 +77,13 @@ def test_a_server_that_ends_or_is_not_there_is_a_failure_of_the_infrastructure()
         results((f"mcp url=http://127.0.0.1:{port}/mcp timeout=5",))
 
 
+def test_a_server_that_dies_has_its_last_words_in_the_error():
+    code = "import sys; sys.exit('no licence: see the file LICENCE')"
+    command = shlex.quote(shlex.join(["python", "-I", "-S", "-c", code]))
+    with pytest.raises(EnvironmentFailedError, match=r"cannot be used: .*; it said 'no licence: see the file LICENCE'"):
+        results((f"mcp command={command} timeout=20",))
+
+
 @pytest.mark.parametrize("text", ["mcp", "mcp url=http://x command=y"])
 def test_a_server_needs_an_address_or_a_command(text):
     with pytest.raises(UserError, match="either url="):

@@ -14,7 +14,7 @@ from k2jax.agents.environments.serve import EnvironmentServer, serving
 from k2jax.agents.environments.serve_offer import Offer
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import environments, oracles
-from k2jax.agents.scripted import null_policy, play, said
+from k2jax.agents.scaffolds.scripted import null_policy, play, said
 from k2jax.config.schema import TaskConfig
 from k2jax.errors import UserError
 from tests.agents.remote_server import KEY, listed, served, until

@@ -13,7 +13,7 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environments.remote import RemoteEnvironment, remote
 from k2jax.agents.environments.remote_servers import VARIABLE, server_key
 from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.scripted import said
+from k2jax.agents.scaffolds.scripted import said
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from tests.agents.remote_server import KEY, listed, served

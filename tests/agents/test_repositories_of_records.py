@@ -10,7 +10,7 @@ import pytest
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import EnvironmentMaker, Services
 from k2jax.agents.environments.repository import RepositoryEnvironment
-from k2jax.agents.scripted import called
+from k2jax.agents.scaffolds.scripted import called
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from tests.agents.hostile_git import git, make_repository

@@ -25,7 +25,7 @@ from k2jax.agents.environments.remote_servers import VARIABLE
 from k2jax.agents.environments.serve import EnvironmentServer
 from k2jax.agents.environments.serve_offer import Offer
 from k2jax.agents.registry import environments
-from k2jax.agents.scripted import called_all
+from k2jax.agents.scaffolds.scripted import called_all
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from tests.agents.remote_server import BEARER, KEY, served, until

@@ -10,7 +10,7 @@ import pytest
 from k2jax.config import defaults, resolve
 from k2jax.model.vision import multimodal_specs
 from k2jax.optim import build_optimizer, group_table
-from k2jax.optim.groups import without_frozen
+from k2jax.optim.groups import parts_of, without_frozen
 from k2jax.optim.qk_clip import clip_groups
 from k2jax.params import map_specs
 
@@ -125,3 +125,26 @@ def test_parts_have_learning_rates_of_their_own(setting):
     ):
         assert np.any(pick(plain))
         np.testing.assert_allclose(pick(scaled), factor * np.asarray(pick(plain)), rtol=1e-4)
+
+
+def test_a_part_without_a_gradient_keeps_its_weights_and_its_state_and_the_others_do_what_they_did(setting):
+    """Also where its heads are above the threshold of QK-Clip."""
+    config, specs, params = setting
+    without_norm = dataclasses.replace(config.optimizer, grad_clip=0.0)  # else parts share the norm of all gradients
+    optimizer = build_optimizer(without_norm, config.router, specs, 10)
+    maxima, ones = seen(config, text=9.0, tower=9.0), jax.tree.map(np.ones_like, params)
+    shapes = jax.eval_shape(optimizer.init, params)
+    step = jax.jit(lambda grads, state, params: optimizer.update(grads, state, params, **maxima))
+    _, state = step(ones, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), params)
+    every, moved = step(ones, state, params)
+    parts, roles = parts_of(specs), map_specs(lambda spec: spec.role, specs)
+    for silent in (("tower", "projector"), ("projector",)):
+        gone = jax.tree.map(lambda part, grad, silent=silent: grad * (part not in silent), parts, ones)
+        updates, after = step(gone, state, params)
+        for part, role, update, full in zip(*map(jax.tree.leaves, (parts, roles, updates, every)), strict=True):
+            np.testing.assert_array_equal(update, 0 * full if part in silent else full)
+            assert np.any(full) or role == "router_bias"
+        for label, old in state[1].inner_states.items():
+            expected = old if (label.partition("/")[2] or "text") in silent else moved[1].inner_states[label]
+            for value, right in zip(*map(jax.tree.leaves, (after[1].inner_states[label], expected)), strict=True):
+                assert value.ndim == 0 or np.array_equal(value, right), label  # schedules count on

@@ -52,6 +52,21 @@ def test_zeros_stay_zeros_and_a_nan_stays_in_its_row():
     assert (got[0] == 0).all() and (got[2] == 1).all() and np.isnan(got[1, 3]) and (got[1, 128:] == 1).all()
 
 
+def test_a_tile_of_any_size_is_stored_and_has_a_gradient():
+    """Its scale may be smaller than what XLA flushes to zero: then the tile is stored less finely, and never as NaN."""
+    tiny = float(np.finfo(np.float32).tiny)
+    largest = np.array([0.0, 1e-38, 1.2e-38, 1e-37, 5.2e-36, 5.3e-36, 1e-30, 1.0, 1e30, 3e38], np.float32)
+    x = np.zeros((len(largest), 128), np.float32)
+    x[:, 0] = largest
+    copy = np.asarray(jax.jit(lambda x: dequantize(quantize(x), jnp.float32))(x))
+    normal = np.where(largest < tiny, 0, largest)
+    np.testing.assert_array_less(np.abs(copy[:, 0] - normal), normal / 16 + tiny)
+    function = lambda x, w: jnp.tanh(x) @ w  # noqa: E731
+    gradient = jax.grad(lambda x: from_fp8(function, x, jnp.ones((128, 2)), "name").sum())(x)
+    np.testing.assert_allclose(gradient[:7], 2.0)
+    assert np.isfinite(gradient).all()
+
+
 def test_a_function_is_exact_and_its_gradient_that_at_the_copy():
     rng = np.random.default_rng(0)
     x, w, dy = (rng.standard_normal(shape).astype(np.float32) for shape in ((9, 130), (130, 4), (9, 4)))

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from k2jax.report import figures
+from k2jax.report.figures import learning_rate_figure
 from k2jax.report.metrics import MetricsLog
 from k2jax.report.plots import draw_plots
+from k2jax.report.policy_figures import accuracy_figure, drift_figure, responses_figure
 from k2jax.report.series import scalars, series, smooth, thin
 from k2jax.report.style import edges, save_figure
 from k2jax.report.summary import Baselines
@@ -157,3 +159,28 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
         save_figure(figures.loss_figure(records(30)), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_responses_show_their_longest_and_other_curves_mark_what_their_axis_leaves_out():
+    records = [
+        {"step": step, "reward": 0.1, "length": 100.0 + 300 * (step == 10), "grad_norm": 1.0 + 9 * (step == 10)}
+        for step in range(1, 31)
+    ]
+    (axes,) = responses_figure(records).axes
+    assert axes.get_ylim()[1] >= 400 and not axes.texts
+    (axes,) = learning_rate_figure(records).axes
+    assert axes.get_ylim()[1] < 10
+    (mark,) = [line for line in axes.lines if line.get_marker() == "^"]
+    assert list(mark.get_xdata()) == [10] and [text.get_text() for text in axes.texts] == ["10"]
+
+
+@pytest.mark.parametrize("figure", [accuracy_figure, responses_figure, drift_figure])
+def test_no_tick_lies_between_two_iterations_and_no_value_above_the_axis(figure):
+    keys = ("reward", "eval/greedy", "length", "tokens/kl")
+    drawn = figure([{"step": step, **dict.fromkeys(keys, 1.5)} for step in range(4)])
+    drawn.canvas.draw()
+    for axes in drawn.axes:
+        assert all(
+            float(label.get_text().replace("\N{MINUS SIGN}", "-")).is_integer() for label in axes.get_xticklabels()
+        )
+        assert axes.get_ylim()[1] >= 1.5

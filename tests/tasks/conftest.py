@@ -6,8 +6,8 @@ import pytest
 
 from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scaffolds.scripted import null_policy
 from k2jax.agents.scorer import Scorer
-from k2jax.agents.scripted import null_policy
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.tasks.oracle_check import play_all
 

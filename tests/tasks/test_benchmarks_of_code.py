@@ -6,7 +6,7 @@ import pytest
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
-from k2jax.agents.scripted import said
+from k2jax.agents.scaffolds.scripted import said
 from k2jax.errors import UserError
 from k2jax.tasks.code.human_eval import before_function, human_eval_records
 from tests.command import run_command
@@ -102,5 +102,15 @@ def test_the_command_names_episodes_whose_reward_is_not_what_it_should_be(tmp_pa
     lines = done.stdout.splitlines()
     assert done.returncode == 1 and lines[0] == "mbpp: 1 of 2 episodes of the oracle policy earn 1"
     assert lines[1].startswith("  3: (0.0, ") and lines[2] == "mbpp: 2 of 2 episodes of the null policy earn 0"
-    unknown = run_command("k2jax.env.check", "math")
-    assert unknown.returncode == 2 and "there is no oracle 'math'" in unknown.stderr
+    unknown = run_command("k2jax.env.check", "maths")
+    assert unknown.returncode == 2 and "there is no dataset 'maths'" in unknown.stderr
+
+
+def test_a_dataset_without_an_oracle_is_played_by_the_policy_that_does_nothing(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text("\n".join(json.dumps({"question": "1+1?", "answer": "#### 2", "id": i}) for i in range(2)))
+    done = run_command("k2jax.env.check", "math", f"--options=path={path}", "--count=1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("math: it has no oracle")
+    assert lines[1] == "math: 1 of 1 episodes of the null policy earn 0" and lines[2].startswith("1 episodes")

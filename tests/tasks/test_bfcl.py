@@ -11,7 +11,7 @@ import pytest
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import apis, oracles
-from k2jax.agents.scripted import called_all, play_actions, said
+from k2jax.agents.scaffolds.scripted import called_all, play_actions, said
 from k2jax.agents.toolsets.types import Workplace
 from k2jax.errors import UserError
 from k2jax.tasks.bfcl.simulated_apis import SimulatedAPIs, read_call

@@ -5,7 +5,7 @@ import subprocess
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
-from k2jax.agents.scripted import called, play_actions
+from k2jax.agents.scaffolds.scripted import called, play_actions
 from k2jax.tasks.commands.dataset import COMMANDS, command_demonstrations
 from tests.tasks.conftest import rewards
 

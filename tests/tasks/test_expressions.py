@@ -4,7 +4,7 @@ import json
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
-from k2jax.agents.scripted import said
+from k2jax.agents.scaffolds.scripted import said
 from k2jax.tasks.expressions.dataset import FORMS, expression_demonstrations
 from tests.tasks.conftest import rewards
 

@@ -15,7 +15,7 @@ import pytest
 from k2jax.agents import Task
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
-from k2jax.agents.scripted import null_policy
+from k2jax.agents.scaffolds.scripted import null_policy
 from k2jax.errors import UserError
 from k2jax.tasks.ifbench import verifier as ifbench_scoring
 from tests.tasks.conftest import rewards

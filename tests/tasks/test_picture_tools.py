@@ -18,7 +18,7 @@ from k2jax.agents.environment import Message, Services
 from k2jax.agents.environments.files import FILES, NamedFilesEnvironment
 from k2jax.agents.registry import oracles, verifiers
 from k2jax.agents.sandbox import SandboxError
-from k2jax.agents.scripted import called, play, play_actions, said
+from k2jax.agents.scaffolds.scripted import called, play, play_actions, said
 from k2jax.config.schema import SourceConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.drawings.canvas import COLOURS

@@ -8,7 +8,7 @@ import pytest
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
-from k2jax.agents.scripted import turn_of
+from k2jax.agents.scaffolds.scripted import turn_of
 from k2jax.tasks.item_f1 import item_f1
 from k2jax.tasks.search_world.oracle import parallel, value_of
 from k2jax.tasks.search_world.world import search_world

@@ -13,7 +13,7 @@ from k2jax.agents.environments.git_history import packed_history
 from k2jax.agents.environments.repository import RepositoryEnvironment
 from k2jax.agents.environments.repository_program import Guard, with_sections_of
 from k2jax.agents.registry import oracles
-from k2jax.agents.scripted import called, play_actions, said
+from k2jax.agents.scaffolds.scripted import called, play_actions, said
 from k2jax.errors import UserError
 from k2jax.tasks.swe import calibration
 from k2jax.tasks.swe.example import write_example

@@ -9,7 +9,7 @@ import pytest
 from k2jax.agents.environment import Services
 from k2jax.agents.environments.repository import RepositoryEnvironment
 from k2jax.agents.errors import VerifierError
-from k2jax.agents.scripted import called, said
+from k2jax.agents.scaffolds.scripted import called, said
 from k2jax.tasks.swe import calibration
 from tests.agents.sandbox.backends import backend
 from tests.tasks.swe_repositories import SETUP, make_task, scored, simple

@@ -11,7 +11,7 @@ import pytest
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
-from k2jax.agents.scripted import called, play_actions, said
+from k2jax.agents.scaffolds.scripted import called, play_actions, said
 from k2jax.agents.toolsets.types import ToolError
 from k2jax.errors import UserError
 from k2jax.tasks.tau2.desks import MockDesk, PackageDesk, call_desk, domain_folder, open_desk

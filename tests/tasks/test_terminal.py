@@ -6,7 +6,7 @@ import pytest
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
-from k2jax.agents.scripted import called, play_actions
+from k2jax.agents.scaffolds.scripted import called, play_actions
 from k2jax.errors import UserError
 from k2jax.tasks.terminal.dataset import KINDS
 from tests.tasks.conftest import rewards

@@ -15,7 +15,7 @@ import pytest
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import OUTCOME
-from k2jax.agents.scripted import called, play, play_actions, said
+from k2jax.agents.scaffolds.scripted import called, play, play_actions, said
 from k2jax.client import ScriptedClient
 from k2jax.errors import UserError
 from k2jax.tasks.verifiers import package as verifiers_package

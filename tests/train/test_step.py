@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from k2jax.batch import pack_row, stack_rows
@@ -13,7 +14,8 @@ from k2jax.parallel.accumulate import accumulate
 from k2jax.parallel.gradients import make_objective
 from k2jax.parallel.objective import LossShares
 from k2jax.train.record import UNBALANCED_STEPS, Recorder, max_violation
-from k2jax.train.step import StepMetrics, _finite, make_train_step
+from k2jax.train.state import TrainState
+from k2jax.train.step import GradientSums, StepMetrics, _finite, make_apply_step, make_train_step
 from tests.train.programs import once_per_config, shared_program
 from tests.train.tiny import tiny, write_corpus
 
@@ -136,6 +138,22 @@ def test_spikes_are_counted_and_survive_a_restart(config):
     assert [recorder.is_spike(loss) for loss in losses] == [False, False, False, True, False, False]
     again = Recorder(config, recorder.meta())
     assert again.spikes == 1 and again.is_spike(9.0)
+
+
+@pytest.mark.parametrize("gradient", [1.0, 0.0])
+def test_an_update_whose_gradient_is_0_everywhere_changes_nothing(config, gradient):
+    """Momentum alone would move the weights as far as ever: the loss of a policy may have clipped all tokens."""
+    optimizer = optax.with_extra_args_support(optax.chain(optax.trace(0.9), optax.scale(-0.1)))
+    params = {"w": jnp.ones(2)}
+    _, momentum = optimizer.update(params, optimizer.init(params))
+    state = TrainState(jnp.int32(3), params, momentum, jnp.bool_(True))
+    shares = LossShares({"policy": jnp.float32(0.5)}, {}, {})
+    stats = ModelStats(*[jnp.zeros((1, 0))] * len(ModelStats._fields))._replace(max_logit={"text": jnp.ones((1, 1))})
+    sums = GradientSums(shares, stats, jax.tree.map(lambda leaf: gradient * leaf, params), jnp.int32(8))
+    after, metrics = make_apply_step(config, optimizer, None)(state, sums)
+    assert after.healthy and metrics.grad_norm == gradient * np.sqrt(2, dtype=np.float32)
+    same = [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True)]
+    assert same == ([True] * 4 if gradient == 0 else [False, False, False, True])
 
 
 @pytest.mark.parametrize(("term", "counted"), [("nll", 1), ("policy", None)])

@@ -10,6 +10,7 @@ import shlex
 from typing import Any
 
 from k2jax.agents.errors import EnvironmentFailedError
+from k2jax.agents.sandbox import ExecResult
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.toolsets.types import ToolError, ToolResult, Toolset, Workplace, declared
 from k2jax.errors import UserError, abbreviate
@@ -20,6 +21,8 @@ _MOST_PAGES = 100
 """Pages of a server's list of tools that are asked for."""
 _LARGEST_TOOLS = 1 << 20
 """Bytes of all declarations of a server's tools."""
+_LAST_WORDS = 300
+"""Bytes of a server's error output that a message repeats."""
 
 
 class MCPTools(Toolset):
@@ -53,6 +56,7 @@ class MCPTools(Toolset):
         self._session: asyncio.Task | None = None
         self._leave = asyncio.Event()
         self._client: Any = None
+        self._ended: list[ExecResult] = []
 
     async def open(self, workplace: Workplace) -> None:
         """Connects, and asks for the tools.
@@ -84,13 +88,14 @@ class MCPTools(Toolset):
         from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
         if self._session is None or self._session.done():
-            raise EnvironmentFailedError(f"{self._name} has ended")
+            raise EnvironmentFailedError(f"{self._name} has ended{self._last_words()}")
         try:
             result = await self._client.call_tool(name, dict(arguments), self._timeout)
         except MCPError as error:
             if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):
                 raise ToolError(error.message) from None
-            raise EnvironmentFailedError(f"{self._name} failed: {error.message}") from error
+            await asyncio.wait([self._session], timeout=1)  # one that died has last words
+            raise EnvironmentFailedError(f"{self._name} failed: {error.message}{self._last_words()}") from error
         text = "\n".join(_text(part) for part in result.content)
         if result.is_error:
             raise ToolError(text)
@@ -119,7 +124,8 @@ class MCPTools(Toolset):
         from k2jax.agents.toolsets.mcp_transport import sandbox_transport
 
         try:
-            server = sandbox_transport(workplace.sandbox, self._argv()) if self._command else self._url
+            argv = self._argv() if self._command else []
+            server = sandbox_transport(workplace.sandbox, argv, self._ended.append) if argv else self._url
             async with Client(server, read_timeout_seconds=self._timeout) as client:
                 self._client, self.tools = client, await _declarations(client)
                 if not ready.done():
@@ -128,7 +134,14 @@ class MCPTools(Toolset):
         except Exception as error:
             if ready.done():
                 raise
-            ready.set_exception(EnvironmentFailedError(f"{self._name} cannot be used: {_reason(error)}"))
+            ready.set_exception(
+                EnvironmentFailedError(f"{self._name} cannot be used: {_reason(error)}{self._last_words()}")
+            )
+
+    def _last_words(self) -> str:
+        """What a server in the sandbox said of its end; empty where it said nothing, or still runs."""
+        said = self._ended[-1].stderr[-_LAST_WORDS:].decode(errors="replace").strip() if self._ended else ""
+        return f"; it said {said!a}" if said else ""
 
     def _argv(self) -> list[str]:
         program, *arguments = self._command

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 import contextlib
 from typing import Any
 
@@ -11,6 +11,7 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
+from k2jax.agents.sandbox.types import ExecResult, SandboxError
 from k2jax.files.bounded_json import count_values
 
 LONGEST = 1 << 22
@@ -20,12 +21,15 @@ MOST_VALUES = 50_000
 
 
 @contextlib.asynccontextmanager
-async def sandbox_transport(sandbox: Any, argv: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
+async def sandbox_transport(
+    sandbox: Any, argv: Sequence[str], tell: Callable[[ExecResult], None]
+) -> AsyncIterator[tuple[Any, Any]]:
     """Starts a server in a sandbox and yields the streams of messages from and to it; ends it afterwards.
 
     Args:
         sandbox: one in which programs stay (``start``).
         argv: program and arguments.
+        tell: called with how it ended and the beginning of its error output, when it is over.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -48,6 +52,8 @@ async def sandbox_transport(sandbox: Any, argv: Sequence[str]) -> AsyncIterator[
     finally:
         with anyio.CancelScope(shield=True):
             await process.kill()
+            with contextlib.suppress(SandboxError):
+                tell(await process.wait())
 
 
 async def _read(reader: asyncio.StreamReader, into: Any) -> None:

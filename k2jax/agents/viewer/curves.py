@@ -12,7 +12,7 @@ from k2jax.report.series import Records, scalars, thin
 
 PANELS = {  # title: pattern of the keys of metrics.jsonl
     "reward": r"(.*/)?reward(/.*)?",
-    "accuracy": r"(.*/)?(accuracy|pass@\d+|avg@\d+)(/.*)?",
+    "accuracy": r"(.*/)?(accuracy|greedy|(pass[@^]|avg@)\d+)(/(?!low$|high$).*)?",
     "response length [tokens]": r"(.*/)?((response_)?length|response_tokens)(/(?!max).*)?",
     "entropy [nats]": r"(.*/)?entropy(/.*)?",
     "mismatch of engine and trainer [nats]": r"(.*/)?mismatch(_mean|/mean|_max|/max|_p99)?",
@@ -37,18 +37,35 @@ def curves(records: Records) -> Html:
         names = [key for key in keys if re.fullmatch(pattern, key)]
         lines = [(name, *curve) for name in names if (curve := scalars(records, name)) is not None]
         if lines:
-            panels.append(_panel(title, lines[:MAX_LINES], len(lines) - MAX_LINES))
+            bands = [_band(records, name) for name, *_ in lines[:MAX_LINES]]
+            panels.append(_panel(title, lines[:MAX_LINES], bands, len(lines) - MAX_LINES))
     return joined(panels)
 
 
-def _panel(title: str, lines: list[tuple[str, np.ndarray, np.ndarray]], left_out: int) -> Html:
+def _band(records: Records, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Steps, lower and upper bounds of an interval around a line; None where it has none."""
+    low, high = scalars(records, f"{name}/low"), scalars(records, f"{name}/high")
+    if low is None or high is None or not np.array_equal(low[0], high[0]):
+        return None
+    whole_N = np.isfinite(low[1]) & np.isfinite(high[1])
+    return (low[0][whole_N], low[1][whole_N], high[1][whole_N]) if whole_N.any() else None
+
+
+def _panel(title: str, lines: list[tuple[str, np.ndarray, np.ndarray]], bands: list, left_out: int) -> Html:
     steps = np.concatenate([steps_N for _, steps_N, _ in lines])
-    values = np.concatenate([values_N for _, _, values_N in lines])
+    bounds = [bound_N for band in bands if band is not None for bound_N in band[1:]]
+    values = np.concatenate([values_N for _, _, values_N in lines] + bounds)
     values = values[np.isfinite(values)]
     ticks = nice_ticks(float(values.min()), float(values.max()))
     x_range = float(steps.min()), float(steps.max())
     y_range = min(ticks[0], float(values.min())), max(ticks[-1], float(values.max()))
     drawn = [_axes(ticks, x_range, y_range)]
+    for index, band in enumerate(bands):
+        if band is not None:
+            steps_N, low_N, high_N = band
+            corners = [*zip(steps_N, low_N, strict=True), *zip(steps_N[::-1], high_N[::-1], strict=True)]
+            points = " ".join(f"{_x(step, x_range):.1f},{_y(value, y_range):.1f}" for step, value in corners)
+            drawn.append(element("polygon", points=points, class_=f"band c{index}"))
     legend = []
     for index, (name, steps_N, values_N) in enumerate(lines):
         drawn.append(_line(index, *thin(steps_N, values_N, _POINTS), x_range, y_range))

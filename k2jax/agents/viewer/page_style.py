@@ -126,6 +126,9 @@ polyline{fill:none;stroke-width:1.8;stroke-linejoin:round}
 .legend{list-style:none;
 display:flex;flex-wrap:wrap;gap:0 14px;margin:2px 0 0;padding:0;font-size:12px;color:var(--soft)}
 .swatch{display:inline-block;width:9px;height:9px;border-radius:3px;margin-right:5px}
+.band{stroke:none;fill-opacity:.15}
+.band.c0{fill:#3568b0}.band.c1{fill:#d98324}.band.c2{fill:#2f9270}.band.c3{fill:#a8447d}.band.c4{fill:#6f58a8}
+.band.c5{fill:#8a6a42}
 polyline.c0{stroke:#3568b0}polyline.c1{stroke:#d98324}polyline.c2{stroke:#2f9270}polyline.c3{stroke:#a8447d}
 polyline.c4{stroke:#6f58a8}polyline.c5{stroke:#8a6a42}
 circle.c0,.swatch.c0{fill:#3568b0;background:#3568b0}circle.c1,.swatch.c1{fill:#d98324;background:#d98324}

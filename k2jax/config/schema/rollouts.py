@@ -7,15 +7,16 @@ from typing import Literal
 
 from k2jax.config.ranges import (
     IntFromTwo,
-    NonNegativeFloat,
     NonNegativeInt,
     Percentile,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
+    RewardWeight,
     Share,
 )
 
+LongPrompts = Literal["refuse", "skip"]
 RoutingKind = Literal["own", "record", "replay"]
 SandboxKind = Literal["bubblewrap", "nsjail", "kubernetes", "e2b", "unsafe"]
 """All backends of sandboxes, see ``k2jax.agents.sandbox.backends``."""
@@ -29,12 +30,12 @@ class TaskConfig:
     options: tuple[str, ...] = ()  #: options of the dataset, each "name=value"
     weight: PositiveFloat = 1.0  #: relative share of the prompts
     max_tokens: PositiveInt = 256  #: most tokens of a response; a longer one is cut there [tokens]
-    verifier_weight: NonNegativeFloat = 1.0  #: of the dataset's verifier in the reward; 0 asks it in evaluations alone
-    verifier_weight_final: NonNegativeFloat | None = None  #: at the end of reward_decay; None is the same throughout
-    judge_weight: NonNegativeFloat = 0.0  #: of the mean win over the others of the group, by rl.critic's judge
-    judge_weight_final: NonNegativeFloat | None = None  #: at the end of reward_decay; None is the same throughout
-    overlong_penalty: NonNegativeFloat = 0.0  #: subtracted from the reward of a response that was cut
-    overlong_penalty_final: NonNegativeFloat | None = None  #: at the end of reward_decay; None is the same
+    verifier_weight: RewardWeight = 1.0  #: of the dataset's verifier in the reward; 0 asks it in evaluations alone
+    verifier_weight_final: RewardWeight | None = None  #: at the end of reward_decay; None is the same throughout
+    judge_weight: RewardWeight = 0.0  #: of the mean win over the others of the group, by rl.critic's judge
+    judge_weight_final: RewardWeight | None = None  #: at the end of reward_decay; None is the same throughout
+    overlong_penalty: RewardWeight = 0.0  #: subtracted from the reward of a response that was cut
+    overlong_penalty_final: RewardWeight | None = None  #: at the end of reward_decay; None is the same
     reward_decay: Share = 0.0  #: share of the run over which weights of rewards change linearly; 0 is no change
     temperature: PositiveFloat = 1.0  #: sampling temperature of the first iterations
     temperature_final: PositiveFloat = 1.0  #: temperature from the end of the decay on
@@ -76,6 +77,7 @@ class RolloutConfig:
     concurrency: NonNegativeInt = 0  #: episodes at a time; the next ones begin when these have ended; 0 is all
     slots: PositiveInt = 64  #: sequences that run at a time, over all devices
     max_length: IntFromTwo = 512  #: longest sequence, prompt and response together [tokens]
+    long_prompts: LongPrompts = "refuse"  #: a task whose prompt is as long as that ends the run, or is left out
     data: PositiveInt = 1  #: groups of the engine's devices, each with all experts
     expert: PositiveInt = 1  #: devices of the engine that share the experts
     routing: RoutingKind = "own"  #: who chooses experts in training; record keeps the engine's choice, replay uses it

@@ -69,8 +69,8 @@ class Fragment(NamedTuple):
 
 def fragments(
     responses: Sequence[TrainingResponse], layout: PackingLayout, room: RowSize, *, splits_responses: bool
-) -> list[Fragment]:
-    """The responses as fragments.
+) -> tuple[list[Fragment], list[TrainingResponse]]:
+    """The responses as fragments, and those of which a path, or all paths where they may not be split, fit no row.
 
     Args:
         responses: those of one group are in one piece.
@@ -79,17 +79,17 @@ def fragments(
         room: the size of a row.
         splits_responses: whether the paths of a response that is larger than a row may go into several. Their tokens
             and turns are then all there, but no row has the response's whole sum.
-
-    Raises:
-        ValueError: a path, or a response that may not be split, is larger than a row.
     """
-    units = [unit for response in responses for unit in _units(response, layout, room, splits_responses)]
+    of_responses = [(response, _units(response, layout, room, splits_responses)) for response in responses]
+    units = [unit for _, of_response in of_responses for unit in of_response]
+    too_large = [response for response, of_response in of_responses if not of_response]
     if layout == "paths":
-        return [_fragment(unit, layout) for unit in units]
+        return [_fragment(unit, layout) for unit in units], too_large
     groups: dict[tuple[int, int], list[_Unit]] = {}
     for unit in units:
         groups.setdefault(unit.response.group, []).append(unit)
-    return [fragment for group in groups.values() for fragment in _cut(sorted(group, key=_first_bytes), room)]
+    cut = [fragment for group in groups.values() for fragment in _cut(sorted(group, key=_first_bytes), room)]
+    return cut, too_large
 
 
 class _Unit(NamedTuple):
@@ -99,22 +99,14 @@ class _Unit(NamedTuple):
     paths: list[TrainingPath]
 
 
-def _units(response: TrainingResponse, layout: PackingLayout, room: RowSize, splits_responses: bool) -> Iterator[_Unit]:
+def _units(response: TrainingResponse, layout: PackingLayout, room: RowSize, splits_responses: bool) -> list[_Unit]:
+    """What of a response stays together; nothing where that is larger than a row."""
     paths = sorted(response.paths, key=_path_bytes) if layout == "tree" else response.paths
-    size = _fragment(_Unit(response, paths), layout).size
-    if size.fits(room):
-        yield _Unit(response, paths)
-        return
-    longest = max(len(path) for path in paths)
-    if longest > room.tokens or not splits_responses:
-        what, tokens = ("path", longest) if longest > room.tokens else ("response", size.tokens)
-        images = f" and images of {size.patches:,} patches" if size.patches else ""
-        raise ValueError(
-            f"a {what} of {tokens} tokens and {size.turns} turns{images} does not fit a row of {room.tokens}"
-            + (f" and {room.patches:,} patches" if images else "")
-        )
-    for path in paths:
-        yield _Unit(response, [path])
+    whole, single = [_Unit(response, paths)], [_Unit(response, [path]) for path in paths]
+    for units in (whole, single) if splits_responses else (whole,):
+        if all(_fragment(unit, layout).size.fits(room) for unit in units):
+            return units
+    return []
 
 
 def _cut(units: Iterable[_Unit], room: RowSize) -> Iterator[Fragment]:

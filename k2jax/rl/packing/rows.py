@@ -66,12 +66,14 @@ class PackedRows(NamedTuple):
         stored_tokens: tokens in them, padding left out.
         path_tokens: tokens that they would hold if every path were stored by itself.
         places: where every path is.
+        too_large: responses that fit no row, and are in none.
     """
 
     rows: list[PackedBatch]
     stored_tokens: int
     path_tokens: int
     places: Sequence[PathPlace] = ()
+    too_large: Sequence[TrainingResponse] = ()
 
     @property
     def padding(self) -> float:
@@ -108,12 +110,11 @@ def pack(
 
     Raises:
         UserError: an image cannot be read.
-        ValueError: a path is longer than a row, or a response that may not be split is larger.
     """
     reader, patches = images or (None, 0)
     room, shared = empty_row_size(length)._replace(patches=patches), config.shared_tokens
     responses = [one for sample in samples for one in training_responses(sample, shared, routes, reader)]
-    parts = fragments(responses, config.layout, room, splits_responses=splits_responses)
+    parts, too_large = fragments(responses, config.layout, room, splits_responses=splits_responses)
     rows, places = [], []
     for indices in place(np.array([part.size for part in parts], int), room):
         row = _Row(length, routes, ImageTable(length) if images else None)
@@ -121,7 +122,7 @@ def pack(
             places += [each._replace(row=len(rows)) for each in row.add(parts[index])]
         rows.append(row.packed())
     stored = sum(part.size.tokens for part in parts)
-    return PackedRows(rows, stored, sum(len(path) for response in responses for path in response.paths), places)
+    return PackedRows(rows, stored, sum(len(place.path) for place in places), places, too_large)
 
 
 def parts_of(

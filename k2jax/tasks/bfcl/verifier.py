@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from k2jax.agents.sandbox import Sandbox
-from k2jax.agents.scripted import called_all
+from k2jax.agents.scaffolds.scripted import called_all
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calling import Toolbox
 from k2jax.agents.toolsets.types import Workplace

@@ -14,7 +14,7 @@ from typing import Any
 
 from k2jax.agents.environment import Message
 from k2jax.agents.environments.files import FILES, OUTPUTS
-from k2jax.agents.scripted import called, play_actions, said
+from k2jax.agents.scaffolds.scripted import called, play_actions, said
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
 from k2jax.tasks.generated import GeneratedTasks, check_kinds, check_share, demonstrated_call, user

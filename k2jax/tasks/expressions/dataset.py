@@ -13,7 +13,7 @@ import random
 from typing import Any
 
 from k2jax.agents.environment import Message
-from k2jax.agents.scripted import called, play_actions, said
+from k2jax.agents.scaffolds.scripted import called, play_actions, said
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.python import SOURCE

@@ -7,7 +7,7 @@ import random
 from typing import Any, NamedTuple
 
 from k2jax.agents.environments.files import FILES
-from k2jax.agents.scripted import said
+from k2jax.agents.scaffolds.scripted import said
 from k2jax.agents.task import Task
 from k2jax.tasks.file_answers.dataset import EXPECTED, word
 from k2jax.tasks.generated import check_share, user

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from k2jax.agents.environment import Message
-from k2jax.agents.scripted import said
+from k2jax.agents.scaffolds.scripted import said
 from k2jax.agents.task import Task
 from k2jax.tasks.ifbench.texts import ALPHABET, CONJUNCTIONS, FIXED, NAMES, ODD_EVEN, TEXTS
 

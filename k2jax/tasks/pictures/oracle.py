@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from k2jax.agents.environment import EnvironmentMaker, Message
 from k2jax.agents.registry import toolsets, verifiers
-from k2jax.agents.scripted import Script, called, play, said, scripted
+from k2jax.agents.scaffolds.scripted import Script, called, play, said, scripted
 from k2jax.agents.task import Task
 from k2jax.drawings.canvas import COLOURS, SHAPES
 from k2jax.errors import UserError

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 import re
 
 from k2jax.agents.environment import Message
-from k2jax.agents.scripted import Script, called, called_all, said, scripted
+from k2jax.agents.scaffolds.scripted import Script, called, called_all, said, scripted
 from k2jax.agents.task import Task
 from k2jax.tasks.search_world.dataset import arrivals
 from k2jax.tasks.search_world.world import SENTENCES

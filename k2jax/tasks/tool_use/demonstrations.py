@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import random
 from typing import Any
 
-from k2jax.agents.scripted import said
+from k2jax.agents.scaffolds.scripted import said
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calculator import calc
 from k2jax.agents.toolsets.store import STORE

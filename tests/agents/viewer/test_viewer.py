@@ -34,7 +34,7 @@ from tests.command import run_command
 from tests.trajectory.trees import chat, message, sampled, trajectories
 
 TAGS = """html head meta title style body input div aside h1 h2 h3 a p label span small main article header section b i
-s dl dt dd table tr th td strong details summary pre figure figcaption svg line text polyline circle rect ul li
+s dl dt dd table tr th td strong details summary pre figure figcaption svg line text polygon polyline circle rect ul li
 footer"""
 ATTRIBUTES = """charset http-equiv content name lang type id class checked for href title open viewbox role x y x1 x2 y1
 y2 cx cy r rx width height points"""
@@ -189,6 +189,19 @@ def test_curves_go_through_the_values(tmp_path):
     assert first[1] > third[1] > second[1] and first[1] - third[1] == pytest.approx(third[1] - second[1], abs=0.2)
     assert page.text["li", "reward 0.5"] == 1
     assert "polyline" not in {tag for tag, _ in check(page_of(tmp_path, [chat()], records=[])).elements}
+
+
+def test_the_panel_of_accuracies_has_every_one_as_a_line_and_intervals_as_bands(tmp_path):
+    names = ("eval/greedy", "eval/avg@1", "eval/pass^8")
+    values = {"eval/greedy": 0.5, "eval/avg@1": 0.4, "eval/pass^8": 0.2}
+    bounds = {f"{name}/{end}": values[name] + d for name in names[:2] for end, d in (("low", -0.1), ("high", 0.1))}
+    page = check(page_of(tmp_path, [], records=[{"step": step, **values, **bounds} for step in (0, 10)]))
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("polyline") == 3 and tags.count("polygon") == 2
+    assert all(page.text["li", f"{name} {values[name]:.4g}"] == 1 for name in names)
+    band = next(attributes["points"].split() for tag, attributes in page.elements if tag == "polygon")
+    heights = [float(point.split(",")[1]) for point in band]
+    assert len(band) == 4 and heights[0] == heights[1] > heights[2] == heights[3]
 
 
 @settings(max_examples=25)

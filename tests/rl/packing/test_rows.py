@@ -9,7 +9,7 @@ from k2jax.config import PackingConfig
 from k2jax.rl.packing.rows import empty_row, in_updates, pack, parts_of
 from k2jax.rl.packing.training_paths import TrainingSample
 from k2jax.trajectory import Node
-from tests.rl.trees import forked, several_turns, single_turn
+from tests.rl.trees import forked, sampled, several_turns, single_turn
 
 MAKERS = (single_turn, several_turns, forked)
 LAYOUTS = pytest.mark.parametrize("layout", ["paths", "tree"])
@@ -51,6 +51,38 @@ def test_what_a_tool_shows_after_the_last_answer_takes_no_room(layout):
 
 
 @LAYOUTS
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_response_that_fits_no_row_is_returned_and_the_others_are_packed(layout, splits):
+    """Of several paths it is cut between them where the loss allows; no path is cut."""
+    rng = np.random.default_rng(0)
+    large, longer, small = single_turn(rng), single_turn(rng, response=90), single_turn(rng)
+    for turn in range(1, 9):
+        seen = large.add(Node.observed(-1, rng.integers(0, 50, 10)))
+        large.add(sampled(rng, seen, 20, turn))
+    items = [TrainingSample(each, 1.0) for each in (large, longer, small)]
+    packed = pack(items, 64, PackingConfig(layout), splits_responses=splits)
+    assert [each.trajectory for each in packed.too_large] == ([longer] if splits else [large, longer])
+    wanted = sum(node.mask.sum() for each in ([large, small] if splits else [small]) for node in each.nodes)
+    assert sum(row.targets.mask.sum() for row in packed.rows) == wanted
+    assert not pack(items[1:2], 64, PackingConfig(layout), splits_responses=splits).rows
+
+
+@LAYOUTS
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("turns", [1, 24, 25, 40])
+def test_a_path_of_more_turns_than_a_row_has_entries_for_is_returned_too(layout, splits, turns):
+    """A row of 96 tokens has 24: turns of two tokens are shorter than those of any chat format."""
+    rng = np.random.default_rng(0)
+    long = single_turn(rng, prompt=3, response=1)
+    for turn in range(1, turns):
+        seen = long.add(Node.observed(len(long.nodes) - 1, rng.integers(0, 50, 1)))
+        long.add(sampled(rng, seen, 1, turn))
+    packed = pack([TrainingSample(long, 1.0)], 96, PackingConfig(layout), splits_responses=splits)
+    trained = sum(int(row.targets.mask.sum()) for row in packed.rows)
+    assert (trained, len(packed.too_large)) == ((turns, 0) if turns <= 24 else (0, 1))
+
+
+@LAYOUTS
 @given(st.integers(0, 10_000), st.integers(1, 25))
 def test_every_sampled_token_is_trained_on_once_behind_the_context_that_it_was_sampled_in(layout, seed, count):
     items = samples(seed, count)
@@ -88,11 +120,6 @@ def test_tables_of_turns_and_responses_agree_with_the_tokens(layout, seed, count
             assert targets.turn_advantage[n] == targets.response_advantage[targets.turn_response[n]]
         np.testing.assert_array_equal(targets.response_tokens, responses)
         assert targets.mask.sum() == responses.sum()
-
-
-def test_a_trajectory_longer_than_a_row_is_refused():
-    with pytest.raises(ValueError, match="a path of 9 tokens and 1 turns does not fit a row of 8"):
-        pack([TrainingSample(single_turn(np.random.default_rng(0)), 1.0)], 8, PackingConfig())
 
 
 def test_parts_have_one_shape_and_are_filled_up_with_padding():

@@ -186,10 +186,10 @@ def test_distillation_over_trees_is_that_over_every_path(shared_tokens, seed):
         assert abs(found[token] - slope) <= 1e-5 * max(map(abs, expected.values()))
 
 
-def test_a_whole_response_that_is_larger_than_a_row_is_refused_where_the_loss_needs_its_sum():
+def test_a_whole_response_that_is_larger_than_a_row_is_left_out_where_the_loss_needs_its_sum():
     sample = TrainingSample(random_tree(np.random.default_rng(3), 150), 1.0)
-    with pytest.raises(ValueError, match=r"a response of \d+ tokens and \d+ turns does not fit a row of 64"):
-        pack([sample], LENGTH, PackingConfig("tree", "unique"))
+    packed = pack([sample], LENGTH, PackingConfig("tree", "unique"))
+    assert [each.trajectory for each in packed.too_large] == [sample.trajectory] and not packed.rows
     assert pack([sample], LENGTH, PackingConfig("tree", "paths")).rows
 
 
@@ -202,9 +202,10 @@ def test_one_entry_with_the_mean_advantage_has_the_wrong_gradient_where_the_smal
     assert sampled.sum() == 4 and (row.targets.mask[sampled] == 2).all()
     scores = {token: old_logprob(token) + 0.5 for token in (token_of(row, index) for index in np.flatnonzero(sampled))}
     exact = of_rows([row], scores, rng)["kat"][1]
+    turns = np.arange(len(row.targets.turn_weight))
     naive_targets = row.targets._replace(
-        turn_advantage=np.where(np.arange(LENGTH // 4) == 0, 0.5, 0).astype(np.float32),
-        turn_weight=np.where(np.arange(LENGTH // 4) == 0, 2.0, 0).astype(np.float32),
+        turn_advantage=np.where(turns == 0, 0.5, 0).astype(np.float32),
+        turn_weight=np.where(turns == 0, 2.0, 0).astype(np.float32),
     )
     naive = of_rows([row.replace(targets=naive_targets)], scores, rng)["kat"][1]
     reference = value_and_gradient("kat", responses_of(samples, "unique"), scores)[1]

@@ -5,8 +5,14 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from k2jax.agents.mixture import DrawnTask
+from k2jax.agents.task import Task
 from k2jax.config import AdvantageConfig
+from k2jax.config.schema import RLConfig
 from k2jax.rl.advantages import flat_groups, group_advantages
+from k2jax.rl.groups import PromptGroup, RewardTerm, training_samples
+from tests.refusal import refused
+from tests.rl.trees import single_turn
 
 PLAIN = AdvantageConfig()
 
@@ -67,3 +73,23 @@ def test_without_a_baseline_the_advantage_is_the_reward():
     rewards, counted = np.array([[1.0, 0.0, 5.0], [1.0, 1.0, 1.0]]), np.array([[True, True, False], [True] * 3])
     found = group_advantages(rewards, counted, AdvantageConfig("none"))
     np.testing.assert_array_equal(found, [[1, 0, 0], [1, 1, 1]])
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 1e39, np.inf, np.nan])
+@pytest.mark.parametrize("config", [PLAIN, AdvantageConfig(scale="std"), AdvantageConfig("none")])
+def test_a_reward_that_would_overflow_is_refused_and_a_masked_one_is_not_looked_at(value, config):
+    """With the scale std it was no signal at all, silently."""
+    rewards = np.array([[value, 0.0, 1.0]])
+    with refused("not finite, or larger than", ValueError):
+        group_advantages(rewards, np.ones((1, 3), bool), config)
+    masked = group_advantages(rewards, np.array([[False, True, True]]), config)
+    assert np.isfinite(masked).all() and masked[0, 0] == 0
+
+
+def test_the_task_of_a_reward_that_would_overflow_is_named():
+    task = Task("big", "domain", ({"role": "user", "content": "x"},), "math")
+    answers = [single_turn(np.random.default_rng(i), key=(1, 0, i)) for i in range(2)]
+    terms = [RewardTerm("verifier", np.array([0.0, 1e6]), 1e30), RewardTerm("overlong", np.zeros(2))]
+    group = PromptGroup(0, (1, 0), DrawnTask("low", task), answers, terms=terms)
+    with refused("the task 'big' of class 'low' has a reward .* verifier 1e.36"):
+        training_samples(RLConfig(), [group])
