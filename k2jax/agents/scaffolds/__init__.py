@@ -1,5 +1,7 @@
-"""White-box scaffolds: ``chat`` (answers and observations in turn) and ``context`` (what becomes of a long
-history). ``scripted`` plays episodes by a program, ``prompt_lengths`` measures tasks before a run.
+"""White-box scaffolds, which turn tasks into calls of a model.
+
+In reading order: ``chat`` (answers and observations in turn), ``context`` (what becomes of a long history),
+``scripted`` (episodes that a program plays), ``prompt_lengths`` (tasks that fit, before a run begins).
 
 A scaffold turns a task into calls of a model; one is made for every episode. It has a coroutine ``run(rollout,
 environment, sampling)``, which runs the episode from where its trajectory ends and sets the trajectory's status; the
