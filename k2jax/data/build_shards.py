@@ -24,7 +24,7 @@ from k2jax.text.tokenizer import Tokenizer
 
 TOKENS_PER_SHARD = 64 * 2**20
 LOG_SECONDS = 5.0
-CHAT_FORMAT = 2  # number of the encoding of conversations, raised when tokens or split of the same record change
+CHAT_FORMAT = 3  # number of the encoding of conversations, raised when tokens or split of the same record change
 Log = Callable[[str], None]
 
 
@@ -121,6 +121,9 @@ def _build_folder(folder: Path, job: _Job, report: CorruptRecords, threshold: in
     what = "conversations" if job.marked else "documents"
     counts = f"{train['documents']} {what}, {train['tokens']} tokens; held out {held_out['documents']} {what}"
     job.log(f"{job.name}: {counts}")
+    if unread := manifest["unread_fields"]:
+        fields = ", ".join(f"{name} ({count:,})" for name, count in unread.items())
+        job.log(f"{job.name}: fields of records that are not read: {fields}")
 
 
 def _alike(job: _Job, count: int) -> str:
@@ -166,6 +169,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         "dtype": dtype,
         "splits": splits,
         "skipped": {"count": report.count, "first": report.shown},
+        "unread_fields": report.unread,
         "files": files,
     }
     if job.marked:

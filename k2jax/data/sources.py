@@ -5,7 +5,7 @@ The order depends on the files alone. An unusable record is reported with its fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import glob
 import itertools
 import os
@@ -20,6 +20,7 @@ from k2jax.files import readers as records
 Item = TypeVar("Item")
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 LINES_SHOWN = 10
+FIELD_NAME = 80  # characters of a field's name that a report repeats
 SUFFIXES = {
     "jsonl": (".jsonl",),
     "parquet": (".parquet",),
@@ -37,12 +38,21 @@ class CorruptRecords:
     Attributes:
         count: number of records reported so far.
         shown: location and reason of the first hundred, one line each.
+        unread: names of the fields that usable records have and nobody reads, with the number of records.
     """
 
     def __init__(self, on_corrupt: OnCorrupt = "skip", log: Callable[[str], None] | None = None):
         """Starts without records; ``on_corrupt`` is ``skip`` or ``fail``, and ``log`` receives the first lines."""
         self.count, self.shown = 0, []
+        self.unread: dict[str, int] = {}
         self._fail, self._log = on_corrupt == "fail", log or (lambda line: None)
+
+    def count_unread(self, names: Iterable[str]) -> None:
+        """Counts the fields of a usable record that nobody reads, of at most a hundred names."""
+        for name in names:
+            name = name if len(name) <= FIELD_NAME else f"{name[: FIELD_NAME - 3]}..."
+            if name in self.unread or len(self.unread) < 100:
+                self.unread[name] = self.unread.get(name, 0) + 1
 
     def __call__(self, where: str, why: str) -> None:
         """Reports an unusable record.
