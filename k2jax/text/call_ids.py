@@ -34,9 +34,9 @@ def with_call_ids(
 ) -> list[dict[str, Any]]:
     """A conversation whose calls have ids ``functions.NAME:INDEX``, and whose results have those of their calls.
 
-    An id that is in this form, with the call's own name, and that no earlier call has stays as it is; the others take
-    the number of calls before them. A result without an id answers the oldest call without a result, of its name if it
-    has one. Every result gets the name of its function.
+    An id that is in this form, with the call's own name, stays as it is; the others take the number of calls before
+    them, or the next one that no id has. A result without an id answers the oldest call without a result, of its name if it
+    has one.
 
     Args:
         messages: as ``message_fields.read_message`` gives them.
@@ -81,7 +81,7 @@ class _CallIds:
         return {**message, "tool_calls": calls} if calls else dict(message)
 
     def of_result(self, message: Message, place: str, passed: Passed) -> dict[str, Any]:
-        """A tool's message with the id and the name of the call that it answers."""
+        """A tool's message with the id of the call that it answers."""
         given, name = text_field(message, "tool_call_id", ""), text_field(message, "name", "")
         answered = [call for call in self._open if (call.given == given if given else name in ("", call.name))]
         if not answered:
@@ -98,11 +98,11 @@ class _CallIds:
                 raise UserError(problem)
             passed.append(problem)
         self._open.remove(call)
-        return {**message, "tool_call_id": call.id, "name": name or call.name}
+        return {**message, "tool_call_id": call.id}
 
     def _free(self, given: str, name: str) -> str:
         form = _FORM.fullmatch(given)
-        if form and form["name"] == name and given not in self._used:
+        if form and form["name"] == name:
             return given
         index = self._count
         while f"functions.{name}:{index}" in self._used:

@@ -12,7 +12,7 @@ from k2jax.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 THINK_BEGIN, THINK_END = "<think>", "</think>"
-NO_ARGUMENTS = "{}"
+EMPTY_ARGUMENTS = "{}"
 """Arguments of a call that has none, or blank ones."""
 
 
@@ -173,7 +173,7 @@ def function_of(call: Mapping[str, Any]) -> tuple[str, str]:
         raise UserError(f"a tool call needs a function with a name, not {abbreviate(call)}")
     arguments = function.get("arguments")
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        return function["name"], NO_ARGUMENTS
+        return function["name"], EMPTY_ARGUMENTS
     return function["name"], arguments if isinstance(arguments, str) else to_json(arguments)
 
 

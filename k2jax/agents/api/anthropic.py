@@ -8,7 +8,14 @@ from typing import Any
 
 from k2jax.agents.api.anthropic_response import MessagesResponse, error_event, messages_error
 from k2jax.agents.api.api_error import bad_request, unsupported
-from k2jax.agents.api.conversation import Conversation, read_shared, render, text_of_parts
+from k2jax.agents.api.conversation import (
+    Conversation,
+    read_history,
+    read_shared,
+    render,
+    text_of_parts,
+    thinks_after,
+)
 from k2jax.agents.api.dialect import Dialect
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.model_card import ModelCard
@@ -54,7 +61,7 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         options, asked = read_shared(fields, card, "/v1/completions", stop_field="stop_sequences")
         if options.n != 1:
             raise unsupported("n")
-        thinking, (tools, left_out) = _read_thinking(fields, card), _read_tools(fields)
+        (thinking, is_asked), (tools, left_out) = _read_thinking(fields, card), _read_tools(fields)
         system, listed = fields.take("system"), fields.take("messages")
         output = fields.take("output_config", {})
         if not isinstance(output, dict) or (output.get("format") and not lenient):
@@ -70,17 +77,24 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
             for part in _read_message(message, origin):
                 messages.append(part)
                 origins.append(origin)
+        if messages[-1]["role"] == "assistant" and not (lenient and messages[-1].get("tool_calls")):
+            messages[-1] = _prefill(messages[-1], origins[-1], lenient)
+        read, unread = read_history(messages, origins, fields, card)
+        thinking = thinks_after(read[-1], thinking, thinking and is_asked)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
-        return Conversation(tuple(messages), tuple(origins), tools, options, asked, left_out)
+        return Conversation(read, tuple(origins), tools, options, asked, left_out + unread)
 
 
-def _read_thinking(fields: Fields, card: ModelCard) -> bool:
-    """Whether the answer begins with reasoning: where the model can and the client does not turn it off."""
+def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, bool]:
+    """Whether the answer begins with reasoning: where the model can and the client does not turn it off.
+
+    The second value says whether the client turns it on itself.
+    """
     assert card.chat is not None
     value = fields.take("thinking", {})
     if not isinstance(value, dict) or value.get("type", "adaptive") not in ("enabled", "disabled", "adaptive"):
         raise invalid_value("thinking", "an object of the type enabled, adaptive or disabled", value)
-    return card.chat.thinks and value.get("type") != "disabled"
+    return card.chat.thinks and value.get("type") != "disabled", value.get("type") == "enabled"
 
 
 def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
@@ -107,6 +121,13 @@ def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, 
             raise unsupported("tool_choice", "tool_choice must have the type auto or none")
         left_out.append("tool_choice")
     return tuple(tools) if wanted != "none" else (), tuple(left_out)
+
+
+def _prefill(message: dict[str, Any], origin: str, lenient: bool) -> dict[str, Any]:
+    """A last message of the assistant, which the model continues; as at Anthropic, it does not end with white space."""
+    if not lenient and message["content"] != message["content"].rstrip():
+        raise bad_request(origin, f"{origin}, which the model continues, must not end with white space")
+    return {**message, "partial": True}
 
 
 def _read_system(system: Any) -> str:
@@ -178,7 +199,8 @@ def _read_result(block: dict[str, Any], origin: str) -> dict[str, Any]:
         content = _joined([_read_part(part, origin) for part in content])
     elif content is not None and not isinstance(content, str):
         raise invalid_value(origin, "results that are text or a list of blocks", block)
-    return {"role": "tool", "tool_call_id": call, "content": content or ""}
+    result = {"role": "tool", "tool_call_id": call, "content": content or ""}
+    return result | ({"is_error": True} if block.get("is_error") else {})
 
 
 def _read_answer(blocks: list[dict[str, Any]], origin: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A server renders it to token ids anew for every request. A gateway finds out how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -17,9 +17,12 @@ from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.text.call_ids import with_call_ids
 from k2jax.text.chat import ChatBuilder
 from k2jax.text.media_reading import start_reading
-from k2jax.text.messages import without_old_reasoning
+from k2jax.text.message_fields import read_message
+from k2jax.text.messages import stated_reasoning, without_old_reasoning
+from k2jax.text.tool_calls import CALL_BEGIN
 
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "max_output_tokens",
@@ -53,6 +56,11 @@ class Conversation:
     options: GenerationRequest
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the model is to continue the last message, the assistant's, rather than to answer it."""
+        return bool(self.messages and self.messages[-1].get("partial"))
 
     def check_length(self, card: ModelCard) -> None:
         """Raises ApiError if there is more text than the model's longest sequence holds, before it is encoded."""
@@ -91,8 +99,9 @@ def read_shared(
     asked = {name: fields.take(name) for name in SAMPLING_FIELDS} if fields.lenient else {}
     stop_tokens = tuple(dict.fromkeys((card.chat.end, card.tokenizer.eos)))
     options = read_options(fields, card, stop_tokens=stop_tokens, top_logprobs=top_logprobs, stop_field=stop_field)
-    reasoning = {"reasoning": card.chat.thinks, "thinking": card.chat.thinks}
-    return dataclasses.replace(options, **reasoning), {k: v for k, v in asked.items() if v is not None}
+    reads = (card.chat.thinks or card.tokenizer.has_special(CALL_BEGIN)) and card.tokenizer.is_byte_level
+    options = dataclasses.replace(options, reads_markup=reads, thinking=card.chat.thinks)
+    return options, {k: v for k, v in asked.items() if v is not None}
 
 
 def render(conversation: Conversation, card: ModelCard, limit_field: str = "max_tokens") -> GenerationRequest:
@@ -110,8 +119,8 @@ def render(conversation: Conversation, card: ModelCard, limit_field: str = "max_
     with api_errors():
         conversation.check_length(card)
         prompt, media = _render(conversation, card)
-        rendered = {"prompts": (prompt,), "media": media, "tools": bool(conversation.tools)}
-        return check_room(limit_field, dataclasses.replace(conversation.options, **rendered), card)
+        rendered = dataclasses.replace(conversation.options, prompts=(prompt,), media=media)
+        return check_room(limit_field, rendered, card)
 
 
 def start_builder(tools: tuple[Mapping[str, Any], ...], card: ModelCard) -> ChatBuilder:
@@ -155,7 +164,9 @@ def text_of_parts(parts: Any, kinds: tuple[str, ...], where: str, separator: str
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Returns a call's arguments as a JSON object; those that are none as text under ``MALFORMED``."""
+    """Returns a call's arguments as a JSON object; blank ones as an empty one, others as text under ``MALFORMED``."""
+    if not text.strip():
+        return {}
     try:
         value = parse_bounded_json(text, MOST_ARGUMENT_VALUES)
         if _is_deep(value):  # wherever the interpreter's own limit is
@@ -179,23 +190,80 @@ def _is_deep(value: Any) -> bool:
     return bool(level)
 
 
+def read_history(
+    messages: Sequence[Any], origins: Sequence[str], fields: Fields, card: ModelCard
+) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+    """The messages of a client in the form that chat formats render, and what a lenient reader passed over.
+
+    Args:
+        messages: in any dialect of OpenAI's chat format.
+        origins: the field that each came from.
+        fields: of the body.
+        card: the served model.
+
+    Raises:
+        ApiError: a message is wrong, or has a field that is not read.
+    """
+    passed: list[str] | None = [] if fields.lenient else None
+    read = []
+    for message, origin in zip(messages, origins, strict=True):
+        try:
+            read.append(read_message(message, origin, passed))
+            _check_partial(read[-1], origin, len(read) == len(messages))
+        except UserError as error:
+            raise bad_request(origin, str(error)) from None
+        if passed is not None and not card.chat.thinks and stated_reasoning(read[-1]):
+            read[-1] = {name: value for name, value in read[-1].items() if name != "reasoning_content"}
+            passed.append(f"{origin}.reasoning_content")
+    return tuple(read), tuple(passed or ())
+
+
+def thinks_after(message: Mapping[str, Any], thinking: bool, is_asked: bool) -> bool:
+    """Whether an answer begins with reasoning: not where the last message, which the model continues, has begun it.
+
+    Args:
+        message: the last one.
+        thinking: whether other answers do.
+        is_asked: whether the client asks for reasoning itself.
+
+    Raises:
+        ApiError: it does, and what is to be continued has none.
+    """
+    if message.get("partial") and is_asked and not message.get("reasoning_content"):
+        text = "an answer that is begun has no reasoning after its beginning: turn it off, or begin with reasoning_content"
+        raise bad_request("messages", text)
+    return thinking and not message.get("partial")
+
+
+def _check_partial(message: Mapping[str, Any], origin: str, is_last: bool) -> None:
+    """Refuses what cannot be continued."""
+    if not message.get("partial"):
+        return
+    if not is_last:
+        raise UserError(f"{origin} is partial: the model can continue the last message alone")
+    if message.get("tool_calls") or not isinstance(message["content"], str):
+        raise UserError(f"{origin} is partial and has more than a text, which the model cannot continue")
+
+
 def _render(conversation: Conversation, card: ModelCard) -> tuple[tuple[int, ...], tuple[Any, ...]]:
     """Token ids of a conversation, up to the beginning of the assistant's next message, and its images."""
     assert card.chat is not None
     builder, reading = start_builder(conversation.tools, card), start_reading(card.media)
-    messages = conversation.messages
-    if card.chat.thinks:
-        try:
+    try:
+        messages = with_call_ids(conversation.messages, conversation.origins)
+        if card.chat.thinks:
             messages = without_old_reasoning(messages)
-        except UserError as error:
-            raise bad_request(conversation.origins[0].partition("[")[0], str(error)) from None
+    except UserError as error:
+        raise bad_request(conversation.origins[0].partition("[")[0], str(error)) from None
     for message, origin in zip(messages, conversation.origins, strict=True):
         try:
-            builder.add(reading.read(message))
+            shown = reading.read(message)
+            builder.open_with(shown) if message.get("partial") else builder.add(shown)
         except UserError as error:
             raise bad_request(origin, str(error)) from None
         # Checked here so that the rest of a conversation that is too long is not encoded.
         check_prompt_length(origin.partition("[")[0], len(builder.tokens), card)
-    builder.open_assistant(conversation.options.thinking)
+    if not conversation.is_continued:
+        builder.open_assistant(conversation.options.thinking)
     check_prompt_length(conversation.origins[-1].partition("[")[0], len(builder.tokens), card)
     return tuple(builder.tokens), reading.place(builder.tokens)

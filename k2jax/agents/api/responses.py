@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from k2jax.agents.api.api_error import bad_request, unsupported
-from k2jax.agents.api.conversation import Conversation, read_shared, render
+from k2jax.agents.api.conversation import Conversation, read_history, read_shared, render, thinks_after
 from k2jax.agents.api.dialect import Dialect
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.model_card import ModelCard
@@ -63,8 +63,10 @@ def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         if instructions:
             reader.add({"role": "system", "content": instructions}, "instructions")
         reader.read(listed)
+        messages, unread = read_history(reader.messages, reader.origins, fields, card)
+        thinking = thinks_after(messages[-1], thinking, False)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
-        return Conversation(tuple(reader.messages), tuple(reader.origins), tools, options, asked, left_out)
+        return Conversation(messages, tuple(reader.origins), tools, options, asked, left_out + unread)
 
 
 def _check_text(fields: Fields) -> None:
@@ -153,7 +155,10 @@ class _InputReader:
         answer = self._answer(origin)
         if answer["content"] and not answer.get("tool_calls"):  # an answer has its text in one item, or around calls
             answer = self._new_answer(origin)
-        answer["content"] += content if isinstance(content, str) else ""
+        if not isinstance(content, str):
+            raise bad_request(origin, f"{origin} of the assistant has images, which this server does not read")
+        answer["content"] += content
+        answer |= {name: item[name] for name in ("partial", "prefix") if name in item}
 
     def _reasoning(self, item: dict[str, Any], origin: str) -> None:
         parts = item.get("summary") or item.get("content") or []
