@@ -18,6 +18,7 @@ from k2jax.data.shards import Shards, open_shards
 from k2jax.data.sources import CorruptRecords, at_least_one, describe, documents, refuse_skipped
 from k2jax.data.split import adjusted_threshold, threshold_for
 from k2jax.data.split_writer import SplitWriter
+from k2jax.data.token_rows import tokenised_rows
 from k2jax.data.tokenised import Reader, tokenised_texts
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
@@ -78,7 +79,7 @@ def _reader(name: str, config: DataConfig, tokenizer: Tokenizer) -> Reader:
     source = config.sources[name]
     if source.kind not in CONVERSATIONS:
         return lambda report: tokenised_texts(name, documents(name, source, report), tokenizer)
-    tokenised = tokenised_chats if source.kind == "chat" else tokenised_trajectories
+    tokenised = {"chat": tokenised_chats, "token_rows": tokenised_rows}.get(source.kind, tokenised_trajectories)
     read = functools.partial(tokenised, name, config, tokenizer)
     return lambda report: at_least_one(name, source, read(report), report, "conversations")
 

@@ -17,15 +17,19 @@ from k2jax.text.messages import THINK_BEGIN, Message, content_text, split_reason
 
 _READ = frozenset(("messages", "tools", "prompt", "completion", "parallel_tool_calls"))
 _REMEDIES: Mapping[str, str] = {
-    **dict.fromkeys(("system", "system_prompt"), "write it as a message of the role system"),
-    **dict.fromkeys(("functions", "function_call", "tool_choice"), "list the functions in tools"),
-    **dict.fromkeys(("weight", "loss", "mask", "masked", "loss_mask", "train", "trainable"), "mark messages, not records"),
-    **dict.fromkeys(
-        ("train_on_inputs", "train_on_eos", "train_on_input", "train_on_prompt", "labels", "loss_weight", "mask_history"),
-        "what the assistant wrote is trained; a message is taken out with weight 0",
-    ),
-    **dict.fromkeys(("chosen", "rejected", "conversations", "label"), "write messages, which end with the right answer"),
-    **dict.fromkeys(("images", "videos", "audios"), "write images as parts of content, in a source of kind image_chat"),
+    name: remedy
+    for names, remedy in (
+        ("system system_prompt", "write it as a message of the role system"),
+        ("functions function_call tool_choice", "list the functions in tools"),
+        ("weight loss mask masked loss_mask train trainable", "mark its messages"),
+        (
+            "train_on_inputs train_on_input train_on_prompt train_on_eos mask_history loss_weight labels",
+            "mark messages",
+        ),
+        ("chosen rejected conversations label", "write messages that end with the right answer"),
+        ("images videos audios", "write images as parts of content, in a source of kind image_chat"),
+    )
+    for name in names.split()
 }
 """Fields of a record that would change what is trained, and what to write instead."""
 
@@ -88,4 +92,4 @@ def _check_text(message: Message, chat: ChatFormat, where: str) -> None:
     if not text.strip():
         raise UserError(f"{where} of the assistant {'ends with its reasoning' if reasoning else 'is empty'}")
     if chat.thinks and stated_reasoning(message) is None and text.lstrip().startswith(THINK_BEGIN):
-        raise UserError(f"{where} begins with {THINK_BEGIN} and never closes it; write its reasoning as reasoning_content")
+        raise UserError(f"{where} begins with {THINK_BEGIN} and never closes it; write reasoning as reasoning_content")

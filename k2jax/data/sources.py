@@ -25,6 +25,7 @@ SUFFIXES = {
     "jsonl": (".jsonl",),
     "parquet": (".parquet",),
     "chat": (".jsonl",),
+    "token_rows": (".jsonl",),
     "image_chat": (".jsonl", ".parquet", ".tar"),
     "trajectories": (".k2t",),
     "image_trajectories": (".k2t",),

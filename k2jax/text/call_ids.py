@@ -1,4 +1,4 @@
-"""Ids of tool calls over a whole conversation, in the form that a chat format trains and renders: ``functions.NAME:INDEX``.
+"""Ids of tool calls over a whole conversation, in the form that chat formats train and render: functions.NAME:INDEX.
 
 The ids of other tools (``call_1``, ``toolu_…``) would be trained in place of the function's name, which Kimi's format
 writes nowhere else. What an id becomes depends on the messages up to its own alone, so a conversation that grows keeps
@@ -35,8 +35,8 @@ def with_call_ids(
     """A conversation whose calls have ids ``functions.NAME:INDEX``, and whose results have those of their calls.
 
     An id that is in this form, with the call's own name, stays as it is; the others take the number of calls before
-    them, or the next one that no id has. A result without an id answers the oldest call without a result, of its name if it
-    has one.
+    them, or the next one that no id has. A result without an id answers the oldest call without a result, of its name
+    if it has one.
 
     Args:
         messages: as ``message_fields.read_message`` gives them.

@@ -73,8 +73,8 @@ class ChatBuilder:
         """Adds a message in OpenAI's format; a sampled message that is still open is ended first.
 
         Args:
-            message: as ``message_fields.read_message`` gives it: ``role`` (system, user, assistant or tool), ``content``
-                (text, a list of text parts, or None) and, by role, ``reasoning_content``, ``tool_calls``,
+            message: as ``message_fields.read_message`` gives it: ``role`` (system, user, assistant or tool),
+                ``content`` (text, a list of text parts, or None) and, by role, ``reasoning_content``, ``tool_calls``,
                 ``tool_call_id`` and ``name``. One of the assistant's with ``weight`` 0 is not trained.
 
         Raises:

@@ -1,8 +1,8 @@
 """The one table of fields of messages: each is used, has no meaning here, or is refused by name.
 
-Data for fine-tuning and the histories of clients come in the dialects of many tools. ``read_message`` turns a message of
-any of them into the form that chat formats render: ``role`` (system, user, assistant or tool), ``content`` (text, or a
-list of parts where some are images or labels) and, where they say something, ``reasoning_content``, ``tool_calls``,
+Data for fine-tuning and histories of clients come in the dialects of many tools. ``read_message`` turns a message of any
+of them into the form that chat formats render: ``role`` (system, user, assistant or tool), ``content`` (text, or a list
+of parts where some are images or labels) and, where they say something, ``reasoning_content``, ``tool_calls``,
 ``tool_call_id``, ``name``, ``is_error`` (True), ``weight`` (0) and ``partial`` (True).
 
 | field | role | becomes |
@@ -33,10 +33,10 @@ _REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_details",
 _CONTINUED = ("partial", "prefix")
 _MARKS = dict.fromkeys(("weight", "train", "training", "trainable", "loss"), True) | {"masked": False, "mask": False}
 """Marks of training, each with the value that says that a message is trained."""
-_WITHOUT_MEANING = frozenset(
-    ("annotations", "id", "index", "status", "created_at", "timestamp", "cache_control")
-    + ("metadata", "provider_specific_fields")
-)
+_WITHOUT_MEANING = {
+    *("annotations", "id", "index", "status", "created_at", "timestamp", "cache_control", "metadata"),
+    "provider_specific_fields",
+}
 _FIELDS: Mapping[str, frozenset[str]] = {
     "system": frozenset(),
     "user": frozenset(),
@@ -71,7 +71,11 @@ def read_message(message: Any, where: str, passed: Passed = None) -> dict[str, A
     content, thoughts = _read_content(fields.get("content"), role, where, passed)
     read = {"role": role, "content": content}
     for name in ("name", "tool_call_id"):
-        if name in fields and (value := _typed(fields, name, str, "text", where)) and (name == "name" or role == "tool"):
+        if (
+            name in fields
+            and (value := _typed(fields, name, str, "text", where))
+            and (name == "name" or role == "tool")
+        ):
             read[name] = value
     if not is_trained(fields, role, where):
         read["weight"] = 0
@@ -100,7 +104,7 @@ def is_trained(fields: Mapping[str, Any], role: str, where: str) -> bool:
         raise UserError(f"{where} has marks of training that disagree: {', '.join(marks)}; keep one of them")
     asked = [name for name, trained in marks.items() if trained and name != "weight"]
     if role != "assistant" and asked:
-        raise UserError(f"{where} of the {role} is marked to be trained by {asked[0]}; only the assistant's messages are")
+        raise UserError(f"{where} of the {role} is marked to be trained by {asked[0]}; only the assistant's are")
     return all(marks.values())
 
 

@@ -131,12 +131,13 @@ def _is_thought(part: Any) -> bool:
 def without_old_reasoning(messages: Sequence[Any]) -> list[Any]:
     """A conversation as a thinking model reads it: without the reasoning of tool cycles that have ended.
 
-    A cycle ends with an answer that calls no tool; the reasoning of those up to the last such answer is dropped.
+    A cycle ends with an answer that calls no tool and that the model does not continue; the reasoning of those up to
+    the last such answer is dropped.
 
     Raises:
         UserError: the content of a message is no text.
     """
-    ends = [i for i, message in enumerate(messages) if _is_of_assistant(message) and not message.get("tool_calls")]
+    ends = [i for i, message in enumerate(messages) if _ends_cycle(message)]
     last = ends[-1] if ends else -1
     return [
         {**message, "content": split_reasoning(message)[1], "reasoning_content": ""}
@@ -144,6 +145,10 @@ def without_old_reasoning(messages: Sequence[Any]) -> list[Any]:
         else message
         for index, message in enumerate(messages)
     ]
+
+
+def _ends_cycle(message: Any) -> bool:
+    return _is_of_assistant(message) and not message.get("tool_calls") and not message.get("partial")
 
 
 def _is_of_assistant(message: Any) -> bool:

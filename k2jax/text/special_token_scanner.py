@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from k2jax.text.tokenizer import Tokenizer
 
-
 UNKNOWN = "special token"
 """Meaning of a special token that has none."""
 

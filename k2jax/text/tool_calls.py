@@ -163,7 +163,7 @@ class ToolCallParser:
         return [event for raw, token in segments for event in self._state(raw, self._meaning(token))]
 
     def _meaning(self, token: str | None) -> str | None:
-        """A token's meaning in this state: within calls those of reasoning are text, as are their names in arguments."""
+        """A token's meaning in this state: within calls those of reasoning are text."""
         if token == UNKNOWN:
             return None if self._shows_all or self._state == self._in_head else UNKNOWN
         outside = self._state in (self._in_content, self._in_reasoning, self._after_end)

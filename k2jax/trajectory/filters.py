@@ -102,15 +102,7 @@ def demonstrations(
     Raises:
         UserError: there is no such filter.
     """
-    for trajectory, row in demonstrated_paths(trajectories, filters):
-        yield {
-            "tokens": row.tokens.tolist(),
-            "mask": row.mask.tolist(),
-            "task": trajectory.task,
-            "domain": trajectory.domain,
-            "key": list(trajectory.key),
-            "reward": None if trajectory.reward is None else trajectory.reward.value,
-        }
+    return (path.to_json() for path in demonstrated_paths(trajectories, filters))
 
 
 class DemonstratedPath(NamedTuple):
@@ -130,6 +122,17 @@ class DemonstratedPath(NamedTuple):
         nodes = self.row.nodes.tolist()
         answers = {index: is_answer(self.trajectory, index) for index in set(nodes)}
         return np.array([answers[index] for index in nodes], np.bool_)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record of a demonstration; see ``demonstrations``."""
+        return {
+            "tokens": self.row.tokens.tolist(),
+            "mask": self.row.mask.tolist(),
+            "task": self.trajectory.task,
+            "domain": self.trajectory.domain,
+            "key": list(self.trajectory.key),
+            "reward": None if self.trajectory.reward is None else self.trajectory.reward.value,
+        }
 
 
 def demonstrated_paths(

@@ -235,6 +235,11 @@ class _Records(Codec[Trajectory]):
 
     def read_header(self, file: BinaryIO) -> bool:
         header = file.read(_FILE.size)
+        if header.lstrip()[:1] in (b"{", b"["):
+            raise UserError(
+                f"{file.name} is JSON and no file of trajectories: rows of tokens that k2jax.trajectories exported are a "
+                "source of kind token_rows"
+            )
         if len(header) < _FILE.size or not header.startswith(_FILE_MAGIC):
             raise DamagedRecordError("it does not begin like a file of trajectories")
         if zlib.crc32(header[:-_CRC_BYTES]) != _FILE.unpack(header)[-1]:

@@ -189,7 +189,7 @@ def _read_continuation(fields: Fields) -> bool:
 
 
 def _with_old_call(messages: list[Any], origins: Sequence[str]) -> str | None:
-    """Where a message has a call in the form that OpenAI's tools replaced, whose declaration is not supported either."""
+    """Where a message has a call in the form before OpenAI's tools, whose declaration is not supported either."""
     old = (isinstance(message, dict) and message.get("function_call") is not None for message in messages)
     return next((origin for origin, is_old in zip(origins, old, strict=True) if is_old), None)
 

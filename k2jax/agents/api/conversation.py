@@ -230,7 +230,7 @@ def thinks_after(message: Mapping[str, Any], thinking: bool, is_asked: bool) -> 
         ApiError: it does, and what is to be continued has none.
     """
     if message.get("partial") and is_asked and not message.get("reasoning_content"):
-        text = "an answer that is begun has no reasoning after its beginning: turn it off, or begin with reasoning_content"
+        text = "an answer that is begun has no reasoning after that: turn it off, or begin with reasoning_content"
         raise bad_request("messages", text)
     return thinking and not message.get("partial")
 

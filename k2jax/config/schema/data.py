@@ -27,24 +27,25 @@ SourceKind = Literal[
     "huggingface",
     "chat",
     "trajectories",
+    "token_rows",
     "image_chat",
     "image_trajectories",
     "synthetic_images",
 ]
 TokenizerKind = Literal["bpe", "file", "bytes"]
-CONVERSATIONS = ("chat", "trajectories")
+CONVERSATIONS = ("chat", "trajectories", "token_rows")
 """Kinds of sources whose records are conversations."""
 IMAGE_SOURCES = ("image_chat", "image_trajectories", "synthetic_images")
+"""Kinds of sources whose records are conversations with images, for models with vision."""
 TRAJECTORIES = ("trajectories", "image_trajectories")
 """Kinds of sources that are stores of trajectories."""
-"""Kinds of sources whose records are conversations with images, for models with vision."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """One corpus of the mixture."""
 
-    kind: SourceKind = "stdlib"  #: format; chat: JSON lines
+    kind: SourceKind = "stdlib"  #: format; chat and token_rows: JSON lines
     path: str = ""  #: folder, file or glob; for huggingface the data set's name
     field: str = "text"  #: the text column of jsonl, parquet and huggingface records
     subset: str = ""  #: huggingface configuration name

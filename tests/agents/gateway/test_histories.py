@@ -147,7 +147,11 @@ def check_recorded(bench, session, said):
             ScriptedClient.logprob(path[:i].tolist(), int(path[i])) for i in range(len(prompt), len(path))
         ]
         if request["dialect"].endswith("/messages") and items[-1][0] == "assistant" and not items[-1][3]:
-            answer = ("assistant", items[-1][1] + items[-1][2] + answer[1], *answer[2:])  # it continues the last message
+            answer = (
+                "assistant",
+                items[-1][1] + items[-1][2] + answer[1],
+                *answer[2:],
+            )  # it continues the last message
             items = items[:-1]
         assert squeezed(TOKENIZER.decode(path.tolist())) == declared + plain_text([*items, answer])
 
