@@ -1,8 +1,8 @@
 """The one table of fields of messages: each is used, has no meaning here, or is refused by name.
 
-Data for fine-tuning and histories of clients come in the dialects of many tools. ``read_message`` turns a message of any
-of them into the form that chat formats render: ``role`` (system, user, assistant or tool), ``content`` (text, or a list
-of parts where some are images or labels) and, where they say something, ``reasoning_content``, ``tool_calls``,
+Data for fine-tuning and histories of clients come in the dialects of many tools. ``read_message`` turns a message of
+any of them into the form that chat formats render: ``role`` (system, user, assistant or tool), ``content`` (text, or a
+list of parts where some are images or labels) and, where they say something, ``reasoning_content``, ``tool_calls``,
 ``tool_call_id``, ``name``, ``is_error`` (True), ``weight`` (0) and ``partial`` (True).
 
 | field | role | becomes |
@@ -19,7 +19,7 @@ A field that is ``null`` is absent. The role ``developer`` is ``system``, and ``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from k2jax.errors import UserError, abbreviate
@@ -67,7 +67,7 @@ def read_message(message: Any, where: str, passed: Passed = None) -> dict[str, A
         )
     role = _ROLES[role]
     fields = {name: value for name, value in message.items() if value is not None}
-    _check_names(fields, {"role", "content", "name", *_MARKS, *_FIELDS[role]} | _WITHOUT_MEANING, where, passed)
+    check_names(fields, {"role", "content", "name", *_MARKS, *_FIELDS[role]} | _WITHOUT_MEANING, where, passed)
     content, thoughts = _read_content(fields.get("content"), role, where, passed)
     read = {"role": role, "content": content}
     for name in ("name", "tool_call_id"):
@@ -171,7 +171,7 @@ def _read_content(content: Any, role: str, where: str, passed: Passed) -> tuple[
         else:
             if isinstance(part, Mapping):
                 known = {*_PART_FIELDS, TEXT_PARTS.get(kind, "text")}
-                _check_names({k: v for k, v in part.items() if v is not None}, known, f"{where}.content", passed)
+                check_names(part, known, f"{where}.content", passed)
             parts.append({"type": "text", "text": text})
     if any(part["type"] != "text" for part in parts):
         return parts, thoughts
@@ -185,8 +185,8 @@ def _read_call(call: Any, where: str, passed: Passed) -> dict[str, Any]:
     if (kind := call.get("type") or "function") != "function":
         raise UserError(f"{where} has a call of type {abbreviate(kind, 60)}; only calls of functions are read")
     place = f"{where}.tool_calls"
-    _check_names({k: v for k, v in call.items() if v is not None}, {"id", "type", "function", "index"}, place, passed)
-    _check_names({k: v for k, v in function.items() if v is not None}, {"name", "arguments"}, place, passed)
+    check_names(call, {"id", "type", "function", "index"}, place, passed)
+    check_names(function, {"name", "arguments"}, place, passed)
     stated = {"name": function["name"]} | ({"arguments": function["arguments"]} if "arguments" in function else {})
     call_id = {"id": _typed(call, "id", str, "text", place)} if call.get("id") is not None else {}
     return call_id | {"type": "function", "function": stated}
@@ -200,9 +200,14 @@ def _as_error(content: Any) -> Any:
     return _ERROR + content if isinstance(content, str) else [{"type": "text", "text": _ERROR}, *content]
 
 
-def _check_names(fields: Message, known: Any, where: str, passed: Passed) -> None:
-    for name in fields:
-        if name not in known:
+def check_names(fields: Message, known: Collection[str], where: str, passed: Passed) -> None:
+    """Passes over the fields that are not known, or refuses the first of them; ``null`` is as absent.
+
+    Raises:
+        UserError: one is not known, and ``passed`` is None.
+    """
+    for name, value in fields.items():
+        if name not in known and value is not None:
             if passed is None:
                 raise UserError(f"{where} has the field {abbreviate(name, 60)}, which is not read; remove or rename it")
             passed.append(f"{where}.{name if len(name) <= 80 else abbreviate(name)}")

@@ -237,8 +237,8 @@ class _Records(Codec[Trajectory]):
         header = file.read(_FILE.size)
         if header.lstrip()[:1] in (b"{", b"["):
             raise UserError(
-                f"{file.name} is JSON and no file of trajectories: rows of tokens that k2jax.trajectories exported are a "
-                "source of kind token_rows"
+                f"{file.name} is JSON and no file of trajectories: rows of tokens that k2jax.trajectories exported are "
+                "a source of kind token_rows"
             )
         if len(header) < _FILE.size or not header.startswith(_FILE_MAGIC):
             raise DamagedRecordError("it does not begin like a file of trajectories")

@@ -1,8 +1,8 @@
 """Training data in OpenAI's format against the package renderers, which is given the same in Kimi's own form.
 
 The oracle renders ids of calls as they come, and knows one name for reasoning: a generated conversation is written for
-it with ``functions.NAME:INDEX``, and for us with the ids and the names that other tools write. It divides an answer at a
-literal ``</think>`` wherever that stands, and trains blank arguments as nothing; there it is wrong, and has no part.
+it with ``functions.NAME:INDEX``, and for us with the ids and the names that other tools write. It divides an answer at
+a literal ``</think>`` wherever that stands, and trains blank arguments as nothing; there it is wrong, and has no part.
 """
 
 import json

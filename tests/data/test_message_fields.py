@@ -192,7 +192,7 @@ def test_an_empty_answer_is_never_trained(record):
     [
         ({"system": "s"}, "role system"),
         ({"functions": [{}]}, "list the functions in tools"),
-        ({"weight": 0}, "mark messages"),
+        ({"weight": 0}, "mark its messages"),
         ({"train_on_inputs": True}, "train_on_inputs, which is not read: mark messages"),
         ({"prompt": "p", "completion": "c"}, "messages and a prompt"),
         ({"images": ["a.png"]}, "image_chat"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import dataclasses
 from typing import Any
 
@@ -21,10 +21,20 @@ from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest, api_errors
 from k2jax.errors import abbreviate
+from k2jax.text.message_fields import check_names
 from k2jax.text.messages import to_json
 
 # Hints about prices, places and caches, and settings of features that these models do not have.
 _IGNORED = frozenset({"metadata", "service_tier", "cache_control", "context_management", "inference_geo", "speed"})
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    # What a client sends back of an answer, beside its content, says nothing more about it.
+    "message": ("role", "content", "id", "model", "stop_reason", "stop_sequence", "usage"),
+    "text": ("text", "citations"),
+    "image": ("source",),
+    "thinking": ("thinking", "signature"),
+    "tool_use": ("id", "name", "input", "caller"),
+    "tool_result": ("tool_use_id", "content", "is_error"),
+}
 _BILLING = "x-anthropic-billing-header:"
 """Begins a system block of Claude Code that differs from call to call and is not for the model."""
 _PARAGRAPH = "\n\n"
@@ -70,10 +80,12 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         if not isinstance(listed, list) or not listed:
             raise invalid_value("messages", "a list with at least one message", listed)
         messages, origins = [], []
+        passed: list[str] | None = [] if lenient else None
         if system := _read_system(system):
             messages, origins = [{"role": "system", "content": system}], ["system"]
         for index, message in enumerate(listed):
             origin = f"messages[{index}]"
+            _check_fields(message, origin, passed)
             for part in _read_message(message, origin):
                 messages.append(part)
                 origins.append(origin)
@@ -82,7 +94,7 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         read, unread = read_history(messages, origins, fields, card)
         thinking = thinks_after(read[-1], thinking, thinking and is_asked)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
-        return Conversation(read, tuple(origins), tools, options, asked, left_out + unread)
+        return Conversation(read, tuple(origins), tools, options, asked, left_out + unread + tuple(passed or ()))
 
 
 def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, bool]:
@@ -121,6 +133,19 @@ def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, 
             raise unsupported("tool_choice", "tool_choice must have the type auto or none")
         left_out.append("tool_choice")
     return tuple(tools) if wanted != "none" else (), tuple(left_out)
+
+
+def _check_fields(message: Any, origin: str, passed: list[str] | None) -> None:
+    """Passes over the fields of a message, or of a block, that nobody reads; None refuses them."""
+    if not isinstance(message, dict):
+        return
+    kind = message.get("type", "message")
+    known = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if known is not None:  # other blocks are refused where they are read, or say nothing
+        check_names(message, {"type", "cache_control", *known}, origin, passed)
+    content = message.get("content")
+    for block in content if isinstance(content, list) else ():
+        _check_fields(block, origin, passed)
 
 
 def _prefill(message: dict[str, Any], origin: str, lenient: bool) -> dict[str, Any]:

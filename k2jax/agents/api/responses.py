@@ -14,6 +14,7 @@ from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest, api_errors
 from k2jax.agents.api.responses_response import ResponsesResponse, error_event
 from k2jax.errors import abbreviate
+from k2jax.text.message_fields import check_names
 
 # What cannot change an answer: places, prices, caches, and what a response is to hold beside it.
 _IGNORED = frozenset(
@@ -29,6 +30,12 @@ _NEUTRAL: Mapping[str, Any] = {
 }
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "message": ("type", "id", "status", "role", "content", "phase", "partial", "prefix"),
+    "reasoning": ("type", "id", "status", "summary", "content", "encrypted_content"),
+    "function_call": ("type", "id", "status", "call_id", "name", "arguments", "namespace"),
+    **dict.fromkeys(_OUTPUTS, ("type", "id", "status", "call_id", "output", "name")),
+}
 
 
 def parse_response(body: Any, card: ModelCard) -> GenerationRequest:
@@ -59,14 +66,15 @@ def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         thinking, (tools, left_out) = _read_thinking(fields, card), _read_tools(fields)
         instructions, listed = fields.text("instructions", ""), fields.take("input")
         left_out += fields.finish(_IGNORED, _NEUTRAL)
-        reader = _InputReader()
+        reader = _InputReader([] if lenient else None)
         if instructions:
             reader.add({"role": "system", "content": instructions}, "instructions")
         reader.read(listed)
         messages, unread = read_history(reader.messages, reader.origins, fields, card)
         thinking = thinks_after(messages[-1], thinking, False)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
-        return Conversation(messages, tuple(reader.origins), tools, options, asked, left_out + unread)
+        left_out += unread + tuple(reader.passed or ())
+        return Conversation(messages, tuple(reader.origins), tools, options, asked, left_out)
 
 
 def _check_text(fields: Fields) -> None:
@@ -114,7 +122,9 @@ def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, 
 class _InputReader:
     """Folds input items into messages: the items of one answer become one message of the assistant."""
 
-    def __init__(self):
+    def __init__(self, passed: list[str] | None):
+        """Starts without messages; ``passed`` receives the fields that nobody reads, and None refuses them."""
+        self.passed = passed
         self.messages: list[dict[str, Any]] = []
         self.origins: list[str] = []
 
@@ -142,6 +152,7 @@ class _InputReader:
             read = readers.get(kind) if isinstance(kind, str) else None
             if read is None:
                 raise bad_request(origin, f"{origin} is an item that this server does not read: {abbreviate(kind, 60)}")
+            check_names(item, _FIELDS[kind], origin, self.passed)
             read(item, origin)
 
     def _message(self, item: dict[str, Any], origin: str) -> None:

@@ -9,7 +9,7 @@ from k2jax.agents.api.anthropic import parse_messages, read_messages
 from k2jax.agents.api.anthropic_response import MessagesResponse
 from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.chat_completions import ChatResponse, parse_chat, read_chat
-from k2jax.agents.api.responses import parse_response
+from k2jax.agents.api.responses import parse_response, read_response
 from k2jax.agents.api.responses_response import ResponsesResponse
 from k2jax.text import chat_format
 from k2jax.trajectory.filters import no_failed_call
@@ -105,6 +105,22 @@ def test_fields_that_nobody_reads_are_refused_or_listed(message, words):
     if "field" in words:
         read = read_chat(body("chat", [*USER, message]), CARD, lenient=True)
         assert read.left_out == (f"messages[1].{words.split(chr(39))[1]}",)
+
+
+@pytest.mark.parametrize(
+    ("route", "items"),
+    [
+        ("messages", [USER[0] | {"conten": "x"}]),
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": "Hi", "conten": "x"}]}]),
+        ("responses", [USER[0] | {"conten": "x"}]),
+        ("responses", [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "conten": "x"}]),
+    ],
+)
+def test_fields_of_items_and_blocks_are_refused_or_listed(route, items):
+    assert "[0] has the field 'conten'" in refusal(items, route)
+    read = {"messages": read_messages, "responses": read_response}[route]
+    [left_out] = read(body(route, items), CARD, lenient=True).left_out
+    assert left_out.endswith("[0].conten")
 
 
 def test_a_text_with_a_tag_of_reasoning_stays_whole_in_a_history():
