@@ -15,7 +15,9 @@ from k2jax.agents.gateway import Gateway
 from k2jax.client import ScriptedClient
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode
-from tests.agents.gateway.scripted import CARD, CHAT, DIALECTS, SCHEMA, TOKENIZER, Bench, reply_ids, say, spec
+from k2jax.trajectory.filters import no_failed_call
+from tests.agents.gateway.scripted import CARD, CHAT, DIALECTS, SCHEMA, TOKENIZER, Bench, post, reply_ids, say, spec
+from tests.text import kimi
 
 WORDS = ["hm", " 月之暗面", "The quick", " fox\n", "  jumps;", "</think", "def f(x):", "🧑‍🚀"]
 OPERATIONS = [
@@ -217,3 +219,58 @@ def test_what_a_client_rewrote_is_counted(operation, drift):
     asyncio.run(converse(bench, access, "chat/completions", ["go on", operation], draw))
     counts = bench.gateway.session(access.rollout).counts()
     assert counts["branch"] == 1 and counts[f"drift: {drift}"] == 1
+
+
+ASKED = {"role": "user", "content": "List."}
+BEGUN = {"role": "assistant", "content": '{"files":'}
+
+
+@pytest.mark.parametrize(
+    ("path", "begun"), [("chat/completions", BEGUN | {"partial": True}), ("messages", BEGUN), ("responses", None)]
+)
+def test_an_answer_that_the_client_begins_is_context_and_what_the_model_adds_is_recorded(path, begun):
+    """Also where the same is asked again, and where the whole answer comes back."""
+    written = TOKENIZER.encode(" []}")
+    bench = Bench(lambda prompt, sampling: [*written, CHAT.end])
+    access = bench.gateway.open(spec(declares_tools=False))
+
+    async def ask(*more):
+        first = begun or BEGUN | {"prefix": True}
+        body = {"model": "any", "input" if path == "responses" else "messages": [ASKED, first, *more]}
+        async with bench.http() as http:
+            answer = await post(http, access, path, body | ({"max_tokens": 9} if path == "messages" else {}))
+        assert answer.status_code == 200, answer.text
+
+    for _ in range(2):
+        asyncio.run(ask())
+    trajectory = bench.gateway.session(access.rollout).main.trajectory
+    assert [request["kind"] for request in bench.gateway.session(access.rollout).requests] == ["start", "repeat"]
+    head = kimi.text_of(trajectory.path_tokens(trajectory.leaves()[-1]), TOKENIZER)
+    assert head.endswith('<|im_assistant|>assistant<|im_middle|><think></think>{"files": []}<|im_end|>')
+    assert [node.tokens.tolist() for node in trajectory.nodes if node.mask.any()] == [[*written, CHAT.end]] * 2
+    assert verify(trajectory, CARD.vocab) == []
+
+
+def test_results_keep_the_id_that_the_model_sampled_and_fields_that_nobody_reads_are_listed():
+    bench = Bench(lambda prompt, sampling: reply_ids("hm", "", [("bash", "")]))
+    access = bench.gateway.open(spec())
+
+    async def converse():
+        async with bench.http() as http:
+            body = {"model": "any", "tools": [TOOL], "messages": [ASKED]}
+            [choice] = (await post(http, access, "chat/completions", body)).json()["choices"]
+            message = choice["message"]
+            [call] = message["tool_calls"]
+            result = {"role": "tool", "tool_call_id": call["id"], "content": "a b", "seconds": 1, "is_error": True}
+            body["messages"] = [ASKED, message, result, ASKED]
+            await post(http, access, "chat/completions", body)
+        return call
+
+    call = asyncio.run(converse())
+    assert call["function"] == {"name": "bash", "arguments": "{}"}
+    session = bench.gateway.session(access.rollout)
+    assert [request["kind"] for request in session.requests] == ["start", "extend"]
+    assert session.requests[1]["left_out"] == ["messages[2].seconds"]
+    text = kimi.text_of(session.main.trajectory.path_tokens(session.main.trajectory.leaves()[0]), TOKENIZER)
+    assert f"## Return of {call['id']}\nError: a b<|im_end|>" in text
+    assert not no_failed_call(session.main.trajectory)
