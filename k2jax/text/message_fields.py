@@ -210,7 +210,8 @@ def check_names(fields: Message, known: Collection[str], where: str, passed: Pas
         if name not in known and value is not None:
             if passed is None:
                 raise UserError(f"{where} has the field {abbreviate(name, 60)}, which is not read; remove or rename it")
-            passed.append(f"{where}.{name if len(name) <= 80 else abbreviate(name)}")
+            plain = name.isascii() and name.isprintable() and len(name) <= 80
+            passed.append(f"{where}.{name if plain else abbreviate(name)}")
 
 
 def _pass_over(what: str, passed: Passed) -> None:

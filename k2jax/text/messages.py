@@ -69,13 +69,11 @@ def thought_of(part: Any) -> str | None:
         return part
     if not isinstance(part, Mapping) or part.get("type") == "redacted_thinking":
         return None
-    texts = [part[key] for key in ("thinking", "reasoning", "text", "summary") if part.get(key) is not None]
-    if len(texts) != 1:
+    stated = [part[key] for key in ("thinking", "reasoning", "text", "summary") if part.get(key) is not None]
+    if len(stated) != 1 or not isinstance(stated[0], str | list):
         return None
-    if isinstance(texts[0], list):  # of parts of its own
-        inner = [thought_of(item) for item in texts[0]]
-        return None if None in inner else "".join(text for text in inner if text is not None)
-    return texts[0] if isinstance(texts[0], str) else None
+    texts = [stated[0]] if isinstance(stated[0], str) else [part_text(item) for item in stated[0]]
+    return None if None in texts else "".join(text for text in texts if text is not None)
 
 
 def content_text(message: Message) -> str:

@@ -54,6 +54,11 @@ def calls_and_results(draw, count):
     return kimis, others, results
 
 
+def named(draw, thinks):
+    """A name, which Kimi K2.5's format writes in place of a role; K2's has none."""
+    return {"name": "Ann"} if thinks and draw.random() < 0.2 else {}
+
+
 def reasoning_of(draw, thought):
     """The same reasoning as other tools write it."""
     return draw.choice(
@@ -77,11 +82,12 @@ def conversation(seed, thinks):
         others.append({"role": draw.choice(["system", "developer"]), "content": content})
     for _ in range(draw.randint(1, 3)):
         content = text(draw)
-        kimis.append({"role": "user", "content": content})
-        others.append({"role": "user", "content": draw.choice([content, [{"type": "text", "text": content}]])})
+        asking = {"role": "user", "content": content} | named(draw, thinks)
+        kimis.append(asking)
+        others.append(asking | {"content": draw.choice([content, [{"type": "text", "text": content}]])})
         for turn in range(draw.randint(1, 3)):
             last, content = turn == 2, text(draw)
-            own = other = {"role": "assistant", "content": content}
+            own = other = {"role": "assistant", "content": content} | named(draw, thinks)
             if thinks and draw.random() < 0.7:
                 thought = text(draw)
                 own, other = own | {"reasoning_content": thought}, other | reasoning_of(draw, thought)
@@ -133,7 +139,8 @@ def check_branches(kimis, parts, tools):
         is_answer = answer["role"] == "assistant" and not answer.get("tool_calls")
         tokens, _ = expected(test_thinking_chat.renderer(), kimis[: end - is_answer], tools)
         if is_answer:
-            tokens += THINKING.generation_prompt + encode(answer.get("reasoning_content", "")) + [special("</think>")]
+            tokens += [special("<|im_assistant|>"), *encode(answer.get("name", "assistant")), special("<|im_middle|>")]
+            tokens += [special("<think>"), *encode(answer.get("reasoning_content", "")), special("</think>")]
             tokens += [*encode(answer["content"]), THINKING.end]
         assert part.tokens == tokens
 

@@ -2,12 +2,15 @@
 
 import itertools
 
+from hypothesis import given
+from hypothesis import strategies as st
 import pytest
 
 from k2jax.config.schema import SourceConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.chat_records import messages_and_tools
 from k2jax.data.chat_rendering import branches, checked_branches
+from k2jax.errors import UserError
 from k2jax.text import byte_tokenizer, configured_chat, render_history
 from k2jax.text.call_ids import with_call_ids
 from k2jax.text.message_fields import read_message
@@ -73,9 +76,9 @@ def test_reasoning_is_trained_under_every_name_and_refused_where_the_format_has_
     ["use </think> to close", "Print `<think>` then `</think>`.", "a<think>b</think>c", "</think>", " x </think>\n\ny"],
 )
 def test_tags_of_reasoning_within_an_answer_are_text(content):
-    for given in (content, [{"type": "text", "text": content}]):
-        assert trained(answered(content=given), THINKING) == [f"{content}<|im_end|>"]
-        assert trained(answered(content=given)) == [f"{content}<|im_end|>"]
+    for written in (content, [{"type": "text", "text": content}]):
+        assert trained(answered(content=written), THINKING) == [f"{content}<|im_end|>"]
+        assert trained(answered(content=written)) == [f"{content}<|im_end|>"]
     history = [USER, {"role": "assistant", "content": content}, USER]
     tokens = render_history(THINKING, history).tokens
     assert f"<think></think>{content}<|im_end|>" in kimi.text_of(tokens, kimi.thinking_tokenizer())
@@ -291,6 +294,27 @@ def test_results_that_belong_to_no_call_are_refused_or_reported(messages, words)
     passed = []
     ids_of(*messages, passed=passed)
     assert len(passed) == ("another" not in words)
+
+
+CALL_NAMES = ("tool_calls", "function_call", "function", "arguments", "tool_call_id", "id", "is_error")
+REASONING_NAMES = ("text", "thinking", "reasoning", "reasoning_details", "thinking_blocks", "refusal")
+NAMES = st.sampled_from(["role", "content", "name", "type", *CALL_NAMES, *REASONING_NAMES, "weight", "mask", "\ud800"])
+SCALARS = st.none() | st.booleans() | st.integers(-1, 2) | st.floats() | st.text(max_size=3)
+SCALARS |= st.sampled_from(["user", "assistant", "tool", "text", "thinking", "image", "f"])
+JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=5))
+ROLES = st.sampled_from(["user", "assistant", "tool", "function", "developer"])
+ANYTHING = st.builds(lambda role, fields: fields | {"role": role}, ROLES, st.dictionaries(NAMES, JSON, max_size=5))
+
+
+@given(st.lists(ANYTHING | JSON, max_size=4), st.sampled_from([KIMI, THINKING]))
+def test_any_json_is_read_or_refused_in_one_line_and_reading_twice_changes_nothing(messages, chat):
+    try:
+        read, _ = messages_and_tools({"messages": messages})
+        branches(read, None, chat)
+    except UserError as error:
+        assert "\n" not in str(error)
+        return
+    assert messages_and_tools({"messages": read})[0] == read
 
 
 def test_what_another_role_wrote_is_never_trained():

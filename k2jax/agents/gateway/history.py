@@ -57,7 +57,7 @@ def addition_bytes(addition: Addition) -> int:
     return size
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MatchedHistory:
     """Where a conversation leaves what is recorded.
 
@@ -136,7 +136,14 @@ class RecordedHistory:
                 break
             places, matched = found, matched + 1
         node = max(places)
-        found = MatchedHistory(conversation, keys, node, matched, "branch", sampled=self._sampled(node))
+        found = MatchedHistory(
+            conversation=conversation,
+            keys=keys,
+            node=node,
+            matched=matched,
+            kind="branch",
+            sampled=self._sampled(node),
+        )
         opened = [child for place in places for child in self._places(place, _open_key(conversation))]
         if matched == len(keys) and opened:
             return dataclasses.replace(found, node=max(opened), kind="repeat")

@@ -45,7 +45,7 @@ TRAJECTORIES = ("trajectories", "image_trajectories")
 class SourceConfig:
     """One corpus of the mixture."""
 
-    kind: SourceKind = "stdlib"  #: format; chat and token_rows: JSON lines
+    kind: SourceKind = "stdlib"  #: format
     path: str = ""  #: folder, file or glob; for huggingface the data set's name
     field: str = "text"  #: the text column of jsonl, parquet and huggingface records
     subset: str = ""  #: huggingface configuration name
